@@ -1,0 +1,70 @@
+"""Resilience policies for any callable, in threads, asyncio and trio.
+
+>>> from resilience import Fallback, Retry, Timeout
+>>> pipeline = Fallback("unknown").wrap(Timeout(8.0), Retry(attempts=3))
+>>> pipeline.call(str.upper, "hello")
+'HELLO'
+"""
+
+from resilience import backoff, errors, events
+from resilience.budget import deadline
+from resilience.context import Context, FailedAttempt, current_context
+from resilience.errors import (
+    BulkheadFull,
+    CircuitIsolated,
+    CircuitOpen,
+    DeadlineExceeded,
+    Rejected,
+    ResilienceError,
+    RetriesExhausted,
+    TimeoutExceeded,
+    WorkersExhausted,
+)
+from resilience.matching import transient
+from resilience.outcome import Failure, Outcome, Success
+from resilience.policies.bulkhead import Bulkhead, BulkheadStats
+from resilience.policies.circuit_breaker import CircuitBreaker, CircuitStats
+from resilience.policies.fallback import Fallback
+from resilience.policies.retry import Retry
+from resilience.policies.timeout import Timeout
+from resilience.policy import Call, Pipeline, Policy
+from resilience.state.circuit import CircuitState
+from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
+
+__all__ = [
+    "Bulkhead",
+    "BulkheadFull",
+    "BulkheadStats",
+    "Call",
+    "CircuitBreaker",
+    "CircuitIsolated",
+    "CircuitOpen",
+    "CircuitState",
+    "CircuitStats",
+    "ConsecutiveFailures",
+    "Context",
+    "DeadlineExceeded",
+    "FailedAttempt",
+    "Failure",
+    "FailureRatio",
+    "Fallback",
+    "Outcome",
+    "Pipeline",
+    "Policy",
+    "Rejected",
+    "ResilienceError",
+    "RetriesExhausted",
+    "Retry",
+    "SlowRatio",
+    "Success",
+    "Timeout",
+    "TimeoutExceeded",
+    "Trip",
+    "WorkersExhausted",
+    "backoff",
+    "current_context",
+    "deadline",
+    "errors",
+    "events",
+    "transient",
+]

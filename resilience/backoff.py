@@ -1,0 +1,249 @@
+"""How long to wait before the next try: schedules of delays, with jitter.
+
+A backoff is a description; `delays(rng)` starts one execution's schedule, an endless iterator of
+seconds. Nothing is shared between executions but the source of randomness.
+
+Jitter spreads clients that failed together, so that they do not come back together (Marc Brooker,
+"Exponential Backoff And Jitter", AWS Architecture Blog, 2015). The cap bounds the envelope *before*
+jitter draws inside it: capped afterwards, every client that has reached the cap would wait the very
+same time again. Full jitter draws from 0 to the envelope, equal jitter keeps half of it, a ratio
+`r` stays within +-r of it, and decorrelated jitter draws between the base and three times the last
+delay.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count, repeat
+from typing import Literal, Protocol, TypeAlias, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.checks import Duration
+from resilience.clock import FOREVER
+
+__all__ = ["Backoff", "Constant", "Decorrelated", "Exponential", "Jitter", "Linear", "Randomness"]
+
+#: ``"full"``, ``"equal"``, ``"none"``, or a ratio: ``0.25`` is +-25 %.
+Jitter: TypeAlias = Literal["full", "equal", "none"] | float
+
+
+class Randomness(Protocol):
+    """A source of randomness: `random.Random(seed)`, or the module `random` itself."""
+
+    def uniform(self, a: float, b: float, /) -> float:
+        """Return a number between a and b."""
+        ...
+
+
+#: The default: Python's own generator, shared by the process and reseeded after a fork.
+SHARED_RANDOMNESS: Randomness = random
+
+
+class Backoff(ABC):
+    """A schedule of delays. Immutable; may be shared by any number of policies and threads."""
+
+    @abstractmethod
+    def delays(self, rng: Randomness | None = None) -> Iterator[float]:
+        """Start a schedule: a fresh, endless iterator of delays in seconds, none negative, NaN or infinite.
+
+        :param rng: source of randomness, `random` by default.
+        """
+
+
+class _Envelope(Backoff):
+    """A backoff whose delays are drawn around or below a known curve."""
+
+    def __init__(self, jitter: Jitter) -> None:
+        self.jitter = jitter
+        self._spread = _spread(jitter)
+
+    @abstractmethod
+    def _curve(self) -> Iterator[float]: ...
+
+    @override
+    def delays(self, rng: Randomness | None = None) -> Iterator[float]:
+        spread, source = self._spread, rng or SHARED_RANDOMNESS
+        return self._curve() if spread is None else (spread(source, value) for value in self._curve())
+
+
+@final
+class Constant(_Envelope):
+    """Wait the same time before every retry.
+
+    :param delay: seconds, zero or more.
+    :param jitter: ``"none"`` by default.
+    """
+
+    def __init__(self, delay: Duration, jitter: Jitter = "none") -> None:
+        self.delay = checks.seconds("delay", delay, zero=True)
+        super().__init__(jitter)
+
+    def __repr__(self) -> str:
+        return f"Constant({self.delay:g}{_tail(self.jitter, 'none')})"
+
+    @override
+    def _curve(self) -> Iterator[float]:
+        return repeat(min(self.delay, FOREVER))
+
+
+@final
+class Linear(_Envelope):
+    """Wait `step`, twice `step`, three times `step` ... up to `cap`.
+
+    :param step: seconds, zero or more.
+    :param cap: the longest delay before jitter; none by default.
+    :param jitter: ``"none"`` by default.
+    """
+
+    def __init__(self, step: Duration, cap: Duration | None = None, jitter: Jitter = "none") -> None:
+        self.step = checks.seconds("step", step, zero=True)
+        self.cap = checks.optional_seconds("cap", cap)
+        super().__init__(jitter)
+
+    def __repr__(self) -> str:
+        return f"Linear({self.step:g}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
+
+    @override
+    def _curve(self) -> Iterator[float]:
+        limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
+        return (min(limit, self.step * number) for number in count(1))
+
+
+@final
+class Exponential(_Envelope):
+    """Wait `base`, then `factor` times as long before each further retry, up to `cap`.
+
+    :param base: the first delay's envelope in seconds, zero or more.
+    :param factor: growth per retry, at least 1; 2.0 by default.
+    :param cap: the largest envelope; none by default.
+    :param jitter: ``"full"`` by default, which does the least work under contention.
+    """
+
+    def __init__(
+        self, base: Duration, factor: float = 2.0, cap: Duration | None = None, jitter: Jitter = "full"
+    ) -> None:
+        self.base = checks.seconds("base", base, zero=True)
+        self.factor = checks.number("factor", factor)
+        if not 1.0 <= self.factor < float("inf"):
+            raise ValueError(f"factor must be finite and at least 1, not {factor!r}")
+        self.cap = checks.optional_seconds("cap", cap)
+        super().__init__(jitter)
+
+    def __repr__(self) -> str:
+        factor = "" if self.factor == 2.0 else f", factor={self.factor:g}"
+        return f"Exponential({self.base:g}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
+
+    @override
+    def _curve(self) -> Iterator[float]:
+        limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
+        value = min(self.base, limit)
+        while value < limit:
+            yield value
+            # Not `base * factor**n`, which overflows at the 1024th retry; a zero base stays zero.
+            value = min(limit, value * self.factor)
+        yield from repeat(limit)
+
+
+@final
+class Decorrelated(Backoff):
+    """Draw each delay between `base` and three times the one before.
+
+    :param base: the shortest delay in seconds, zero or more.
+    :param cap: the longest delay, at least `base`; none by default.
+    """
+
+    def __init__(self, base: Duration, cap: Duration | None = None) -> None:
+        self.base = checks.seconds("base", base, zero=True)
+        self.cap = checks.optional_seconds("cap", cap)
+        if self.cap is not None and self.cap < self.base:
+            raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
+
+    def __repr__(self) -> str:
+        return f"Decorrelated({self.base:g}{_cap(self.cap)})"
+
+    @override
+    def delays(self, rng: Randomness | None = None) -> Iterator[float]:
+        source = rng or SHARED_RANDOMNESS
+        limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
+        delay = self.base
+        while True:
+            delay = min(limit, source.uniform(self.base, 3 * delay))
+            yield delay
+
+
+@final
+class _Given(Backoff):
+    """Delays that the user wrote down or computes; the last one repeats."""
+
+    def __init__(self, source: tuple[float, ...] | Callable[[], Iterable[Duration]]) -> None:
+        self._source = source
+
+    def __repr__(self) -> str:
+        return repr(list(self._source)) if isinstance(self._source, tuple) else repr(self._source)
+
+    @override
+    def delays(self, rng: Randomness | None = None) -> Iterator[float]:
+        if isinstance(self._source, tuple):
+            return chain(self._source, repeat(self._source[-1]))
+        return _computed(self._source())
+
+
+def _computed(values: Iterable[Duration]) -> Iterator[float]:
+    delay = None
+    for value in values:
+        delay = min(checks.seconds("a delay from the backoff", value, zero=True), FOREVER)
+        yield delay
+    if delay is None:
+        raise ValueError("the backoff gave no delay at all")
+    yield from repeat(delay)
+
+
+#: What policies accept: a backoff, a sequence of seconds, or a callable that returns an iterable of them.
+BackoffLike: TypeAlias = Backoff | Sequence[Duration] | Callable[[], Iterable[Duration]]
+
+
+def as_backoff(name: str, value: object) -> Backoff:
+    """Return `value` as a backoff; refuse what is none."""
+    if isinstance(value, Backoff):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        if not value:
+            raise ValueError(f"{name} must hold at least one delay, not {value!r}")
+        return _Given(tuple(min(checks.seconds(f"a delay in {name}", it, zero=True), FOREVER) for it in value))
+    if callable(value) and not isinstance(value, type):
+        return _Given(value)
+    hint = f"; did you mean Constant({value!r})?" if isinstance(value, (int, float)) else ""
+    raise TypeError(
+        f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{hint}"
+    )
+
+
+def _spread(jitter: object) -> Callable[[Randomness, float], float] | None:
+    """Return the function that draws a delay for an envelope, or None where nothing is drawn."""
+    if isinstance(jitter, str):
+        if jitter not in _NAMED:
+            raise ValueError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
+        return _NAMED[jitter]
+    if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
+        raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
+    share = checks.ratio("jitter", jitter)
+    return lambda rng, value: min(rng.uniform(value * (1 - share), value * (1 + share)), FOREVER)
+
+
+_NAMED: dict[str, Callable[[Randomness, float], float] | None] = {
+    "full": lambda rng, value: rng.uniform(0, value),
+    "equal": lambda rng, value: value / 2 + rng.uniform(0, value / 2),
+    "none": None,
+}
+
+
+def _cap(cap: float | None) -> str:
+    return "" if cap is None else f", cap={cap:g}"
+
+
+def _tail(jitter: Jitter, default: str) -> str:
+    return "" if jitter == default else f", jitter={jitter!r}"

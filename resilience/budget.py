@@ -1,0 +1,76 @@
+"""A budget of time for a block of code: `with deadline(8.0) as ctx:`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from resilience import checks
+from resilience.clock import clock
+from resilience.context import Context, _ambient
+from resilience.errors import DeadlineExceeded
+from resilience.runtimes.tasks import TASKS
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from resilience.checks import Duration
+    from resilience.runtimes.base import Timer
+
+
+@final
+class deadline:  # noqa: N801  # read as a verb phrase: "with deadline(8.0)"
+    """Open a budget for everything in a block: each execution inside inherits what is left of it.
+
+    Budgets only shorten: inside another one, or inside an execution, the earlier deadline holds.
+
+    :param timeout: seconds from the entry of the block; 0 is already over, infinity is no limit.
+
+    As `with`, nothing is cut off: what waits or tries again inside obeys, and `ctx.check()`, `ctx.timeout()` tell.
+    As `async with`, the block itself is cut off when the time is over, and `DeadlineExceeded` is raised.
+
+    >>> from resilience import Retry, deadline
+    >>> with deadline(8.0) as ctx:
+    ...     Retry().execute(lambda inner: inner.deadline == ctx.deadline)
+    True
+    """
+
+    def __init__(self, timeout: Duration) -> None:
+        self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
+        self._token: Token[Context | None] | None = None
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> Context:
+        if self._token is not None:
+            raise RuntimeError("this deadline is in use: open another one")
+        outer = _ambient.get() or Context()
+        ctx = outer.child(deadline=clock.now() + self._seconds)
+        ctx._timer = None  # what cuts off around this block does not know the executions inside it
+        self._token = _ambient.set(ctx)
+        return ctx
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            _ambient.reset(token)
+
+    async def __aenter__(self) -> Context:
+        ctx = self.__enter__()
+        if ctx.deadline != float("inf"):
+            self._timer = TASKS.timer(ctx.deadline, "deadline", 0)
+            self._timer.__enter__()
+        return ctx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self.__exit__(kind, error, traceback)
+        timer, self._timer = self._timer, None
+        if timer is None:
+            return False
+        swallowed = timer.__exit__(kind, error, traceback)
+        if timer.fired:
+            raise DeadlineExceeded(f"the block did not end within {self._seconds:g} s", timeout=self._seconds)
+        return swallowed

@@ -1,0 +1,93 @@
+"""Refusing wrong arguments where they are written, with the parameter and the value in the message.
+
+Every check returns the value in the form in which the library keeps it, so that a constructor reads
+as a list of what it accepts. Booleans are no numbers here: `Timeout(True)` is a slip, not a second.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: A length of time: seconds, or a `timedelta`.
+Duration: TypeAlias = float | timedelta
+
+C = TypeVar("C", bound="Callable[..., object] | None")
+
+
+def number(name: str, value: object) -> float:
+    """Return `value` as a float; refuse what is no number, and NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    try:
+        converted = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large: {value!r}") from None
+    if math.isnan(converted):
+        raise ValueError(f"{name} must not be NaN")
+    return converted
+
+
+def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
+    """Return a duration in seconds; refuse negative ones, and zero and infinity unless they mean something."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
+    converted = number(name, value)
+    if converted < 0 or (converted == 0 and not zero):
+        raise ValueError(f"{name} must be {'zero or more' if zero else 'more than zero'} seconds, not {value!r}")
+    if math.isinf(converted) and not infinite:
+        raise ValueError(f"{name} must be finite, not {value!r}")
+    return converted
+
+
+def optional_seconds(name: str, value: object, *, zero: bool = False) -> float | None:
+    """Return a duration in seconds, or None."""
+    return None if value is None else seconds(name, value, zero=zero)
+
+
+def whole(name: str, value: object, *, least: int = 1) -> int:
+    """Return a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")
+    return value
+
+
+def ratio(name: str, value: object) -> float:
+    """Return a share: more than 0, at most 1."""
+    converted = number(name, value)
+    if not 0 < converted <= 1:
+        raise ValueError(f"{name} must be more than 0 and at most 1, not {value!r}")
+    return converted
+
+
+def flag(name: str, value: object) -> bool:
+    """Return a real boolean; a truthy something is more likely an argument in the wrong place."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def optional_callable(name: str, value: C) -> C:
+    """Return a callable, or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
+    return value
+
+
+def optional_name(value: object) -> str | None:
+    """Return the name of a policy: a text that is not empty, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"name must be a string, not {value!r}")
+    if not value:
+        raise ValueError("name must not be empty")
+    return value

@@ -1,0 +1,55 @@
+"""The one process clock: what time it is, and how a thread waits for it to pass.
+
+Deadlines and all shared state read `clock.now()`, which is `time.monotonic` unless
+`resilience.testing` has put another clock in its place. Wall-clock time is never used: it jumps.
+Event loops have clocks of their own (trio's is not `time.monotonic`), so an instant on this clock
+never leaves it; what crosses to a loop is the number of seconds that remain.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: The longest wait that every platform's lock can express, in seconds (about 292 years). What
+#: would be longer, an exponential without a cap at its thousandth attempt, is cut to this.
+FOREVER = 9_000_000_000.0
+
+
+class Waitable(Protocol):
+    """What a thread can wait on: a `threading.Lock` that another thread releases."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ..., /) -> bool: ...
+
+
+def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
+    """Block this thread until `waitable` is released or `seconds` have passed; say which."""
+    if seconds is None:
+        return waitable.acquire()
+    return waitable.acquire(True, min(seconds, FOREVER))
+
+
+@final
+class Clock:
+    """Three replaceable functions. They are attributes, not methods: one look-up less per reading."""
+
+    __slots__ = ("now", "sleep", "wait")
+
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    wait: Callable[[Waitable, float | None], bool]
+
+    def __init__(self) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Go back to real time."""
+        self.now = time.monotonic
+        self.sleep = time.sleep
+        self.wait = wait_for_real
+
+
+clock = Clock()

@@ -1,0 +1,275 @@
+"""The context of an execution: how much time is left, which attempt this is, what it is for.
+
+A context is handed inwards and never changed. A policy that gives less time, or starts another
+attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
+other. The *root* of an execution carries what is common to all of it (the function, the world, the
+operation); a child only what differs, and a link to its root. That is why defaults stand on the
+class and a context that needs none of them writes none: four attribute writes make one (75 ns on
+CPython 3.11; a slotted object with everything written out takes 180).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from math import inf, isinf
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from resilience import checks
+from resilience.checks import Duration
+from resilience.clock import clock
+from resilience.errors import DeadlineExceeded
+from resilience.outcome import Outcome, describe
+
+if TYPE_CHECKING:
+    from resilience.events import Listener
+    from resilience.runtimes.base import Runtime, Timer
+
+__all__ = ["Context", "FailedAttempt", "current_context"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class FailedAttempt(NamedTuple):
+    """What one attempt failed with, as text: an exception here would keep its frames alive."""
+
+    type: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.type}({self.message})"
+
+
+class History:
+    """The first few and the last few failures of many: bounded, however long one keeps trying."""
+
+    __slots__ = ("_first", "_last", "count")
+
+    FIRST = 3
+    LAST = 3
+    LONGEST_MESSAGE = 200  # characters
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: tuple[FailedAttempt, ...] = ()
+        self._last: tuple[FailedAttempt, ...] = ()
+
+    def add(self, outcome: Outcome[object]) -> None:
+        """Remember one more failure."""
+        kind, message = describe(outcome)
+        if len(message) > self.LONGEST_MESSAGE:
+            message = f"{message[: self.LONGEST_MESSAGE]}..."
+        failed = FailedAttempt(kind, message)
+        if len(self._first) < self.FIRST:
+            self._first = (*self._first, failed)
+        else:
+            self._last = (*self._last, failed)[-self.LAST :]
+        self.count += 1
+
+    @property
+    def failures(self) -> tuple[FailedAttempt, ...]:
+        """The first few and the last few, in the order in which they happened."""
+        return self._first + self._last
+
+    def __str__(self) -> str:
+        texts = [str(failed) for failed in self._first]
+        left_out = self.count - len(self.failures)
+        if left_out:
+            texts.append(f"... {left_out} more ...")
+        return ", ".join(texts + [str(failed) for failed in self._last])
+
+
+@final
+class Record:
+    """What happened in one execution. Kept only where somebody can read it afterwards."""
+
+    __slots__ = ("attempts", "began", "ended", "history")
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.history = History()
+        self.began = clock.now()
+        self.ended: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the beginning to the end, or to now."""
+        return (clock.now() if self.ended is None else self.ended) - self.began
+
+
+@final
+class Context:
+    """What travels with an execution, from the outermost policy to the function.
+
+    :param timeout: the budget of the whole execution in seconds from now; ``0`` is already over,
+        None (the default) and infinity are no limit. A budget obliges everything that waits or tries
+        again; what cuts a running call off is a `Timeout`, or `async with deadline(...)`.
+    :param operation: what is being done, for logs and metrics. Of low cardinality: ``"get-user"``, not
+        ``"get-user-4711"``.
+    :param properties: values that travel with the execution, visible in every callback and event.
+
+    After an execution the context that was passed in tells what happened:
+
+    >>> from resilience import Context, Retry
+    >>> ctx = Context(timeout=2.0, operation="greet")
+    >>> Retry().execute(lambda ctx: "hello", ctx)
+    'hello'
+    >>> ctx.attempts, ctx.failures
+    (1, ())
+    """
+
+    #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
+    deadline: float = inf
+    #: 1 for the first attempt.
+    attempt: int = 1
+    #: What is being done; None where nobody has said.
+    operation: str | None = None
+    #: Values that travel with the execution.
+    properties: Mapping[str, Any] = _NOTHING
+
+    # Of the root alone: the call, the world in which it runs, and what happened in it.
+    _root: Context | None = None
+    _function: Callable[..., Any]
+    _arguments: tuple[Any, ...] | None = None  # None: the function takes the context itself
+    _keywords: dict[str, Any]
+    _runtime: Runtime | None = None  # blocking.py makes its own runtime the default of every root
+    _record: Record | None = None
+    # The tightest timer that will cut off what runs under this context, and the pipelines' listeners.
+    _timer: Timer | None = None
+    _listeners: tuple[Listener, ...] = ()
+    # What happened in the last execution that this context was passed to.
+    _report: Record | None = None
+
+    def __init__(
+        self,
+        *,
+        timeout: Duration | None = None,
+        operation: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        if timeout is not None:
+            self.deadline = clock.now() + checks.seconds("timeout", timeout, zero=True, infinite=True)
+        if operation is not None:
+            if not isinstance(operation, str):
+                raise TypeError(f"operation must be a string, not {operation!r}")
+            self.operation = operation
+        if properties is not None:
+            self.properties = MappingProxyType(dict(properties))
+        self._runtime = None
+
+    def __repr__(self) -> str:
+        parts = [] if self.operation is None else [f"operation={self.operation!r}"]
+        if not isinf(self.deadline):
+            parts.append(f"remaining={self.remaining():.3f}")
+        parts.append(f"attempt={self.attempt}")
+        return f"<Context {' '.join(parts)}>"
+
+    # --- time ---
+
+    def remaining(self) -> float:
+        """Return the seconds left; infinity where there is no limit, never negative."""
+        return inf if self.deadline == inf else max(0.0, self.deadline - clock.now())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the budget is used up."""
+        return self.deadline != inf and clock.now() >= self.deadline
+
+    def check(self) -> None:
+        """Raise `DeadlineExceeded` if the budget is used up."""
+        if self.expired:
+            raise DeadlineExceeded("the deadline of the execution has passed")
+
+    def timeout(self, limit: Duration | None = None) -> float | None:
+        """Return the timeout to hand to a client: the smaller of `limit` and what is left, in seconds.
+
+        None where there is neither. Where nothing is left it raises `DeadlineExceeded`: a timeout of 0
+        means "for ever" to aiohttp, redis, grpc and SQL drivers.
+        """
+        seconds = inf if limit is None else checks.seconds("limit", limit, infinite=True)
+        if self.deadline != inf:
+            self.check()
+            seconds = min(seconds, self.deadline - clock.now())
+            if seconds <= 0:  # it passed between the two readings
+                raise DeadlineExceeded("the deadline of the execution has passed")
+        return None if seconds == inf else seconds
+
+    # --- what happened ---
+
+    @property
+    def attempts(self) -> int:
+        """How many times the function has been entered in the execution that this context was passed to."""
+        record = self._find_record()
+        return 0 if record is None else record.attempts
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the execution took, or has taken so far; 0 before it."""
+        record = self._find_record()
+        return 0.0 if record is None else record.elapsed
+
+    @property
+    def failures(self) -> tuple[FailedAttempt, ...]:
+        """Type and message of the attempts that failed: the first three and the last three."""
+        record = self._find_record()
+        return () if record is None else record.history.failures
+
+    def _find_record(self) -> Record | None:
+        return self._report or (self._root or self)._record
+
+    # --- for authors of policies ---
+
+    def child(
+        self, *, deadline: float | None = None, attempt: int | None = None, timer: Timer | None = None
+    ) -> Context:
+        """Derive the context to hand inwards.
+
+        :param deadline: an instant on the process clock; it can only shorten what is there.
+        :param attempt: the number of the attempt that is about to start.
+        :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
+        """
+        child = _new(Context)
+        root = child._root = self._root or self
+        if root.operation is not None:
+            child.operation = root.operation
+        if root.properties is not _NOTHING:
+            child.properties = root.properties
+        child.deadline = self.deadline if deadline is None or deadline > self.deadline else deadline
+        child.attempt = self.attempt if attempt is None else attempt
+        timer = timer or self._timer
+        if timer is not None:
+            child._timer = timer
+        if self._listeners:
+            child._listeners = self._listeners
+        return child
+
+    @property
+    def runtime(self) -> Runtime:
+        """The world in which this execution runs: what a policy may ask for besides the rest of the chain."""
+        runtime = (self._root or self)._runtime
+        if runtime is None:
+            raise RuntimeError("a context has a runtime only inside an execution: use the one that you were handed")
+        return runtime
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
+        await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self)
+
+    def _failed(self, outcome: Outcome[object]) -> None:
+        """Remember a failed attempt, if anybody can ask for it afterwards."""
+        record = (self._root or self)._record
+        if record is not None:
+            record.history.add(outcome)
+
+
+_new = Context.__new__
+_ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
+
+
+def current_context() -> Context:
+    """Return the context of the execution that surrounds this code; a fresh, unlimited one where there is none.
+
+    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`.
+    """
+    return _ambient.get() or Context()

@@ -1,0 +1,155 @@
+"""What the library raises, and nothing else: your own exceptions come through unwrapped.
+
+    ResilienceError
+    ├── Rejected                          the call was not made; .policy, .retry_after
+    │   ├── CircuitOpen                   .state, .last_failure
+    │   │   └── CircuitIsolated           opened by hand; retry_after is None
+    │   ├── BulkheadFull                  .limit, .queue
+    │   └── WorkersExhausted              too many abandoned calls are still running
+    ├── TimeoutExceeded (TimeoutError)    .timeout, .policy
+    │   └── DeadlineExceeded              the execution's own budget is used up
+    └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
+
+Each is made afresh when it is raised, carries its numbers as attributes, and pickles: the message is
+the one positional argument, everything else lives in the instance's dictionary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resilience.outcome import Outcome
+    from resilience.state.circuit import CircuitState
+
+__all__ = [
+    "BulkheadFull",
+    "CircuitIsolated",
+    "CircuitOpen",
+    "DeadlineExceeded",
+    "Rejected",
+    "ResilienceError",
+    "RetriesExhausted",
+    "TimeoutExceeded",
+    "WorkersExhausted",
+]
+
+
+class ResilienceError(Exception):
+    """Base of everything that the library raises about a call.
+
+    :param policy: the name of the policy that raised it, if one did.
+    """
+
+    def __init__(self, message: str = "", *, policy: str | None = None) -> None:
+        super().__init__(message)
+        self.policy = policy
+
+
+class Rejected(ResilienceError):
+    """The call was not made: a policy refused it before the function was entered.
+
+    :param retry_after: seconds after which a new try may be admitted; None where nobody can tell.
+    """
+
+    def __init__(self, message: str = "", *, policy: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, policy=policy)
+        self.retry_after = retry_after
+
+
+class CircuitOpen(Rejected):
+    """The circuit breaker refuses calls to let the dependency recover.
+
+    :param state: the state that refused: `OPEN`, `HALF_OPEN` (all probes are out) or `ISOLATED`.
+    :param last_failure: type and message of the failure that opened the circuit, as text. Never the
+        exception itself: it would keep every frame of that call alive for as long as the circuit is open.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        policy: str | None = None,
+        retry_after: float | None = None,
+        state: CircuitState | None = None,
+        last_failure: str | None = None,
+    ) -> None:
+        super().__init__(message, policy=policy, retry_after=retry_after)
+        self.state = state
+        self.last_failure = last_failure
+
+
+class CircuitIsolated(CircuitOpen):
+    """The circuit was opened by hand (`CircuitBreaker.isolate`) and closes by hand only."""
+
+
+class BulkheadFull(Rejected):
+    """All permits are taken, and the queue is full or the wait in it was too long.
+
+    :param limit: how many calls may run at once.
+    :param queue: how many may wait.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        policy: str | None = None,
+        retry_after: float | None = None,
+        limit: int | None = None,
+        queue: int | None = None,
+    ) -> None:
+        super().__init__(message, policy=policy, retry_after=retry_after)
+        self.limit = limit
+        self.queue = queue
+
+
+class WorkersExhausted(Rejected):
+    """Too many calls that were walked away from are still running; the function was not entered."""
+
+
+class TimeoutExceeded(ResilienceError, TimeoutError):
+    """The call did not end within the time that a `Timeout` gives it.
+
+    :param timeout: the limit that was exceeded, in seconds.
+    """
+
+    def __init__(self, message: str = "", *, policy: str | None = None, timeout: float | None = None) -> None:
+        super().__init__(message, policy=policy)
+        self.timeout = timeout
+
+
+class DeadlineExceeded(TimeoutExceeded):
+    """The budget of the whole execution is used up, whatever time a single policy may have left."""
+
+
+class RetriesExhausted(ResilienceError):
+    """A `Retry(wrap=True)` gave up.
+
+    :param attempts: how many attempts were made.
+    :param last: the outcome of the last one, `Failure(error)` or the `Success(value)` that was not good enough.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        policy: str | None = None,
+        attempts: int = 0,
+        last: Outcome[object] | None = None,
+    ) -> None:
+        super().__init__(message, policy=policy)
+        self.attempts = attempts
+        self.last = last
+
+
+class Misuse(Exception):
+    """Marks an error in how the library is used. It is no outcome: no policy retries, counts or answers it."""
+
+
+class AwaitableMisuse(Misuse, TypeError):
+    """A function and the way it was executed disagree about whether there is something to await."""
+
+
+class SuspensionMisuse(Misuse, RuntimeError):
+    """A policy awaited, in blocking code, something that is not done."""

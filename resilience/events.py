@@ -1,0 +1,285 @@
+"""What happened, told to whoever listens.
+
+    AttemptFailed       an attempt under a Retry was not good enough
+    RetryScheduled      ... and another one will be made after `delay`
+    RetryGaveUp         ... and no other one will be made
+    TimedOut            a Timeout cut a call off, or found the budget used up
+    CallRejected        a CircuitBreaker or Bulkhead did not let a call through
+    CircuitChanged      a circuit went from one state to another
+    FallbackUsed        a Fallback answered instead of the call
+    ExecutionFinished   a whole execution is over, however it ended
+
+Listeners observe. They are plain functions of one event, called in the thread or task where it
+happened, outside every lock; what they raise is logged and changes nothing. No event object is built
+while nobody listens.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from resilience.callables import is_coroutine_function, name_of
+from resilience.clock import clock
+
+if TYPE_CHECKING:
+    from resilience.context import Context
+    from resilience.outcome import Outcome
+    from resilience.state.circuit import CircuitState
+
+__all__ = [
+    "AttemptFailed",
+    "CallRejected",
+    "CircuitChanged",
+    "Event",
+    "ExecutionFinished",
+    "FallbackUsed",
+    "Listener",
+    "RetryGaveUp",
+    "RetryScheduled",
+    "TimedOut",
+    "subscribe",
+]
+
+logger = logging.getLogger("resilience")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What every event tells.
+
+    :param policy: the name of the policy that it happened in.
+    :param operation: the operation of the execution, None where it has none.
+    :param time: instant on the process clock (`time.monotonic`), in seconds.
+    :param properties: the values that travel with the execution.
+    """
+
+    policy: str
+    operation: str | None
+    time: float
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFailed(Event):
+    """An attempt under a Retry was not good enough.
+
+    :param attempt: its number, from 1.
+    :param outcome: `Failure(error)`, or the `Success(value)` that was not good enough.
+    :param elapsed: seconds since the first attempt began.
+    """
+
+    attempt: int
+    outcome: Outcome[Any]
+    elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryScheduled(Event):
+    """Another attempt will be made. What `on_retry` is called with.
+
+    :param attempt: the number of the attempt that failed, from 1.
+    :param delay: seconds until the next one.
+    :param outcome: what the failed attempt ended with.
+    """
+
+    attempt: int
+    delay: float
+    outcome: Outcome[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryGaveUp(Event):
+    """The last attempt failed and no other will be made.
+
+    :param attempts: how many were made.
+    :param elapsed: seconds since the first one began.
+    :param outcome: what the last one ended with.
+    :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``.
+    """
+
+    attempts: int
+    elapsed: float
+    outcome: Outcome[Any]
+    reason: Literal["attempts", "deadline", "max_elapsed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOut(Event):
+    """A call was cut off. What `on_timeout` is called with.
+
+    :param timeout: the limit that was exceeded, in seconds.
+    :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
+    """
+
+    timeout: float
+    by_deadline: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRejected(Event):
+    """A call was not let through.
+
+    :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
+    :param retry_after: seconds after which a new try may be admitted, None where nobody can tell.
+    """
+
+    reason: str
+    retry_after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CircuitChanged(Event):
+    """A circuit went from one state to another. What `on_transition` is called with.
+
+    :param old: the state it left.
+    :param new: the state it is in now.
+    :param retry_after: seconds for which it will stay open; None in the other states.
+    :param last_failure: type and message of the failure that opened it, None in the other states.
+    """
+
+    old: CircuitState
+    new: CircuitState
+    retry_after: float | None
+    last_failure: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FallbackUsed(Event):
+    """A Fallback answered. What `on_fallback` is called with.
+
+    :param outcome: what it answered instead of: `Failure(error)` or a `Success(value)` that was not good enough.
+    """
+
+    outcome: Outcome[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionFinished(Event):
+    """A whole execution is over.
+
+    :param attempts: how many times the function was entered.
+    :param elapsed: seconds from the beginning to the end.
+    :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
+    """
+
+    attempts: int
+    elapsed: float
+    outcome: Outcome[Any] | None
+
+
+#: A plain function of one event.
+Listener: TypeAlias = Callable[[Any], object]
+
+E = TypeVar("E", bound=Event)
+
+_KINDS: tuple[type[Event], ...] = (
+    AttemptFailed,
+    RetryScheduled,
+    RetryGaveUp,
+    TimedOut,
+    CallRejected,
+    CircuitChanged,
+    FallbackUsed,
+    ExecutionFinished,
+)
+_subscribing = threading.Lock()
+#: Kind of event -> who listens to it in this process. Replaced, never changed, so that reading needs no lock.
+_subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(_KINDS, ())
+
+
+def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
+    """Call `listener` with every event of the given kinds (all, where none is given) in this process.
+
+    :param listener: a plain function of one event. It runs where the event happens and should be quick.
+    :returns: a function that ends the subscription; calling it again does nothing.
+    :raises TypeError: for a listener that is a coroutine function, and for a kind that is no event.
+
+    >>> from resilience import Retry, events
+    >>> unsubscribe = events.subscribe(print, events.RetryScheduled)
+    >>> Retry().execute(lambda ctx: "no retry, no event")
+    'no retry, no event'
+    >>> unsubscribe()
+    """
+    check_listener("listener", listener)
+    for kind in kinds:
+        if kind not in _subscribers:
+            raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
+    chosen = frozenset(kinds or _KINDS)
+    entry = _Subscription(listener)
+    with _subscribing:
+        for kind in chosen:
+            _subscribers[kind] = (*_subscribers[kind], entry)
+
+    def unsubscribe() -> None:
+        with _subscribing:
+            for kind in chosen:
+                _subscribers[kind] = tuple(it for it in _subscribers[kind] if it is not entry)
+
+    return unsubscribe
+
+
+class _Subscription:
+    """One call of `subscribe`: the same listener may be subscribed twice, and each ends by itself."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __call__(self, event: Event) -> object:
+        return self._listener(event)
+
+
+def check_listener(name: str, value: object) -> None:
+    """Refuse what cannot be a listener."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
+    if is_coroutine_function(value):
+        raise TypeError(f"{name} must be a plain function, not the coroutine function {name_of(value)}: nobody awaits it")
+
+
+def optional_listener(name: str, value: Listener | None) -> Listener | None:
+    """Return a listener, or None."""
+    if value is not None:
+        check_listener(name, value)
+    return value
+
+
+def is_heard(kind: type[Event], ctx: Context | None = None) -> bool:
+    """Whether anybody listens for events of this kind, here or everywhere."""
+    return bool(_subscribers[kind]) or (ctx is not None and bool(ctx._listeners))
+
+
+def emit(
+    kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
+) -> None:
+    """Build an event and tell the policy's own callback, the pipelines' listeners and the subscribers, if any."""
+    listeners = _subscribers[kind]
+    if ctx is not None and ctx._listeners:
+        listeners = ctx._listeners + listeners
+    if callback is not None:
+        listeners = (callback, *listeners)
+    if not listeners:
+        return
+    event = kind(
+        policy=policy,
+        operation=None if ctx is None else ctx.operation,
+        time=clock.now(),
+        properties=_NOTHING if ctx is None else ctx.properties,
+        **numbers,
+    )
+    tell(event, listeners)
+
+
+def tell(event: Event, listeners: tuple[Listener, ...]) -> None:
+    """Call each listener with the event. What one raises is logged; the next is called all the same."""
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener raised on %s; it changes nothing", type(event).__name__)

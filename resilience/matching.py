@@ -1,0 +1,194 @@
+"""What counts: the words `on`, `on_result` and `ignore`, which mean the same in every policy.
+
+`on` names what is handled: an exception type, a tuple of them, or a predicate over the exception.
+`ignore` is never handled, and stronger. `on_result` is a predicate over a value that came back.
+
+Two rules of the library stand above the user's words. A misuse of the library is no outcome. And
+`Rejected` and `DeadlineExceeded`, the library's own "it was not even tried" and "there is no time
+left", are handled by a policy that repeats or counts calls only where `on` names them as types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
+
+from resilience.errors import DeadlineExceeded, Misuse, Rejected
+from resilience.outcome import StoppedIteration
+
+#: Exception type, tuple of exception types, or predicate over the exception.
+On: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], bool]
+
+#: Predicate over the value that a call returned.
+OnResult: TypeAlias = Callable[[Any], object]
+
+_OWN = (Rejected, DeadlineExceeded)
+
+
+@final
+class Matcher:
+    """Decides whether an exception is one that a policy handles.
+
+    :param own: whether `Rejected` and `DeadlineExceeded` are exceptions like others (Fallback), or
+        have to be named (Retry, CircuitBreaker).
+    """
+
+    __slots__ = ("_ignored", "_named", "_on", "_own")
+
+    def __init__(self, on: On, ignore: On, *, own: bool = False) -> None:
+        self._on = _condition("on", on)
+        self._ignored = None if ignore == () else _condition("ignore", ignore)
+        self._own = own
+        types = on if isinstance(on, tuple) else (on,)
+        self._named = tuple(it for it in types if isinstance(it, type) and issubclass(it, _OWN))
+
+    def handles(self, error: Exception) -> bool:
+        """Whether the policy handles this exception. What a predicate raises comes out."""
+        if type(error) is StoppedIteration:
+            error = error.error
+        if isinstance(error, Misuse) or self.is_foreign(error):
+            return False
+        return not self.ignores(error) and _holds(self._on, error)
+
+    def ignores(self, error: Exception) -> bool:
+        """Whether `ignore` names this exception."""
+        if type(error) is StoppedIteration:
+            error = error.error
+        return self._ignored is not None and _holds(self._ignored, error)
+
+    def is_neutral(self, error: Exception) -> bool:
+        """Whether this exception, not being handled, says nothing about the dependency either."""
+        return isinstance(error, Misuse) or self.is_foreign(error) or self.ignores(error)
+
+    def is_foreign(self, error: Exception) -> bool:
+        """Whether this is an exception of the library's own that `on` would have to name."""
+        return not self._own and isinstance(error, _OWN) and not isinstance(error, self._named)
+
+
+_Condition: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], object]
+
+
+def _holds(condition: _Condition, error: Exception) -> bool:
+    if isinstance(condition, (type, tuple)):
+        return isinstance(error, condition)
+    return bool(condition(error))
+
+
+def _condition(name: str, value: Any) -> _Condition:
+    if isinstance(value, tuple):
+        if not value:
+            raise ValueError(f"{name} must name at least one exception type, not ()")
+        for each in value:
+            _exception_type(name, each)
+        return value
+    if isinstance(value, type):
+        _exception_type(name, value)
+        return value
+    if not callable(value):
+        raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
+    return value
+
+
+def _exception_type(name: str, value: object) -> None:
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
+        raise TypeError(f"{name} must name exception types, not {value!r}")
+
+
+# --- transient -------------------------------------------------------------------------------
+
+_HTTPX = frozenset(
+    {"TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"}
+    | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
+)
+
+#: Top-level package -> names of its exception classes that mean "the network, not you": the
+#: connection could not be made or broke, or an answer did not come in time. Matched by name along
+#: the error's `__mro__`, so nothing is imported; not one of these is a builtin `ConnectionError`.
+_NETWORK_ERRORS: dict[str, frozenset[str]] = {
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "httpcore": _HTTPX | {"ConnectionNotAvailable"},
+    "httpcore2": _HTTPX | {"ConnectionNotAvailable"},
+    "requests": frozenset({"ConnectionError", "Timeout", "ConnectTimeout", "ReadTimeout", "ChunkedEncodingError"}),
+    "urllib3": frozenset(
+        {"TimeoutError", "ConnectTimeoutError", "ReadTimeoutError", "NewConnectionError", "ProtocolError"}
+    ),
+    "aiohttp": frozenset(
+        {"ClientConnectionError", "ClientConnectorError", "ClientOSError", "ClientPayloadError"}
+        | {"ServerDisconnectedError", "ServerTimeoutError"}
+    ),
+    "redis": frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"}),
+    "botocore": frozenset(
+        {"ConnectionError", "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError"}
+        | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError"}
+    ),
+    "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
+    "anthropic": frozenset({"APIConnectionError", "APITimeoutError"}),
+    "pymongo": frozenset({"AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
+    "psycopg": frozenset({"ConnectionTimeout", "AdminShutdown", "CrashShutdown", "CannotConnectNow"}),
+    "asyncpg": frozenset(
+        {"PostgresConnectionError", "ConnectionDoesNotExistError", "ConnectionFailureError"}
+        | {"AdminShutdownError", "CrashShutdownError", "CannotConnectNowError"}
+    ),
+}
+
+#: Classes that derive from one above and yet will not go away by trying again.
+_PERMANENT_ERRORS: dict[str, frozenset[str]] = {
+    "requests": frozenset({"SSLError"}),
+    "urllib3": frozenset({"SSLError"}),
+    "aiohttp": frozenset({"ClientSSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError"}),
+    "redis": frozenset({"AuthenticationError", "AuthorizationError"}),
+    "botocore": frozenset({"SSLError"}),
+}
+
+_NONE: frozenset[str] = frozenset()
+
+
+def transient(error: Exception) -> bool:
+    """Whether `error` is a network error that may be gone at the next try. The default of Retry's `on`.
+
+    True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`) and
+    for the connection and timeout errors of httpx, httpx2, httpcore, requests, urllib3, aiohttp,
+    redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
+    SQLAlchemy (connections that were invalidated). Certificate and authentication errors are not
+    transient, nor is an HTTP status: a response is an answer.
+    """
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    lineage = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__]
+    if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
+        return False
+    if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
+        return True
+    return any(test(error) for key, test in _BY_CONTENT.items() if key in lineage)
+
+
+def _is_unavailable(error: Any) -> bool:
+    """grpc: one exception class for every status; only UNAVAILABLE says that the server was not there."""
+    code = getattr(error, "code", None)
+    return callable(code) and getattr(code(), "name", None) == "UNAVAILABLE"
+
+
+def _lost_connection(error: Any) -> bool:
+    """SQLAlchemy: the pool has found the connection dead and will give another one."""
+    return getattr(error, "connection_invalidated", False) is True
+
+
+def _without_sqlstate(error: Any) -> bool:
+    """psycopg: an OperationalError that no server sent (no SQLSTATE), or one of class 08."""
+    sqlstate = getattr(error, "sqlstate", None)
+    return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
+
+
+def _reason_is_transient(error: Any) -> bool:
+    """urllib3: `MaxRetryError` wraps what really happened."""
+    reason = getattr(error, "reason", None)
+    return isinstance(reason, Exception) and transient(reason)
+
+
+_BY_CONTENT: dict[tuple[str, str], Callable[[Any], bool]] = {
+    ("grpc", "RpcError"): _is_unavailable,
+    ("sqlalchemy", "DBAPIError"): _lost_connection,
+    ("psycopg", "OperationalError"): _without_sqlstate,
+    ("urllib3", "MaxRetryError"): _reason_is_transient,
+}

@@ -1,0 +1,72 @@
+"""The outcome of a call as a value: `Success(value)` or `Failure(error)`.
+
+Inside the library exceptions travel as exceptions. Outcomes are for those who look at a call from
+the side: predicates and handlers, listeners, `Policy.capture`, and tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, final
+
+from typing_extensions import Never, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Success(Generic[T_co]):
+    """The call returned `value`."""
+
+    value: T_co
+
+    def unwrap(self) -> T_co:
+        """Return the value."""
+        return self.value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The call raised `error`."""
+
+    error: Exception
+
+    def unwrap(self) -> Never:
+        """Raise the error."""
+        try:
+            raise self.error
+        finally:
+            del self  # the error's traceback now holds this frame, and this frame must not hold the error
+
+
+Outcome: TypeAlias = Success[T_co] | Failure
+
+
+class StoppedIteration(Exception):
+    """Carries a `StopIteration` of the user's through a coroutine, which may not raise one (PEP 479)."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def genuine(error: Exception) -> Exception:
+    """Return the user's own exception, also where it had to travel in a carrier."""
+    return error.error if type(error) is StoppedIteration else error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the message of `error`; an exception whose `__str__` raises has none."""
+    try:
+        return str(error)
+    except Exception:
+        return "<no message: its __str__ raised>"
+
+
+def describe(outcome: Outcome[object]) -> tuple[str, str]:
+    """Return type and message of an attempt that was not good enough. A result is told by its type alone."""
+    if isinstance(outcome, Failure):
+        return type(outcome.error).__name__, describe_error(outcome.error)
+    return "result", type(outcome.value).__name__

@@ -1,0 +1,1 @@
+"""The policies: one room each, strangers to one another."""

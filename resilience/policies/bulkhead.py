@@ -1,0 +1,188 @@
+"""Bulkhead: at most so many calls at once, over all threads, tasks and event loops together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, TypeVar, final
+
+from typing_extensions import Never, override
+
+from resilience import checks, events
+from resilience.clock import clock
+from resilience.context import current_context
+from resilience.errors import BulkheadFull, DeadlineExceeded
+from resilience.policy import Call, Policy
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
+from resilience.state.permits import Permits, Place, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilience.checks import Duration
+    from resilience.context import Context
+    from resilience.runtimes.base import Runtime, Waiter
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BulkheadStats:
+    """What a bulkhead holds at one instant.
+
+    :param limit: how many calls may run at once.
+    :param in_flight: how many are running; more than `limit` only while a smaller limit takes hold.
+    :param queued: how many wait.
+    :param rejected: how many have been turned away since it was built.
+    """
+
+    limit: int
+    in_flight: int
+    queued: int
+    rejected: int
+
+
+@final
+class Bulkhead(Policy[Never]):
+    """Let at most `limit` calls run at once; let a few more wait, and turn the others away.
+
+    The count is one for all threads, tasks and event loops that share this object. Permits are granted in the
+    order of arrival, whichever world a caller comes from.
+
+    :param limit: how many calls may run at once, at least 1.
+    :param queue: how many may wait, 0 by default.
+    :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
+    :param name: what errors and events call this policy.
+    :raises BulkheadFull: where the queue is full, or `max_wait` has passed.
+    :raises DeadlineExceeded: where the budget of the execution ends while it waits. A `Timeout` around ends the
+        wait with its own error.
+
+    >>> from resilience import Bulkhead
+    >>> bulkhead = Bulkhead(2)
+    >>> bulkhead.execute(lambda ctx: bulkhead.stats().in_flight)
+    1
+    """
+
+    def __init__(
+        self, limit: int, *, queue: int = 0, max_wait: Duration | None = None, name: str | None = None
+    ) -> None:
+        self._permits: Permits[Waiter] = Permits(checks.whole("limit", limit), checks.whole("queue", queue, least=0))
+        self._max_wait = checks.optional_seconds("max_wait", max_wait)
+        self._name = checks.optional_name(name)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        if not self._permits.take():
+            await self._wait(ctx, ctx.runtime)
+        try:
+            return await call(ctx)
+        finally:
+            self._give_back()
+
+    def slot(self) -> Slot:
+        """Return a block that holds a permit: `with bulkhead.slot():` or `async with bulkhead.slot():`.
+
+        It waits no longer than the deadline of the ambient context.
+        """
+        return Slot(self)
+
+    def stats(self) -> BulkheadStats:
+        """Return what the bulkhead holds at this instant."""
+        return BulkheadStats(*self._permits.counts())
+
+    def resize(self, limit: int) -> None:
+        """Let `limit` calls run at once from now on. More that are running already come to their own end."""
+        self._wake(self._permits.resize(checks.whole("limit", limit)))
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "limit": self._permits.limit,
+            "queue": self._permits.queue,
+            "max_wait": self._max_wait,
+            "name": self._name,
+        }
+
+    @override
+    def describe(self) -> str:
+        waiting = f"{self._permits.queue} may wait" if self._permits.queue else "nobody waits"
+        if self._permits.queue and self._max_wait is not None:
+            waiting += f", at most {self._max_wait:g} s"
+        return f"{self.name}: at most {self._permits.limit} at once, {waiting}"
+
+    # --- inside ---
+
+    async def _wait(self, ctx: Context, runtime: Runtime) -> None:
+        """Queue for a permit; come back with one or with an error."""
+        waiter = runtime.waiter()
+        ticket, granted = self._permits.join(waiter)
+        self._wake(granted)
+        if ticket.place is Place.GONE:
+            raise self._full(ctx, "and the queue is full" if self._permits.queue else "and nobody may wait")
+        gives_up_at = inf if self._max_wait is None else clock.now() + self._max_wait
+        # A timer around this call ends the wait by itself, and then the error is its own.
+        budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
+        try:
+            woken = ticket.place is Place.GRANTED or await waiter.wait(min(gives_up_at, budget), ctx)
+        except BaseException:  # cancelled or cut off: leave the queue, pass on what was granted meanwhile
+            self._wake(self._permits.abandon(ticket))
+            raise
+        if woken or not self._permits.leave(ticket):
+            return
+        if budget <= gives_up_at:
+            raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
+        raise self._full(ctx, f"after {self._max_wait:g} s in the queue")
+
+    def _full(self, ctx: Context, why: str) -> BulkheadFull:
+        limit, queue = self._permits.limit, self._permits.queue
+        error = BulkheadFull(f"{limit} calls are running {why}", policy=self.name, limit=limit, queue=queue)
+        events.emit(events.CallRejected, self.name, ctx, reason="BulkheadFull", retry_after=None)
+        return error
+
+    def _give_back(self) -> None:
+        granted = self._permits.give_back()
+        if granted:
+            self._wake(granted)
+
+    def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
+        """Wake those who were granted a permit. One whose world has ended passes it on."""
+        while tickets:
+            ticket = tickets.pop(0)
+            try:
+                ticket.waiter.wake()
+            except RuntimeError:
+                tickets += self._permits.abandon(ticket) or []
+
+
+@final
+class Slot:
+    """A permit held for a block."""
+
+    def __init__(self, bulkhead: Bulkhead) -> None:
+        self._bulkhead = bulkhead
+        self._held = False
+
+    def __enter__(self) -> None:
+        drive(self._acquire(BLOCKING), "Bulkhead.slot()")
+
+    def __exit__(self, *exc: object) -> None:
+        self._release()
+
+    async def __aenter__(self) -> None:
+        await self._acquire(TASKS)
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._release()
+
+    async def _acquire(self, runtime: Runtime) -> None:
+        if self._held:
+            raise RuntimeError("this slot is in use: ask for another one")
+        if not self._bulkhead._permits.take():
+            await self._bulkhead._wait(current_context(), runtime)
+        self._held = True
+
+    def _release(self) -> None:
+        self._held = False
+        self._bulkhead._give_back()

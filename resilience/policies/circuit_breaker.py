@@ -1,0 +1,366 @@
+"""CircuitBreaker: stop calling what keeps failing, and find out carefully when it has recovered."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from typing_extensions import Never, override
+
+from resilience import checks, events
+from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
+from resilience.clock import clock
+from resilience.context import current_context
+from resilience.errors import CircuitIsolated, CircuitOpen
+from resilience.matching import Matcher, On, OnResult
+from resilience.outcome import Failure, Outcome, Success, describe, genuine
+from resilience.policy import Call, Policy
+from resilience.state.circuit import (
+    Admission,
+    Circuit,
+    CircuitState,
+    Closed,
+    HalfOpen,
+    Isolated,
+    Open,
+    Period,
+    Transition,
+)
+from resilience.state.trips import ConsecutiveFailures, Trip, as_trip
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from resilience.checks import Duration
+    from resilience.context import Context
+    from resilience.events import Listener
+
+T = TypeVar("T")
+
+_DEFAULT_TRIP = ConsecutiveFailures(5)
+
+#: What a guarded block ends with that raised nothing. It has no value for `on_result` to look at.
+_BLOCK_DONE = Success(None)
+
+#: Characters of a failure's message that are kept.
+_LONGEST_MESSAGE = 200
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CircuitStats:
+    """What a breaker knows at one instant.
+
+    :param state: the state of the circuit.
+    :param retry_after: seconds until an open circuit admits a probe; None in the other states.
+    :param last_failure: type and message of the failure that opened it; None while it is closed.
+    :param probes: how many probes are out.
+    :param opened: how many times it has opened since it was built.
+    :param rejected: how many calls it has refused since it was built.
+    """
+
+    state: CircuitState
+    retry_after: float | None
+    last_failure: str | None
+    probes: int
+    opened: int
+    rejected: int
+
+
+@final
+class CircuitBreaker(Policy[Never]):
+    """Refuse calls for a while when too many have failed, then let a few probes find out whether it is over.
+
+    :param trip: when to open: `ConsecutiveFailures(5)` by default (an `int` will do), `FailureRatio`, `SlowRatio`, or
+        two of them with `|`.
+    :param open_for: seconds for which it stays open, 30 by default; or a backoff, which grows with each re-opening
+        and starts again once the circuit has closed.
+    :param probes: how many calls may find out at a time whether the dependency has recovered.
+    :param probe_successes: how many of them have to succeed to close the circuit. One failure opens it again.
+    :param probe_timeout: seconds after which a probe that has not come back loses its slot, and its result no
+        longer counts; by default the larger of the open period and 30 s.
+    :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
+        `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the dependency, only
+        where they are named.
+    :param on_result: a predicate over the result; true means that it is a failure.
+    :param ignore: exceptions that say nothing: nothing is recorded. Every other one is a success, as the dependency
+        has answered.
+    :param on_transition: called with a `CircuitChanged` for each change of state, in order.
+    :param name: what errors and events call this policy.
+    :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
+
+    Share one breaker between all callers of one dependency: it counts them together, in whatever world they run.
+    A result counts only in the period of the circuit that admitted its call.
+
+    >>> from resilience import CircuitBreaker
+    >>> breaker = CircuitBreaker(1, open_for=30)
+    >>> breaker.capture(lambda ctx: 1 / 0)
+    Failure(error=ZeroDivisionError('division by zero'))
+    >>> breaker.state
+    <CircuitState.OPEN: 'open'>
+    """
+
+    def __init__(
+        self,
+        trip: Trip | int = _DEFAULT_TRIP,
+        *,
+        open_for: Duration | BackoffLike = 30.0,
+        probes: int = 1,
+        probe_successes: int = 1,
+        probe_timeout: Duration | None = None,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_transition: Listener | None = None,
+        name: str | None = None,
+    ) -> None:
+        condition = as_trip(trip)
+        opening = _as_open_period(open_for)
+        self._circuit = Circuit(
+            condition,
+            opening.delays,
+            checks.whole("probes", probes),
+            checks.whole("probe_successes", probe_successes),
+            checks.optional_seconds("probe_timeout", probe_timeout),
+        )
+        self._timed = condition.slower_than < inf  # reading the clock costs 50 ns: only where slowness counts
+        self._lock = threading.RLock()
+        self._failures = Matcher(on, ignore)
+        self._on_result = checks.optional_callable("on_result", on_result)
+        self._on_transition = events.optional_listener("on_transition", on_transition)
+        self._name = checks.optional_name(name)
+        self._opened = 0
+        self._rejected = 0
+        self._unreported: deque[tuple[Transition, Context | None]] = deque()
+        self._reporting = False
+        self._settings = {
+            "trip": condition,
+            "open_for": opening.delay if isinstance(opening, Constant) else opening,
+            "probes": probes,
+            "probe_successes": probe_successes,
+            "probe_timeout": probe_timeout,
+            "on": on,
+            "on_result": on_result,
+            "ignore": ignore,
+            "on_transition": on_transition,
+            "name": name,
+        }
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        admission: Any = self._circuit.period  # of whatever state; below it is what admitted this call
+        if type(admission) is not Closed:
+            admission = self._admit(ctx)
+        began = clock.now() if self._timed else 0.0
+        try:
+            result = await call(ctx)
+        except Exception as error:
+            self._settle(admission, Failure(genuine(error)), began, ctx)
+            raise
+        except BaseException:
+            self._release(admission)
+            raise
+        # A success that would change nothing is not recorded: the common case, without the lock.
+        if self._on_result is not None or type(admission) is not Closed or not admission.tally.quiet:
+            self._settle(admission, Success(result), began, ctx)
+        return result
+
+    # --- for everybody ---
+
+    @property
+    def state(self) -> CircuitState:
+        """The state of the circuit. It changes when a call or a hand moves it, not with time alone."""
+        return self._circuit.period.state
+
+    def stats(self) -> CircuitStats:
+        """Return what the breaker knows at this instant."""
+        now = clock.now()
+        with self._lock:
+            period = self._circuit.period
+            return CircuitStats(
+                state=period.state,
+                retry_after=_retry_after(period, now),
+                last_failure=None if isinstance(period, Closed) else period.last_failure,
+                probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
+                opened=self._opened,
+                rejected=self._rejected,
+            )
+
+    def isolate(self) -> None:
+        """Refuse every call until somebody calls `close`."""
+        with self._lock:
+            self._note_locked(self._circuit.isolate(), None)
+        self._report()
+
+    def close(self) -> None:
+        """Let calls pass again, and count from zero. Results of calls that are under way no longer count."""
+        with self._lock:
+            self._note_locked(self._circuit.close(), None)
+        self._report()
+
+    def guard(self) -> Guard:
+        """Return a block under this breaker: `with breaker.guard():` or `async with breaker.guard():`.
+
+        Entering it raises `CircuitOpen` where a call would have been refused; what the block raises is recorded
+        as what a call raises is.
+        """
+        return Guard(self)
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        settings = self._settings
+        open_for = settings["open_for"]
+        lasts = f"{open_for:g} s" if isinstance(open_for, float) else repr(open_for)
+        text = (
+            f"{self.name}: opens on {settings['trip']!r} for {lasts}; {settings['probes']} at a time may probe, "
+            f"{settings['probe_successes']} must succeed to close it"
+        )
+        timeout = settings["probe_timeout"]
+        return text if timeout is None else f"{text}; a probe may take {timeout} s"
+
+    # --- inside ---
+
+    def _admit(self, ctx: Context | None) -> Admission:
+        now = clock.now()
+        with self._lock:
+            admission, transitions = self._circuit.admit(now)
+            self._note_locked(transitions, ctx)
+            period = self._circuit.period
+            if admission is None:
+                self._rejected += 1
+        if transitions:
+            self._report()
+        if admission is None:
+            raise self._refusal(period, now, ctx)
+        return admission
+
+    def _refusal(self, period: Period, now: float, ctx: Context | None) -> CircuitOpen:
+        retry_after = _retry_after(period, now)
+        kind = CircuitIsolated if isinstance(period, Isolated) else CircuitOpen
+        why = {
+            CircuitState.OPEN: f"the circuit is open for another {retry_after or 0.0:.3g} s",
+            CircuitState.HALF_OPEN: "the circuit is half-open and all its probes are out",
+            CircuitState.ISOLATED: "the circuit was opened by hand",
+        }[period.state]
+        last_failure = None if isinstance(period, Closed) else period.last_failure
+        if last_failure is not None:
+            why += f", after {last_failure}"
+        events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
+        return kind(why, policy=self.name, retry_after=retry_after, state=period.state, last_failure=last_failure)
+
+    def _settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
+        """Record what an admitted call ended with, if it says anything about the dependency."""
+        try:
+            counts, failure = self._judge(outcome)
+        except BaseException:  # a predicate raised: nobody knows what the result was
+            self._release(admission)
+            raise
+        finally:
+            del outcome
+        if not counts:
+            self._release(admission)
+            return
+        now = clock.now()
+        with self._lock:
+            transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
+            self._note_locked(transitions, ctx)
+        if transitions:
+            self._report()
+
+    def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
+        """Say whether an outcome counts, and what it failed with, None for a success."""
+        if outcome is _BLOCK_DONE:
+            failed = False
+        elif isinstance(outcome, Success):
+            failed = self._on_result is not None and bool(self._on_result(outcome.value))
+        else:
+            failed = self._failures.handles(outcome.error)
+            if not failed and self._failures.is_neutral(outcome.error):
+                return False, None
+        return True, _text_of(outcome) if failed else None
+
+    def _release(self, admission: Admission) -> None:
+        if type(admission) is not Closed:
+            with self._lock:
+                self._circuit.release(admission)
+
+    def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
+        for transition in transitions:
+            self._unreported.append((transition, ctx))
+            self._opened += transition.new is CircuitState.OPEN
+
+    def _report(self) -> None:
+        """Report the transitions in order, once each, outside the lock: one thread at a time holds the baton."""
+        while self._unreported:
+            with self._lock:
+                if self._reporting or not self._unreported:
+                    return  # whoever reports now will come to ours
+                self._reporting = True
+                transition, ctx = self._unreported.popleft()
+            try:
+                events.emit(
+                    events.CircuitChanged, self.name, ctx, self._on_transition, **transition._asdict()
+                )
+            finally:
+                self._reporting = False
+
+
+@final
+class Guard:
+    """A block under a circuit breaker."""
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker = breaker
+        self._admission: Admission | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._admission is not None:
+            raise RuntimeError("this guard is in use: ask for another one")
+        self._admission = self._breaker._admit(current_context())
+        self._began = clock.now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        admission, self._admission = self._admission, None
+        if admission is None:
+            return
+        if error is None:
+            self._breaker._settle(admission, _BLOCK_DONE, self._began, current_context())
+        elif isinstance(error, Exception):
+            self._breaker._settle(admission, Failure(error), self._began, current_context())
+        else:
+            self._breaker._release(admission)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+def _as_open_period(value: object) -> Backoff:
+    if isinstance(value, (int, float, timedelta)):
+        return Constant(checks.seconds("open_for", value))
+    return as_backoff("open_for", value)
+
+
+def _retry_after(period: Period, now: float) -> float | None:
+    return max(0.0, period.until - now) if isinstance(period, Open) else None
+
+
+def _text_of(outcome: Outcome[Any]) -> str:
+    kind, message = describe(outcome)
+    return f"{kind}: {message[:_LONGEST_MESSAGE]}"

@@ -1,0 +1,158 @@
+"""Fallback: answer in the place of a call that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, final, overload
+
+from typing_extensions import override
+
+from resilience import checks, events
+from resilience.matching import Matcher, On, OnResult
+from resilience.outcome import Failure, Outcome, Success, genuine
+from resilience.policy import Call, Policy
+
+if TYPE_CHECKING:
+    from resilience.context import Context
+    from resilience.events import Listener
+
+T = TypeVar("T")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+#: Makes the answer from what happened and the context. May be asynchronous in asynchronous code.
+Handler: TypeAlias = Callable[[Outcome[Any], "Context"], A]
+
+
+@final
+class _NotGiven:
+    """The default of `value`: tells `Fallback()` and `Fallback(None)` apart where a handler is given."""
+
+
+_NOT_GIVEN: Final[Any] = _NotGiven()
+
+
+@final
+class Fallback(Policy[A_co], Generic[A_co]):
+    """Answer with a value, or with what a handler makes of the failure, when the call failed.
+
+    :param value: the answer, returned as it is, be it falsy or callable; None by default.
+    :param handler: called as `handler(failure, ctx)` to make the answer, where `failure` is `Failure(error)` or
+        the `Success(value)` that was not good enough. May be asynchronous in asynchronous code. What it raises
+        comes out, with the original error as its context.
+    :param on: what is answered: an exception type, a tuple of them, or a predicate over the exception.
+        Every `Exception` by default, `Rejected` and `DeadlineExceeded` among them.
+    :param on_result: a predicate over the result; true means that it is not good enough.
+    :param ignore: exceptions that are never answered, whatever `on` says.
+    :param on_fallback: called with a `FallbackUsed` before each answer.
+    :param name: what errors and events call this policy.
+
+    A cancellation is never answered. Outermost, it answers whatever all the other policies could not mend;
+    inside a Retry it would hide the failure from it.
+
+    >>> from resilience import Fallback
+    >>> Fallback("nobody").execute(lambda ctx: {}["name"])
+    'nobody'
+    """
+
+    @overload
+    def __init__(
+        self: Fallback[None],
+        *,
+        on: On = ...,
+        on_result: OnResult | None = ...,
+        ignore: On = ...,
+        on_fallback: Listener | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Fallback[A],
+        value: A,
+        *,
+        on: On = ...,
+        on_result: OnResult | None = ...,
+        ignore: On = ...,
+        on_fallback: Listener | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Fallback[A],
+        *,
+        handler: Handler[Awaitable[A]],
+        on: On = ...,
+        on_result: OnResult | None = ...,
+        ignore: On = ...,
+        on_fallback: Listener | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Fallback[A],
+        *,
+        handler: Handler[A],
+        on: On = ...,
+        on_result: OnResult | None = ...,
+        ignore: On = ...,
+        on_fallback: Listener | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    def __init__(
+        self,
+        value: Any = _NOT_GIVEN,
+        *,
+        handler: Handler[Any] | None = None,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
+    ) -> None:
+        if handler is not None and value is not _NOT_GIVEN:
+            raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
+        self._value = None if value is _NOT_GIVEN else value
+        self._handler = checks.optional_callable("handler", handler)
+        self._failures = Matcher(on, ignore, own=True)
+        self._on_result = checks.optional_callable("on_result", on_result)
+        self._on_fallback = events.optional_listener("on_fallback", on_fallback)
+        self._name = checks.optional_name(name)
+        self._settings = {
+            "value": self._value,
+            "handler": handler,
+            "on": on,
+            "on_result": on_result,
+            "ignore": ignore,
+            "on_fallback": on_fallback,
+            "name": name,
+        }
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T | A_co:
+        try:
+            result = await call(ctx)
+        except Exception as error:
+            if not self._failures.handles(error):
+                raise
+            return await self._answer(Failure(genuine(error)), ctx)
+        if self._on_result is None or not self._on_result(result):
+            return result
+        return await self._answer(Success(result), ctx)
+
+    async def _answer(self, outcome: Outcome[Any], ctx: Context) -> Any:
+        events.emit(events.FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
+        if self._handler is None:
+            return self._value
+        try:
+            return await ctx.runtime.run(self._handler, ctx, outcome, ctx)
+        finally:
+            del outcome  # where the handler raises, its traceback holds this frame: no cycle through the original
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        answer = repr(self._value) if self._handler is None else f"what {self._handler!r} makes of it"
+        return f"{self.name}: answers a failure with {answer}"

@@ -1,0 +1,131 @@
+"""Timeout: a limit to how long a call may take, and the deadline that everything inside it obeys."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, ClassVar, TypeVar, final
+
+from typing_extensions import Never, override
+
+from resilience import checks, events
+from resilience.clock import clock
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.outcome import Failure
+from resilience.policy import Call, Policy
+from resilience.runtimes.workers import DEFAULT_MAX_ABANDONED, pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilience.checks import Duration
+    from resilience.context import Context
+    from resilience.events import Listener
+
+T = TypeVar("T")
+
+
+@final
+class Timeout(Policy[Never]):
+    """Give the call so many seconds, then let the caller go with `TimeoutExceeded`.
+
+    :param seconds: the limit for everything inside this policy: retries and their waits, queues, the function.
+    :param cooperative: only carry the deadline. Nothing is cut off; what looks at the context (our own
+        policies, `ctx.timeout()` handed to a client) keeps to it. No thread, no scope, next to no cost, and the
+        right choice for clients that belong to one thread (sqlite3, Django's ORM). A late result is returned; a
+        function that took more than twice its limit, and a second more than it, is reported by a `RuntimeWarning`.
+    :param on_timeout: called with a `TimedOut` when the limit cut a call off.
+    :param name: what errors and events call this policy.
+
+    Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In
+    blocking code the function alone runs on a worker thread and is walked away from: it goes on until it ends by
+    itself, and is counted in `Timeout.abandoned()` meanwhile. At `Timeout.max_abandoned` of them in the process
+    the next call is refused with `WorkersExhausted`.
+
+    Where the budget of the context ends earlier, it fires then, and the error is `DeadlineExceeded`.
+
+    >>> from resilience import Timeout
+    >>> Timeout(2.0).execute(lambda ctx: ctx.remaining() <= 2.0)
+    True
+    """
+
+    #: How many calls that were walked away from may be running in this process before new ones are refused.
+    max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
+
+    def __init__(
+        self,
+        seconds: Duration,
+        *,
+        cooperative: bool = False,
+        on_timeout: Listener | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._seconds = checks.seconds("seconds", seconds)
+        self._cooperative = checks.flag("cooperative", cooperative)
+        self._on_timeout = events.optional_listener("on_timeout", on_timeout)
+        self._name = checks.optional_name(name)
+
+    @staticmethod
+    def abandoned() -> int:
+        """Return how many blocking calls that were walked away from are still running in this process."""
+        return pool.abandoned
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        began = clock.now()
+        deadline = min(began + self._seconds, ctx.deadline)
+        try:
+            if self._cooperative:
+                return await call(ctx.child(deadline=deadline))
+            if began < deadline:
+                outer = ctx._timer
+                if outer is not None and outer.deadline <= deadline:
+                    return await call(ctx.child(deadline=deadline))  # that one fires first: nothing to arm
+                with ctx.runtime.timer(deadline, self.name, self.max_abandoned) as timer:
+                    return await call(ctx.child(deadline=deadline, timer=timer))
+        except DeadlineExceeded:
+            # Somebody inside found no time left. Where that was our limit, not the execution's, it is our timeout.
+            if deadline == ctx.deadline or clock.now() < deadline:
+                raise
+        finally:
+            if self._cooperative:
+                _look_for_overrun(began, deadline)
+        raise self._exceeded(ctx, deadline - began)
+
+    def _exceeded(self, ctx: Context, limit: float) -> TimeoutExceeded:
+        by_deadline = limit < self._seconds
+        error: TimeoutExceeded
+        if by_deadline:
+            limit = max(0.0, limit)
+            error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
+        else:
+            limit = self._seconds
+            error = TimeoutExceeded(f"no result within {limit:g} s", policy=self.name, timeout=limit)
+        ctx._failed(Failure(error))
+        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, timeout=limit, by_deadline=by_deadline)
+        return error
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "seconds": self._seconds,
+            "cooperative": self._cooperative,
+            "on_timeout": self._on_timeout,
+            "name": self._name,
+        }
+
+    @override
+    def describe(self) -> str:
+        how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
+        return f"{self.name}: {self._seconds:g} s for everything inside, {how}"
+
+
+def _look_for_overrun(began: float, deadline: float) -> None:
+    """Warn of a call that took more than twice its time, and a second more than it."""
+    late = clock.now() - deadline
+    if late > 1.0 and late > deadline - began:
+        warnings.warn(
+            f"a call with {max(0.0, deadline - began):.3g} s took {late:.3g} s more: it ignores its deadline; hand "
+            "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
+            RuntimeWarning,
+            stacklevel=3,
+        )

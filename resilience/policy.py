@@ -1,0 +1,433 @@
+"""Policies, and pipelines of them.
+
+A policy is one coroutine, `around(call, ctx)`: what it does around the rest of the chain, which it
+runs with `await call(ctx)`. Everything else here turns that into things a user can do: execute a
+function, call one, decorate one, wrap a client, and put one policy around another. A chain is
+composed once for each world and kept; an execution makes a context, and calls the chain with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, final, overload
+
+from typing_extensions import Never, TypeVar, override
+
+from resilience import checks, events
+from resilience.callables import is_coroutine_function, is_generator_function, name_of
+from resilience.clock import clock
+from resilience.context import Context, Record, _ambient, _new
+from resilience.errors import Misuse
+from resilience.outcome import Failure, Outcome, Success
+from resilience.proxy import make_proxy
+from resilience.runtimes import blocking, tasks
+
+if TYPE_CHECKING:
+    from resilience.events import Listener
+    from resilience.wrapping import WrapAll, WrapInside
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C")
+D_co = TypeVar("D_co", covariant=True, default=Never)
+
+#: The rest of a chain, as a policy sees it.
+Call: TypeAlias = Callable[[Context], Awaitable[T]]
+
+
+class _Wrap:
+    """`wrap`, on a policy and on the class: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are the same.
+
+    A descriptor, because pyright sees a method that is called on the bare generic class as Unknown.
+    """
+
+    @overload
+    def __get__(self, policy: None, owner: object) -> WrapAll: ...
+    @overload
+    def __get__(self, policy: Policy[D_co], owner: object) -> WrapInside[D_co]: ...
+    def __get__(self, policy: Policy[Any] | None, owner: object) -> Any:
+        return _wrap if policy is None else functools.partial(_wrap, policy)
+
+
+class Policy(ABC, Generic[D_co]):
+    """What to do around a call. `Policy[D]`: `D` is what it may answer besides the call's own result.
+
+    Subclass it and write `around`; the same code then runs in threads, in asyncio and in trio:
+
+    >>> class Shout(Policy):
+    ...     async def around(self, call, ctx):
+    ...         return (await call(ctx)).upper()
+    >>> Shout().call(str.strip, "  hello ")
+    'HELLO'
+    """
+
+    _name: str | None = None
+    _listeners: tuple[Listener, ...] = ()
+
+    #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
+    wrap = _Wrap()
+
+    @abstractmethod
+    async def around(self, call: Call[T], ctx: Context) -> T | D_co:
+        """Run the rest of the chain with `await call(ctx)`, as often as this policy sees fit.
+
+        Await nothing else but what `ctx` and `ctx.runtime` offer. Hand a derived context inwards
+        (`ctx.child(...)`), never a changed one. Only an `Exception` is an outcome: let everything
+        else through, and give back what you hold in a `finally`.
+        """
+
+    @property
+    def name(self) -> str:
+        """What errors and events call this policy: the name that it was given, or that of its class."""
+        return self._name or type(self).__name__
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the parameters that this policy was built with, by name."""
+        return {}
+
+    def describe(self) -> str:
+        """Say what this policy does, with every number, in a line."""
+        return repr(self)
+
+    def __repr__(self) -> str:
+        parameters = inspect.signature(type(self).__init__).parameters
+        changed = (
+            f"{key}={value!r}"
+            for key, value in self.settings().items()
+            if key not in parameters or not _same(value, parameters[key].default)
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    # --- executing ---
+
+    @overload
+    def execute(
+        self, fn: Callable[[Context], Coroutine[Any, Any, T]], ctx: Context | None = None
+    ) -> Coroutine[Any, Any, T | D_co]: ...
+    @overload
+    def execute(self, fn: Callable[[Context], T], ctx: Context | None = None) -> T | D_co: ...
+    def execute(self, fn: Callable[[Context], Any], ctx: Context | None = None) -> Any:
+        """Run `fn(ctx)` under this policy.
+
+        :param fn: a plain function runs here, and its result is returned. For a coroutine function (or a
+            partial of one, or an object whose `__call__` is one) the result is to be awaited.
+        :param ctx: what travels with the execution. By default a child of the ambient context, or a fresh one.
+        :raises TypeError: if a plain function returns an awaitable; that is what `aexecute` is for.
+
+        >>> from resilience import Retry
+        >>> Retry().execute(lambda ctx: f"attempt {ctx.attempt}")
+        'attempt 1'
+        """
+        if is_coroutine_function(fn):
+            return self.aexecute(fn, ctx)
+        root = _new(Context)
+        root._function = fn
+        return self._run(root, ctx)
+
+    async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
+        """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
+
+        :param fn: any function that returns an awaitable: a coroutine function, a lambda, a bound method.
+        :param ctx: as in `execute`.
+        :raises TypeError: if `fn` returns something that cannot be awaited.
+        """
+        root = _new(Context)
+        root._function = fn
+        return await self._arun(root, ctx)
+
+    @overload
+    def call(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T | D_co]: ...
+    @overload
+    def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co: ...
+    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` under this policy: for callables that take no context.
+
+        Looks at `fn` as `execute` does. Inside, `current_context()` tells what `ctx` would have told.
+
+        >>> from resilience import Retry
+        >>> Retry().call(max, 3, 5)
+        5
+        """
+        if is_coroutine_function(fn):
+            return self.acall(fn, *args, **kwargs)
+        root = _new(Context)
+        root._function = fn
+        root._arguments = args
+        root._keywords = kwargs
+        return self._run(root, None)
+
+    async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
+        """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
+        root = _new(Context)
+        root._function = fn
+        root._arguments = args
+        root._keywords = kwargs
+        return await self._arun(root, None)
+
+    def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
+        """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
+
+        What is not an `Exception` (an interrupt, say) is still raised, and so is a misuse of the library.
+
+        >>> from resilience import Retry
+        >>> Retry().capture(lambda ctx: 1 / 0)
+        Failure(error=ZeroDivisionError('division by zero'))
+        """
+        root = _new(Context)
+        root._function = fn
+        try:
+            return Success(self._run(root, ctx))
+        except Misuse:
+            raise
+        except Exception as error:
+            return Failure(error)
+
+    async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
+        """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""
+        try:
+            return Success(await self.aexecute(fn, ctx))
+        except Misuse:
+            raise
+        except Exception as error:
+            return Failure(error)
+
+    # --- protecting what exists ---
+
+    @overload
+    def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...
+    @overload
+    def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | D_co]: ...
+    def __call__(self, fn: Any, /) -> Any:
+        """Decorate a function: every call of it runs under this policy.
+
+        Signature, name, documentation and types are kept. Whether it is asynchronous is decided here,
+        once. Works on functions, methods, above and below `staticmethod` and `classmethod`, and on
+        callables without a name.
+
+        :raises TypeError: for what cannot be called, and for a generator function, whose call ends
+            before its work has begun.
+        """
+        if isinstance(fn, (staticmethod, classmethod)):
+            return type(fn)(self(fn.__func__))
+        if not callable(fn):
+            raise TypeError(f"a policy decorates callables, not {fn!r}")
+        if is_generator_function(fn):
+            raise TypeError(
+                f"{name_of(fn)} is a generator function: calling it only makes the generator, "
+                "so nothing that it does would be protected; decorate what each step calls instead"
+            )
+        if is_coroutine_function(fn):
+            return self._async_wrapper(fn)
+        return self._wrapper(fn)
+
+    def proxy(self, client: C, /, *names: str) -> C:
+        """Return the client with the named methods run through this policy; the rest is the client's own.
+
+        :param names: methods of the client; dotted ones reach into its namespaces (``"chat.completions.create"``).
+            None named: all public methods, except those that begin or end the client's own life (``close``,
+            ``connect`` ...), properties, classes and generator functions. An async method is awaited.
+        :raises AttributeError: if there is no such method.
+        """
+        return make_proxy(client, names, self.call, False, repr(self))
+
+    def aproxy(self, client: C, /, *names: str) -> C:
+        """Do as `proxy` for methods that return an awaitable without being `async def`.
+
+        What they return can be awaited, and entered with `async with` where the client's result can.
+        """
+        return make_proxy(client, names, self.acall, True, repr(self))
+
+    # --- inside ---
+
+    def _wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            root = _new(Context)
+            root._function = fn
+            root._arguments = args
+            root._keywords = kwargs
+            return self._run(root, None)
+
+        return wrapper
+
+    def _async_wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            root = _new(Context)
+            root._function = fn
+            root._arguments = args
+            root._keywords = kwargs
+            return await self._arun(root, None)
+
+        return wrapper
+
+    @functools.cached_property
+    def _blocking_chain(self) -> blocking.Stage:
+        return self._compose(blocking.compose, blocking.enter)
+
+    @functools.cached_property
+    def _task_chain(self) -> tasks.Stage:
+        return self._compose(tasks.compose, tasks.enter)
+
+    def _compose(self, compose: Callable[[Policy[Any], Any], Any], inner: Any) -> Any:
+        """Return the chain that runs this policy around `inner`, in the world that `compose` belongs to."""
+        return compose(self, inner)
+
+    def _run(self, root: Context, ctx: Context | None) -> Any:
+        ambient = _ambient.get()
+        if ctx is None and ambient is None and not self._is_observed():
+            return self._blocking_chain(root)
+        with _Execution(self, root, ctx, ambient) as execution:
+            execution.value = self._blocking_chain(root)
+        return execution.value
+
+    async def _arun(self, root: Context, ctx: Context | None) -> Any:
+        root._runtime = tasks.TASKS
+        ambient = _ambient.get()
+        if ctx is None and ambient is None and not self._is_observed():
+            return await self._task_chain(root)
+        with _Execution(self, root, ctx, ambient) as execution:
+            execution.value = await self._task_chain(root)
+        return execution.value
+
+    def _is_observed(self) -> bool:
+        return bool(self._listeners) or events.is_heard(events.ExecutionFinished)
+
+
+@final
+class _Execution:
+    """An execution that has something to inherit, or somebody to report to."""
+
+    __slots__ = ("_policy", "_record", "_root", "value")
+
+    def __init__(self, policy: Policy[Any], root: Context, ctx: Context | None, ambient: Context | None) -> None:
+        self._policy = policy
+        self._root = root
+        self._record: Record | None = None
+        self.value: Any = None
+        source = ctx or ambient
+        if source is not None:
+            root.deadline = source.deadline if ambient is None else min(source.deadline, ambient.deadline)
+            root.operation = source.operation
+            root.properties = source.properties
+        if ctx is not None or policy._is_observed():
+            self._record = root._record = Record()
+            if ctx is not None:
+                ctx._report = self._record
+
+    def __enter__(self) -> _Execution:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        record = self._record
+        if record is None:
+            return
+        record.ended = clock.now()
+        if not self._policy._is_observed():
+            return
+        if error is None:
+            outcome: Outcome[Any] | None = Success(self.value)
+        else:
+            outcome = Failure(error) if isinstance(error, Exception) else None
+        self._root._listeners = self._policy._listeners
+        events.emit(
+            events.ExecutionFinished,
+            self._policy.name,
+            self._root,
+            attempts=record.attempts,
+            elapsed=record.elapsed,
+            outcome=outcome,
+        )
+
+
+@final
+class Pipeline(Policy[D_co]):
+    """Policies around one another, outermost first. Itself a policy: it nests, and wraps further.
+
+    Made by `Policy.wrap(a, b, c)` or `a.wrap(b, c)`.
+    """
+
+    def __init__(self, parts: tuple[Policy[Any], ...], *, name: str | None, listeners: Iterable[Listener]) -> None:
+        self._name = checks.optional_name(name)
+        self._listeners = tuple(listeners)
+        for listener in self._listeners:
+            events.check_listener("listeners", listener)
+        # A pipeline without a name or listeners of its own is only a way of writing its policies.
+        self._parts: tuple[Policy[Any], ...] = sum((_dissolved(part) for part in parts), ())
+
+    @property
+    def policies(self) -> tuple[Policy[Any], ...]:
+        """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
+        return sum((part.policies if isinstance(part, Pipeline) else (part,) for part in self._parts), ())
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T | D_co:
+        chain = self._compose(tasks.compose, call)
+        return await chain(ctx)  # type: ignore[no-any-return]
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {"policies": self.policies, "name": self._name, "listeners": self._listeners}
+
+    @override
+    def describe(self) -> str:
+        lines = [f"{self.name}: {len(self.policies)} policies, outermost first"]
+        lines += [f"{number}. {policy.describe()}" for number, policy in enumerate(self.policies, 1)]
+        return "\n".join(lines)
+
+    @override
+    def __repr__(self) -> str:
+        extras = [f"name={self._name!r}"] if self._name else []
+        if self._listeners:
+            extras.append(f"listeners={list(self._listeners)!r}")
+        return f"Policy.wrap({', '.join([repr(part) for part in self._parts] + extras)})"
+
+    @override
+    def _compose(self, compose: Callable[[Policy[Any], Any], Any], inner: Any) -> Any:
+        for part in reversed(self._parts):
+            inner = part._compose(compose, inner)
+        return compose(_Listening(self._listeners), inner) if self._listeners else inner
+
+
+@final
+class _Listening(Policy[Never]):
+    """Lets a pipeline's listeners hear what happens inside it."""
+
+    def __init__(self, listeners: tuple[Listener, ...]) -> None:
+        self._heard = listeners
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        inside = ctx.child()
+        inside._listeners = ctx._listeners + self._heard
+        return await call(inside)
+
+
+def _dissolved(part: Policy[Any]) -> tuple[Policy[Any], ...]:
+    if isinstance(part, Pipeline) and not part._listeners and part._name is None:
+        return part._parts
+    return (part,)
+
+
+def _wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
+    if not policies:
+        raise TypeError("wrap() needs at least one policy")
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            hint = ": make an instance of it" if isinstance(policy, type) and issubclass(policy, Policy) else ""
+            raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
+    return Pipeline(policies, name=name, listeners=listeners)
+
+
+def _same(value: object, default: object) -> bool:
+    """Whether a setting is what it is by default. By `repr`: a backoff made anew is the same backoff."""
+    return value is default or (type(value) is type(default) and repr(value) == repr(default))

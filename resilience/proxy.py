@@ -1,0 +1,223 @@
+"""A client with some of its methods run through a policy; everything else of it is the client's own.
+
+Knows nothing of policies but one callable, `run(fn, *args, **kwargs)`, which is `Policy.call` or
+`Policy.acall`. A proxy's class is made for the class of its client, with the special methods that
+the client has (they are looked up on the class, where `__getattr__` does not reach).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import Any, TypeVar, final
+
+from typing_extensions import override
+
+from resilience.callables import close_coroutine, is_coroutine_function, is_generator_function, name_of
+
+C = TypeVar("C")
+Run = Callable[..., Any]
+
+#: Public methods that begin or end the client's own life: never protected unless they are named.
+LIFECYCLE = frozenset(
+    "open aopen close aclose connect disconnect start stop shutdown terminate quit dispose detach release".split()
+)
+
+#: Special methods that reach the client where it has them.
+_FORWARDED = (
+    "__iter__ __next__ __aiter__ __anext__ __len__ __bool__ __contains__ __getitem__ __setitem__ __delitem__ "
+    "__reversed__ __call__ __dir__ __str__ __eq__ __hash__ __lt__ __le__ __gt__ __ge__ __await__ "
+    "__exit__ __aexit__"
+).split()
+
+
+def make_proxy(client: C, names: Iterable[str], run: Run, awaits: bool, policy: str) -> C:
+    """Return a stand-in for `client` whose methods `names` (all public ones, if empty) go through `run`.
+
+    :param awaits: whether `run` awaits what a method returns, also where the method is no coroutine function.
+    :param policy: how the proxy's `repr` calls the policy.
+    """
+    names = tuple(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a method is named by a string, not {name!r}")
+    return _build(client, names or _public_methods(client), run, awaits, policy)
+
+
+def _build(client: Any, names: Iterable[str], run: Run, awaits: bool, policy: str) -> Any:
+    proxy = object.__new__(_class_for(type(client)))
+    here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
+    nested: dict[str, list[str]] = {}
+    for name in names:
+        head, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(head, []).append(rest)
+        else:
+            here[head] = _protected(getattr(client, head), run, awaits)
+    for head, rests in nested.items():
+        here[head] = _build(getattr(client, head), rests, run, awaits, policy)
+    proxy.__dict__.update(here)
+    return proxy
+
+
+def _protected(method: Any, run: Run, awaits: bool) -> Any:
+    if not callable(method):
+        raise TypeError(f"only methods can be protected, not {method!r}")
+    if is_generator_function(method):
+        raise TypeError(f"{name_of(method)} is a generator function: calling it does none of its work")
+    if is_coroutine_function(method):
+
+        async def protected(*args: Any, **kwargs: Any) -> Any:
+            return await run(method, *args, **kwargs)
+
+    elif awaits:
+
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return _Pending(method, args, kwargs, run)
+
+    else:
+
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return run(method, *args, **kwargs)
+
+    return functools.wraps(method)(protected)
+
+
+def _public_methods(client: Any) -> list[str]:
+    """Return the names of the methods that do the client's work. Looks them up without running any property."""
+    found = []
+    for name in sorted({*dir(type(client)), *getattr(client, "__dict__", ())}):
+        if name.startswith("_") or name in LIFECYCLE:
+            continue
+        member = inspect.getattr_static(client, name, None)
+        if isinstance(member, (staticmethod, classmethod)):
+            member = member.__func__
+        if (inspect.isroutine(member) or isinstance(member, functools.partial)) and not is_generator_function(member):
+            found.append(name)
+    return found
+
+
+class _Proxy:
+    """What all proxies have. Names of ours begin with `_resilience_`; the client's come first otherwise."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_resilience_client"], name)
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._resilience_client, name, value)
+
+    @override
+    def __delattr__(self, name: str) -> None:
+        delattr(self._resilience_client, name)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{self._resilience_client!r} through {self._resilience_policy}>"
+
+    @override
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a proxy cannot be copied or pickled: its policy is shared state of this process")
+
+
+@functools.lru_cache(maxsize=256)
+def _class_for(client_class: type) -> type:
+    body: dict[str, Any] = {name: _forward(name) for name in _FORWARDED if _defines(client_class, name)}
+    if hasattr(client_class, "__enter__"):
+        body["__enter__"] = _enter
+    if hasattr(client_class, "__aenter__"):
+        body["__aenter__"] = _aenter
+    body["__class__"] = property(lambda proxy: client_class)  # isinstance() sees the client
+    return type(f"{client_class.__name__}Proxy", (_Proxy,), body)
+
+
+def _defines(client_class: type, name: str) -> bool:
+    return getattr(client_class, name, None) is not getattr(object, name, None)
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any) -> Any:
+        return getattr(self._resilience_client, name)(*args)
+
+    forward.__name__ = name
+    return forward
+
+
+def _enter(self: Any) -> Any:
+    """Enter the client, and hand out the proxy: what is done inside the block stays protected."""
+    self._resilience_client.__enter__()
+    return self
+
+
+async def _aenter(self: Any) -> Any:
+    await self._resilience_client.__aenter__()
+    return self
+
+
+@final
+class _Pending(Coroutine[Any, Any, Any]):
+    """What a protected method returns where the client's returns an awaitable: to be awaited, or entered.
+
+    A coroutine for whoever asks (`asyncio.create_task` takes nothing else).
+    """
+
+    def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
+        self._enter = lambda: method(*args, **kwargs)
+        self._run = run
+        # Made at once: forgotten, it is reported as any coroutine is that was never awaited.
+        self._coroutine: Coroutine[Any, Any, Any] = run(method, *args, **kwargs)
+        self._entered: Any = None
+
+    @override
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    @override
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine.send(value)
+
+    @override
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    @override
+    def close(self) -> None:
+        self._coroutine.close()
+
+    async def __aenter__(self) -> Any:
+        """Make and enter the client's context manager under the policy, a new one for each attempt."""
+        self._coroutine.close()
+        value = None
+
+        async def enter() -> Any:
+            nonlocal value
+            await self._leave(None, None, None)  # the one of an earlier attempt
+            manager = self._enter()
+            if not hasattr(type(manager), "__aenter__"):
+                close_coroutine(manager)
+                raise TypeError(f"{type(manager).__name__} is no async context manager: use `await`")
+            value = await manager.__aenter__()
+            self._entered = manager
+            return value
+
+        try:
+            answer = await self._run(enter)
+        except BaseException as error:
+            await self._leave(type(error), error, error.__traceback__)
+            raise
+        if answer is not value:  # a policy answered with something else: what was entered is not needed
+            await self._leave(None, None, None)
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Any:
+        return await self._leave(kind, error, traceback)
+
+    async def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Any:
+        manager, self._entered = self._entered, None
+        return None if manager is None else await manager.__aexit__(kind, error, traceback)

@@ -1,0 +1,77 @@
+"""What a policy may ask of the world it runs in. Besides `call(ctx)`, it awaits nothing else.
+
+The methods are coroutines in every world. In blocking code they have done their waiting by the time
+they are awaited, so they never suspend; a task suspends in its event loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from resilience.context import Context
+
+
+class Timer(Protocol):
+    """A limit that cuts off what runs inside its `with` block.
+
+    When it fires, the block ends there: what was running is left (a thread's function) or cancelled
+    (a task), the `with` statement swallows what that took, and `fired` is true. A block that ends by
+    itself first, in whatever way, ends as if there had been no timer.
+    """
+
+    deadline: float  # instant on the process clock
+    fired: bool
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool: ...
+
+
+class Waiter(Protocol):
+    """One caller in a queue: it waits in its own world, and can be woken from any thread."""
+
+    def wake(self) -> None:
+        """End the wait. May be called once, from any thread; raises `RuntimeError` if the world has ended."""
+        ...
+
+    async def wait(self, deadline: float, ctx: Context) -> bool:
+        """Wait until woken (true) or until `deadline`, an instant on the process clock (false)."""
+        ...
+
+
+class Runtime(ABC):
+    """One world."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float, ctx: Context) -> None:
+        """Wait for `seconds`; cut off by the timers around."""
+
+    @abstractmethod
+    def timer(self, deadline: float, policy: str, max_abandoned: int) -> Timer:
+        """Make a timer that fires at `deadline` (on the process clock) once its block is entered.
+
+        :param policy: the name of its owner.
+        :param max_abandoned: how many functions that were walked away from may be running in the process
+            before another one is refused. Only threads are walked away from.
+        """
+
+    @abstractmethod
+    def waiter(self) -> Waiter:
+        """Make the thing by which the current thread or task can be woken."""
+
+    @abstractmethod
+    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+        """Call a function of the user's (a handler) with `ctx` as the ambient context, and await it where one can."""
+
+    @abstractmethod
+    async def close(self, resource: object) -> None:
+        """Close what a policy throws away, if it can be closed. An error in that is logged and changes nothing."""

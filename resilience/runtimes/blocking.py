@@ -1,0 +1,229 @@
+"""Blocking code: every await has already blocked and finished, so one `send` runs a policy to its end.
+
+The chain of a pipeline is made of plain functions, `stage(ctx) -> result`. A policy becomes such a
+function in one of two ways: *lowered*, where its coroutine is rewritten as the plain function that
+it is in this world (see `lowering`), or *driven*, where the coroutine is made and sent through.
+
+A function under an enforced `Timeout` runs on a worker thread and can be walked away from; all
+policy code stays in the calling thread. There the timer that fired travels as `Expired`, no
+`Exception`, so that the policies between the timer and the function neither count nor answer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
+
+from typing_extensions import Self, override
+
+from resilience.callables import PLAIN, is_awaitable, refuse_awaitable
+from resilience.clock import clock
+from resilience.context import Context, _ambient
+from resilience.errors import SuspensionMisuse
+from resilience.events import logger
+from resilience.outcome import Failure, StoppedIteration
+from resilience.runtimes import lowering, workers
+from resilience.runtimes.base import Runtime
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from resilience.policy import Policy
+
+T = TypeVar("T")
+
+#: A plain function that runs the rest of a chain.
+Stage: TypeAlias = Callable[[Context], Any]
+
+
+@final
+class Expired(BaseException):
+    """The timer fired. Only the block of that timer takes it."""
+
+    def __init__(self, timer: BlockingTimer) -> None:
+        super().__init__(timer)
+        self.timer = timer
+
+
+@final
+class BlockingTimer:
+    """A limit that everything that waits below it looks at: the innermost stage, sleeps and queues."""
+
+    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
+
+    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
+        self.deadline = deadline
+        self.policy = policy
+        self.max_abandoned = max_abandoned
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool:
+        self.fired = isinstance(error, Expired) and error.timer is self
+        return self.fired
+
+
+@final
+class BlockingWaiter:
+    """A thread in a queue."""
+
+    __slots__ = ("_woken",)
+
+    def __init__(self) -> None:
+        self._woken = Lock()
+        self._woken.acquire()
+
+    def wake(self) -> None:
+        self._woken.release()
+
+    async def wait(self, deadline: float, ctx: Context) -> bool:
+        timer = ctx._timer
+        end = deadline if timer is None else min(deadline, timer.deadline)
+        seconds = None if end == float("inf") else max(0.0, end - clock.now())
+        if clock.wait(self._woken, seconds):
+            return True
+        if isinstance(timer, BlockingTimer) and timer.deadline <= deadline:
+            raise Expired(timer)
+        return False
+
+
+@final
+class BlockingRuntime(Runtime):
+    """The world of threads."""
+
+    @override
+    async def sleep(self, seconds: float, ctx: Context) -> None:
+        timer = ctx._timer
+        if not isinstance(timer, BlockingTimer) or seconds < (left := timer.deadline - clock.now()):
+            clock.sleep(seconds)
+            return
+        clock.sleep(max(0.0, left))
+        raise Expired(timer)
+
+    @override
+    def timer(self, deadline: float, policy: str, max_abandoned: int) -> BlockingTimer:
+        return BlockingTimer(deadline, policy, max_abandoned)
+
+    @override
+    def waiter(self) -> BlockingWaiter:
+        return BlockingWaiter()
+
+    @override
+    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+        token = _ambient.set(ctx)
+        try:
+            result = function(*args)
+        except StopIteration as stop:
+            raise StoppedIteration(stop) from None
+        finally:
+            _ambient.reset(token)
+            del args  # they hold the failure: no cycle where the handler raises it again
+        if is_awaitable(result):
+            raise refuse_awaitable(function, result)
+        return result
+
+    @override
+    async def close(self, resource: object) -> None:
+        close = getattr(resource, "close", None)
+        if callable(close):
+            try:
+                result = close()
+                if is_awaitable(result):
+                    refuse_awaitable(close, result)  # closed in turn: nobody here can await it
+            except Exception:
+                logger.exception("closing a discarded %s raised", type(resource).__name__)
+
+
+BLOCKING = BlockingRuntime()
+Context._runtime = BLOCKING  # the world of every root that no task runtime has claimed: saves a write per call
+
+
+def enter(ctx: Context) -> Any:
+    """Run the user's function: the innermost stage, which finds it in the root of the context."""
+    root = ctx._root or ctx
+    timer: Any = ctx._timer  # in this world a BlockingTimer, or None
+    worker = None if timer is None else _worker_for(timer)
+    record = root._record
+    if record is not None:
+        record.attempts += 1
+    token = _ambient.set(ctx)
+    try:
+        if worker is not None:
+            result = _run_on(worker, timer, root, ctx)
+        elif root._arguments is None:
+            result = root._function(ctx)
+        else:
+            result = root._function(*root._arguments, **root._keywords)
+    except Exception as error:
+        if record is not None:
+            ctx._failed(Failure(error))
+        raise
+    finally:
+        _ambient.reset(token)
+    if type(result) not in PLAIN and is_awaitable(result):
+        raise refuse_awaitable(root._function, result)
+    return result
+
+
+def _worker_for(timer: BlockingTimer) -> workers.Worker:
+    if clock.now() >= timer.deadline:
+        raise Expired(timer)  # no attempt starts after its time is over
+    return workers.pool.take(timer.policy, timer.max_abandoned)
+
+
+def _run_on(worker: workers.Worker, timer: BlockingTimer, root: Context, ctx: Context) -> Any:
+    """Run the function on a worker; walk away from it when the timer says so."""
+    if root._arguments is None:
+        job = workers.Job(root._function, (ctx,), {})
+    else:
+        job = workers.Job(root._function, root._arguments, root._keywords)
+    worker.begin(job)
+    if not job.wait(timer.deadline - clock.now()):
+        raise Expired(timer)
+    return job.result()
+
+
+def compose(policy: Policy[Any], inner: Stage) -> Stage:
+    """Return the plain function that runs `policy` around `inner`."""
+    lowered = lowering.lower(policy.around, drive)
+    if lowered is not None:
+        return partial(lowered, policy, inner)
+    return partial(_driven, policy, inner)
+
+
+def _driven(policy: Policy[Any], inner: Stage, ctx: Context) -> Any:
+    async def call(ctx: Context) -> Any:
+        try:
+            return inner(ctx)
+        except StopIteration as stop:
+            raise StoppedIteration(stop) from None
+
+    return drive(policy.around(call, ctx), type(policy).__qualname__)
+
+
+def drive(coroutine: Coroutine[Any, Any, T], owner: str) -> T:
+    """Run a coroutine in which nothing is left to wait for, and return its result.
+
+    A suspension is a bug of `owner`, the policy that awaited something else than its `call` and the runtime.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    except StoppedIteration as carrier:
+        stopped = carrier.error
+    else:
+        coroutine.close()
+        raise SuspensionMisuse(
+            f"{owner} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
+        )
+    try:
+        raise stopped
+    finally:
+        del stopped

@@ -1,0 +1,174 @@
+"""Rewriting a policy's coroutine as the plain function that it is in blocking code.
+
+A policy is written once, as `async def around(self, call, ctx)`. In blocking code nothing in it ever
+suspends, so the coroutine is only a costly way to call a function: making and sending through one
+takes about 200 ns, a plain call 40. Here the function's own syntax tree is rewritten:
+
+    async def around(...)        ->  def around(...)
+    await call(ctx)              ->  call(ctx)           the rest of the chain is plain as well
+    await <anything else>        ->  drive(<anything else>)
+
+and compiled under the same file name and line numbers, so that tracebacks, debuggers and coverage
+show the source as it was written. Nothing else is touched.
+
+It is done only where it cannot change what the code means; otherwise `lower` returns None, and the
+coroutine is driven, with the same results at a higher price:
+
+- the source must be there and compile to the very bytecode that runs (a file that was edited since
+  it was imported does not; nor does a function that a decorator or a test tool has rewritten);
+- the function may not close over variables (`super()` does), nor use `async for` or `async with`;
+- `call` may only be awaited where it is called. Handed to somebody else it would have to be a
+  coroutine function.
+
+`RESILIENCE_LOWERING=off` in the environment switches it off for the process.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+#: Set before the first execution of a policy; a chain that has been composed stays as it is.
+enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
+
+_DRIVE: Final = "_resilience_drive"
+_NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
+
+_lowered: WeakKeyDictionary[FunctionType, FunctionType | None] = WeakKeyDictionary()
+
+
+def lower(method: object, drive: Callable[[Coroutine[Any, Any, Any], str], Any]) -> Callable[..., Any] | None:
+    """Return the plain function of `method`, a bound `around`, or None where it has to be driven."""
+    if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
+        return None
+    function = method.__func__
+    if function not in _lowered:
+        try:
+            _lowered[function] = _rewritten(function, drive)
+        except (OSError, TypeError, SyntaxError, ValueError):  # no source, or none that can be read
+            _lowered[function] = None
+    return _lowered[function]
+
+
+def _rewritten(function: FunctionType, drive: Callable[[Coroutine[Any, Any, Any], str], Any]) -> FunctionType | None:
+    code = function.__code__
+    if code.co_freevars or not code.co_flags & inspect.CO_COROUTINE or code.co_argcount != 3:
+        return None
+    tree, definition = _source_tree(function)
+    if definition is None or not _same_code(_compiled(tree, function), code):
+        return None
+    if not _Lowering(code.co_varnames[1]).apply(definition):
+        return None
+    body = definition.__dict__.copy()
+    body["args"].kwonlyargs.append(ast.arg(_DRIVE))
+    body["args"].kw_defaults.append(ast.Constant(None))
+    tree.body[0].body[0] = ast.FunctionDef(**body)  # type: ignore[attr-defined]
+    plain_code = _compiled(ast.fix_missing_locations(tree), function)
+    assert plain_code is not None
+    plain = FunctionType(plain_code, function.__globals__, function.__name__, function.__defaults__)
+    plain.__kwdefaults__ = {_DRIVE: partial(drive, owner=function.__qualname__.rpartition(".")[0])}
+    plain.__qualname__, plain.__module__ = function.__qualname__, function.__module__
+    return plain
+
+
+def _source_tree(function: FunctionType) -> tuple[ast.Module, ast.AsyncFunctionDef | None]:
+    """Parse the function inside a class of its own name: for mangled names, and to keep its columns."""
+    lines, first = inspect.getsourcelines(function)
+    source = "".join(lines)
+    owner = function.__qualname__.split(".")[-2] if "." in function.__qualname__ else "_"
+    indent = len(source) - len(source.lstrip(" \t"))
+    if not indent:
+        source, indent = textwrap.indent(source, " "), 1
+    tree = ast.parse(f"class {owner}:\n{source}")
+    ast.increment_lineno(tree, first - 2)
+    [definition] = tree.body[0].body  # type: ignore[attr-defined]
+    if not isinstance(definition, ast.AsyncFunctionDef) or definition.decorator_list:
+        return tree, None
+    return tree, definition
+
+
+def _compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
+    """Compile a module with one class with one function, and take that function's code out."""
+    flags = function.__code__.co_flags & _FUTURE_FLAGS
+    module = compile(tree, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    for outer in (it for it in module.co_consts if isinstance(it, CodeType)):
+        for inner in (it for it in outer.co_consts if isinstance(it, CodeType)):
+            if inner.co_name == function.__name__:
+                return inner
+    return None
+
+
+def _same_code(ours: CodeType | None, theirs: CodeType) -> bool:
+    """Whether two code objects do the same in the same lines."""
+    if ours is None:
+        return False
+    return (
+        ours.co_code == theirs.co_code
+        and ours.co_names == theirs.co_names
+        and ours.co_varnames == theirs.co_varnames
+        and ours.co_firstlineno == theirs.co_firstlineno
+        and len(ours.co_consts) == len(theirs.co_consts)
+        and all(
+            _same_code(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else (type(a), a) == (type(b), b)
+            for a, b in zip(ours.co_consts, theirs.co_consts, strict=True)
+        )
+    )
+
+
+def _future_flags() -> int:
+    import __future__
+
+    return sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")
+
+
+_FUTURE_FLAGS = _future_flags()
+
+
+class _Lowering(ast.NodeTransformer):
+    """Takes the awaits out of one function; says whether it may be done."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._allowed = True
+
+    def apply(self, definition: ast.AsyncFunctionDef) -> bool:
+        definition.body = [self.visit(statement) for statement in definition.body]
+        return self._allowed
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, _NOT_LOWERABLE):
+            self._allowed = False
+        return super().visit(node)
+
+    def visit_Await(self, node: ast.Await) -> ast.expr:
+        awaited = node.value
+        if isinstance(awaited, ast.Call) and isinstance(awaited.func, ast.Name) and awaited.func.id == self._call:
+            awaited.args = [self.visit(argument) for argument in awaited.args]
+            awaited.keywords = [self.visit(keyword) for keyword in awaited.keywords]
+            return awaited
+        drive = ast.copy_location(ast.Name(_DRIVE, ast.Load()), node)
+        return ast.copy_location(ast.Call(drive, [self.visit(awaited)], []), node)
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id == self._call:
+            self._allowed = False  # handed on, stored or replaced: it would have to be a coroutine function
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        if node.is_async:
+            self._allowed = False
+        return self.generic_visit(node)
+
+    def _nested(self, node: ast.AST) -> ast.AST:
+        if any(isinstance(inner, ast.Name) and inner.id == self._call for inner in ast.walk(node)):
+            self._allowed = False
+        return node  # its awaits are its own
+
+    visit_AsyncFunctionDef = visit_FunctionDef = visit_Lambda = visit_ClassDef = _nested

@@ -1,0 +1,200 @@
+"""Tasks: asyncio and trio, by way of anyio. A coroutine here is what it looks like.
+
+Cancelling is the one thing that the two do differently, and each library's clients are written for
+its own way. Under trio a timer is a cancel scope. Under asyncio it does what `asyncio.timeout` does:
+it cancels its task *once*, and takes the `CancelledError` for its own only if nobody else has asked
+for a cancellation (`Task.uncancel` counts them). anyio's scopes deliver again and again there, which
+breaks clients that clean up with an `await`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import anyio
+from typing_extensions import Self, override
+
+from resilience.callables import is_awaitable, refuse_plain
+from resilience.clock import clock
+from resilience.context import Context, _ambient
+from resilience.events import logger
+from resilience.outcome import Failure
+from resilience.runtimes.base import Runtime, Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from types import TracebackType
+
+    from resilience.policy import Policy
+
+#: A coroutine function that runs the rest of a chain.
+Stage: TypeAlias = "Callable[[Context], Awaitable[Any]]"
+
+
+def _asyncio_task() -> asyncio.Task[Any] | None:
+    """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+@final
+class AsyncioTimer:
+    """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
+
+    __slots__ = ("_cancelling", "_expiring", "_handle", "_task", "deadline", "fired")
+
+    def __init__(self, deadline: float, task: asyncio.Task[Any]) -> None:
+        self.deadline = deadline
+        self.fired = False
+        self._task = task
+        self._expiring = False
+
+    def __enter__(self) -> Self:
+        task = self._task
+        self._cancelling = task.cancelling()
+        self._handle = task.get_loop().call_later(max(0.0, self.deadline - clock.now()), self._expire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool:
+        self._handle.cancel()
+        if not self._expiring:
+            return False
+        # `<=`: whoever else has cancelled this task meanwhile is still to be served.
+        mine = self._task.uncancel() <= self._cancelling
+        self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
+        return self.fired
+
+    def _expire(self) -> None:
+        self._expiring = True
+        self._task.cancel()
+
+
+@final
+class ScopeTimer:
+    """A cancel scope."""
+
+    __slots__ = ("_scope", "deadline", "fired")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        # The loop has a clock of its own: only the seconds that remain can be handed over.
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + max(0.0, self.deadline - clock.now()))
+        self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool:
+        swallowed = bool(self._scope.__exit__(kind, error, traceback))
+        self.fired = swallowed and self._scope.cancelled_caught
+        return swallowed
+
+
+@final
+class TaskWaiter:
+    """A task in a queue. Its event lives in its own loop; to set it from elsewhere is to ask that loop."""
+
+    __slots__ = ("_event", "_post")
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._post: Callable[[Callable[[], object]], object]
+        if _asyncio_task() is not None:
+            self._post = asyncio.get_running_loop().call_soon_threadsafe
+        else:
+            self._post = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+
+    def wake(self) -> None:
+        self._post(self._event.set)
+
+    async def wait(self, deadline: float, ctx: Context) -> bool:
+        if deadline == float("inf"):
+            await self._event.wait()
+        else:
+            with anyio.move_on_after(max(0.0, deadline - clock.now())):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+@final
+class TaskRuntime(Runtime):
+    """The world of tasks."""
+
+    @override
+    async def sleep(self, seconds: float, ctx: Context) -> None:
+        await anyio.sleep(seconds)
+
+    @override
+    def timer(self, deadline: float, policy: str, max_abandoned: int) -> Timer:
+        task = _asyncio_task()
+        return ScopeTimer(deadline) if task is None else AsyncioTimer(deadline, task)
+
+    @override
+    def waiter(self) -> TaskWaiter:
+        return TaskWaiter()
+
+    @override
+    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+        token = _ambient.set(ctx)
+        try:
+            result = function(*args)
+            return await result if is_awaitable(result) else result
+        finally:
+            _ambient.reset(token)
+            del args  # they hold the failure: no cycle where the handler raises it again
+
+    @override
+    async def close(self, resource: object) -> None:
+        close = getattr(resource, "aclose", None) or getattr(resource, "close", None)
+        if callable(close):
+            try:
+                result = close()
+                if is_awaitable(result):
+                    await result
+            except Exception:
+                logger.exception("closing a discarded %s raised", type(resource).__name__)
+
+
+TASKS = TaskRuntime()
+
+
+async def enter(ctx: Context) -> Any:
+    """Run the user's function: the innermost stage, which finds it in the root of the context."""
+    root = ctx._root or ctx
+    record = root._record
+    if record is not None:
+        record.attempts += 1
+    token = _ambient.set(ctx)
+    try:
+        if root._arguments is None:
+            awaitable = root._function(ctx)
+        else:
+            awaitable = root._function(*root._arguments, **root._keywords)
+        if not is_awaitable(awaitable):
+            raise refuse_plain(root._function, awaitable)
+        return await awaitable
+    except Exception as error:
+        if record is not None:
+            ctx._failed(Failure(error))
+        raise
+    finally:
+        try:
+            _ambient.reset(token)
+        except ValueError:
+            pass  # the coroutine is being closed from elsewhere, where this context was never ambient
+
+
+def compose(policy: Policy[Any], inner: Stage) -> Stage:
+    """Return the coroutine function that runs `policy` around `inner`."""
+    return partial(policy.around, inner)

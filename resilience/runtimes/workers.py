@@ -1,0 +1,163 @@
+"""Threads that a caller can walk away from.
+
+Python cannot stop a thread, so the function under an enforced `Timeout` runs on one of these while
+the caller waits. When the wait is over first, the job is *abandoned*: the worker finishes it in its
+own time, drops what came out, and can be used again. Whether a job was finished or abandoned is
+decided once, by whoever takes its claim first.
+
+Workers are daemon threads (the process can end while one hangs), started on demand (nobody queues
+for one), reused last in, first out, and gone after `IDLE` seconds without work.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, final
+
+from resilience.callables import close_coroutine
+from resilience.clock import clock
+from resilience.errors import WorkersExhausted
+
+#: Seconds after which a worker without work ends.
+IDLE = 30.0
+
+#: How many jobs that were walked away from may be running before another one is refused.
+DEFAULT_MAX_ABANDONED = 128
+
+
+@final
+class Job:
+    """One function on one worker, in a copy of its caller's `contextvars`."""
+
+    __slots__ = ("_arguments", "_claim", "_context", "_done", "_error", "_function", "_keywords", "_value")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._keywords = keywords
+        self._context = contextvars.copy_context()
+        self._claim = threading.Lock()
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    # --- the caller's side ---
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end (true); after `seconds`, or when interrupted, abandon the job (false)."""
+        try:
+            finished = clock.wait(self._done, max(0.0, seconds))
+        except BaseException:  # Ctrl-C in the main thread: the caller leaves, so nobody wants the result
+            self._abandon()
+            raise
+        return finished or not self._abandon()
+
+    def result(self) -> Any:
+        """Return what the function returned, or raise what it raised."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._value
+        try:
+            raise error
+        finally:
+            del error  # no cycle: error -> traceback -> this frame -> error
+
+    def _abandon(self) -> bool:
+        """Say that nobody wants the result any more; false if it is there already."""
+        if not self._claim.acquire(blocking=False):
+            return False
+        pool.count_abandoned(+1)
+        return True
+
+    # --- the worker's side ---
+
+    def run(self) -> None:
+        """Run the function, and keep its outcome."""
+        try:
+            self._value = self._context.run(self._function, *self._arguments, **self._keywords)
+        except BaseException as error:  # whatever it is belongs to the caller
+            self._error = error
+
+    def finish(self) -> None:
+        """Hand the outcome over, or drop it if nobody waits for it."""
+        if self._claim.acquire(blocking=False):
+            self._done.release()
+            return
+        close_coroutine(self._value)
+        pool.count_abandoned(-1)
+
+
+@final
+class Worker(threading.Thread):
+    """A daemon thread that runs one job after another."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"resilience-worker-{next(_numbers)}", daemon=True)
+        self._job: Job | None = None
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    def begin(self, job: Job) -> None:
+        """Hand a job to this worker, which nobody else has."""
+        self._job = job
+        self._wake.release()
+
+    def run(self) -> None:
+        """Wait for work and do it, until none has come for a while."""
+        while self._wake.acquire(timeout=IDLE) or not pool.retire(self):
+            job, self._job = self._job, None
+            if job is not None:
+                job.run()
+                pool.idle.append(self)  # before the caller hears of it, so that its next call finds this worker
+                job.finish()
+                del job  # an idle worker keeps nobody's result alive
+
+
+@final
+class Pool:
+    """The workers that have no work, and the number of jobs that were walked away from and still run."""
+
+    def __init__(self) -> None:
+        self.idle: deque[Worker] = deque()
+        self.abandoned = 0
+        self._counting = threading.Lock()
+
+    def take(self, policy: str, max_abandoned: int) -> Worker:
+        """Return a worker that waits for a job; raise `WorkersExhausted` if too many hang already."""
+        if self.abandoned >= max_abandoned:
+            raise WorkersExhausted(
+                f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
+            )
+        try:
+            return self.idle.pop()
+        except IndexError:
+            worker = Worker()
+            worker.start()
+            return worker
+
+    def retire(self, worker: Worker) -> bool:
+        """Let a worker go; false if somebody has just taken it."""
+        try:
+            self.idle.remove(worker)
+        except ValueError:
+            return False
+        return True
+
+    def count_abandoned(self, change: int) -> None:
+        """Count a job that was walked away from, or one that has come to its end after all."""
+        with self._counting:
+            self.abandoned += change
+
+
+_numbers = count(1)
+pool = Pool()
+
+if hasattr(os, "register_at_fork"):
+    # The child of a fork has none of its parent's threads.
+    os.register_at_fork(after_in_child=pool.__init__)  # type: ignore[misc]

@@ -1,0 +1,211 @@
+"""The circuit: four states, and the rules by which it goes from one to another.
+
+    CLOSED     calls pass and are counted.       A tally that trips opens it.
+    OPEN       calls are refused.                The first call after the open period makes it half-open.
+    HALF_OPEN  so many probes may be out.        One failure opens it again, enough successes close it.
+    ISOLATED   calls are refused.                Only a hand changes that.
+
+Each period of a state is an object, and its identity is the *epoch*: whoever is admitted gets the
+period that admitted him, and a result that comes back when another period has begun moves nothing.
+A stale success can so never close a circuit, nor a stale failure open one.
+
+Michael Nygard, "Release It!" (2007), named the pattern. Pure: it takes the time as an argument,
+locks nothing, and calls no user code. Its owner holds a lock around every method but the reading of
+`period`, and reports the transitions that are returned after letting go of it. The lock has to be
+reentrant: a coroutine that is thrown away may be finalized, and release its probe, in the middle of
+any method of the same thread.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias, final
+
+from resilience.state.trips import Tally, Trip
+
+
+class CircuitState(enum.Enum):
+    """The state of a circuit."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    ISOLATED = "isolated"
+
+
+@final
+class Closed:
+    """A period in which calls pass and are counted."""
+
+    __slots__ = ("tally",)
+    state = CircuitState.CLOSED
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+
+@final
+class Open:
+    """A period in which calls are refused, until `until`."""
+
+    __slots__ = ("last_failure", "lasts", "until")
+    state = CircuitState.OPEN
+
+    def __init__(self, lasts: float, until: float, last_failure: str | None) -> None:
+        self.lasts = lasts
+        self.until = until
+        self.last_failure = last_failure
+
+
+@final
+class HalfOpen:
+    """A period in which a few probes find out whether the dependency has recovered."""
+
+    __slots__ = ("last_failure", "probe_timeout", "probes", "successes")
+    state = CircuitState.HALF_OPEN
+
+    def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
+        self.probe_timeout = probe_timeout
+        self.last_failure = last_failure
+        self.probes: dict[Probe, float] = {}  # probe -> when it loses its slot
+        self.successes = 0
+
+
+@final
+class Isolated:
+    """A period in which a hand holds the circuit open."""
+
+    __slots__ = ("last_failure",)
+    state = CircuitState.ISOLATED
+
+    def __init__(self) -> None:
+        self.last_failure: str | None = None
+
+
+Period: TypeAlias = Closed | Open | HalfOpen | Isolated
+
+
+@final
+class Probe:
+    """A call that was admitted by a half-open period."""
+
+    __slots__ = ("period",)
+
+    def __init__(self, period: HalfOpen) -> None:
+        self.period = period
+
+
+#: What an admitted call brings back with its result.
+Admission: TypeAlias = Closed | Probe
+
+
+class Transition(NamedTuple):
+    """One change of state."""
+
+    old: CircuitState
+    new: CircuitState
+    retry_after: float | None
+    last_failure: str | None
+
+
+@final
+class Circuit:
+    """The machine. Every method that can move it returns the transitions that it made, in order."""
+
+    __slots__ = ("_open_for", "_openings", "_probe_successes", "_probe_timeout", "_probes", "_trip", "period")
+
+    def __init__(
+        self,
+        trip: Trip,
+        open_for: Callable[[], Iterator[float]],
+        probes: int,
+        probe_successes: int,
+        probe_timeout: float | None,
+    ) -> None:
+        self._trip = trip
+        self._open_for = open_for
+        self._openings = open_for()
+        self._probes = probes
+        self._probe_successes = probe_successes
+        self._probe_timeout = probe_timeout
+        self.period: Period = Closed(trip.tally())
+
+    # --- calls ---
+
+    def admit(self, now: float) -> tuple[Admission | None, list[Transition]]:
+        """Admit a call, or refuse it (None)."""
+        transitions: list[Transition] = []
+        period = self.period
+        if isinstance(period, Open) and now >= period.until:
+            timeout = max(period.lasts, 30.0) if self._probe_timeout is None else self._probe_timeout
+            period = HalfOpen(timeout, period.last_failure)
+            transitions = self._move(period)
+        if isinstance(period, Closed):
+            return period, transitions
+        if isinstance(period, HalfOpen):
+            _forget_lost_probes(period, now)
+            if len(period.probes) < self._probes:
+                probe = Probe(period)
+                period.probes[probe] = now + period.probe_timeout
+                return probe, transitions
+        return None, transitions
+
+    def record(
+        self, admission: Admission, failure: str | None, duration: float, now: float
+    ) -> list[Transition]:
+        """Count the result of an admitted call.
+
+        :param failure: what it failed with, as text; None for a success.
+        :param duration: seconds that it took.
+        """
+        if isinstance(admission, Closed):
+            if admission is self.period and admission.tally.add(failure is not None, duration, now):
+                return self._open(now, failure)
+            return []
+        period = admission.period
+        _forget_lost_probes(period, now)
+        if period.probes.pop(admission, None) is None or period is not self.period:
+            return []
+        if failure is not None or duration >= self._trip.slower_than:
+            return self._open(now, failure or "a slow probe")
+        period.successes += 1
+        return self._close() if period.successes >= self._probe_successes else []
+
+    def release(self, admission: Admission) -> None:
+        """Take back the slot of a call that ended without a result: cancelled, interrupted or ignored."""
+        if isinstance(admission, Probe):
+            admission.period.probes.pop(admission, None)
+
+    # --- by hand ---
+
+    def isolate(self) -> list[Transition]:
+        """Refuse all calls until somebody closes the circuit."""
+        return [] if isinstance(self.period, Isolated) else self._move(Isolated())
+
+    def close(self) -> list[Transition]:
+        """Let calls pass, and count from zero."""
+        return self._close()
+
+    # --- inside ---
+
+    def _open(self, now: float, failure: str | None) -> list[Transition]:
+        lasts = next(self._openings)
+        return self._move(Open(lasts, now + lasts, failure), retry_after=lasts)
+
+    def _close(self) -> list[Transition]:
+        self._openings = self._open_for()
+        return self._move(Closed(self._trip.tally()))
+
+    def _move(self, period: Period, retry_after: float | None = None) -> list[Transition]:
+        old, self.period = self.period, period
+        if old.state is period.state:
+            return []  # a new epoch of the same state: closed by hand while closed
+        last_failure = None if isinstance(period, Closed) else period.last_failure
+        return [Transition(old.state, period.state, retry_after, last_failure)]
+
+
+def _forget_lost_probes(period: HalfOpen, now: float) -> None:
+    for probe, lost_at in list(period.probes.items()):
+        if now >= lost_at:
+            period.probes.pop(probe, None)

@@ -1,0 +1,179 @@
+"""Permits: at most so many at once, granted in the order of arrival to callers of every world.
+
+Free permits lie in a `deque`, whose `pop` and `append` are atomic: while all is quiet a caller takes
+one, and gives it back, without a lock. The rest happens under one short lock, behind the flag `busy`:
+
+- a caller that finds none free queues, raises the flag, and then looks for free permits;
+- who gives a permit back appends it, and then looks at the flag.
+
+Each writes first and looks second, so at least one of the two sees the other: no wake-up is lost. A
+newcomer that sees the flag queues as well, so nobody is overtaken. Granting is decided under the
+lock; waking, which calls into event loops, is left to the caller of the method that granted.
+
+The lock is reentrant, and each step below leaves things in order: a coroutine that is thrown away
+may be finalized in the middle of any of them, by the same thread, and give its permit back.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import deque
+from typing import Generic, NamedTuple, TypeVar, final
+
+W = TypeVar("W")
+
+
+class Place(enum.Enum):
+    """Where the holder of a ticket stands."""
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    GONE = "gone"
+
+
+@final
+class Ticket(Generic[W]):
+    """A place in the queue."""
+
+    __slots__ = ("place", "waiter")
+
+    def __init__(self, waiter: W) -> None:
+        self.waiter = waiter
+        self.place = Place.WAITING
+
+
+class Counts(NamedTuple):
+    """The state of the permits at one instant."""
+
+    limit: int
+    in_flight: int
+    queued: int
+    rejected: int
+
+
+@final
+class Permits(Generic[W]):
+    """The machine. Methods that can grant permits return the tickets whose holders are to be woken, in order."""
+
+    #: How many permits are made at a time: a limit of a million costs memory only as it is used.
+    BATCH = 1024
+
+    __slots__ = ("_busy", "_free", "_lock", "_made", "_rejected", "_waiting", "limit", "queue")
+
+    def __init__(self, limit: int, queue: int) -> None:
+        self.limit = limit
+        self.queue = queue
+        self._rejected = 0
+        self._made = min(limit, self.BATCH)  # permits in existence, free or taken
+        self._free: deque[None] = deque([None] * self._made)
+        self._waiting: deque[Ticket[W]] = deque()
+        self._busy = False  # somebody waits, or there are more permits than there should be
+        self._lock = threading.RLock()
+
+    # --- the happy path ---
+
+    def take(self) -> bool:
+        """Take a permit if one is free and nobody waits for it."""
+        if self._busy:
+            return False
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def give_back(self) -> list[Ticket[W]] | None:
+        """Give a permit back."""
+        self._free.append(None)
+        if self._busy:
+            with self._lock:
+                return self._settle_locked()
+        return None
+
+    # --- the queue ---
+
+    def join(self, waiter: W) -> tuple[Ticket[W], list[Ticket[W]]]:
+        """Join the queue. The ticket may be granted at once, and is gone if the queue is full."""
+        ticket = Ticket(waiter)
+        with self._lock:
+            self._waiting.append(ticket)
+            self._busy = True
+            granted = self._settle_locked()
+            if ticket.place is Place.WAITING and len(self._waiting) > self.queue:
+                self._remove_locked(ticket)
+                self._rejected += 1
+        return ticket, granted
+
+    def leave(self, ticket: Ticket[W]) -> bool:
+        """Stop waiting; false if the permit had been granted already, which the holder then has."""
+        with self._lock:
+            if ticket.place is Place.GRANTED:
+                return False
+            self._remove_locked(ticket)
+            self._rejected += 1
+            return True
+
+    def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
+        """Stop waiting without wanting the permit any more: one that was granted is passed on."""
+        with self._lock:
+            place, ticket.place = ticket.place, Place.GONE
+            if place is Place.GRANTED:
+                return self.give_back()
+            if place is Place.WAITING:
+                self._remove_locked(ticket)
+            return None
+
+    # --- from outside ---
+
+    def resize(self, limit: int) -> list[Ticket[W]]:
+        """Change the limit. Permits that are out come back in their own time."""
+        with self._lock:
+            self.limit = limit
+            self._busy = True
+            return self._settle_locked()
+
+    def counts(self) -> Counts:
+        """Return the state of the permits."""
+        with self._lock:
+            return Counts(self.limit, self._made - len(self._free), len(self._waiting), self._rejected)
+
+    # --- inside ---
+
+    def _settle_locked(self) -> list[Ticket[W]]:
+        """Withdraw permits beyond the limit, make missing ones, hand free ones to those who wait."""
+        granted: list[Ticket[W]] = []
+        while self._made > self.limit and self._take_free():
+            self._made -= 1
+        while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one()):
+            try:
+                ticket = self._waiting.popleft()
+            except IndexError:
+                self._free.append(None)
+                break
+            ticket.place = Place.GRANTED
+            granted.append(ticket)
+        self._busy = bool(self._waiting) or self._made > self.limit
+        return granted
+
+    def _take_free(self) -> bool:
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _make_one(self) -> bool:
+        """Make more permits, one for the asker and the rest of a batch to lie free."""
+        missing = min(self.limit - self._made, self.BATCH)
+        if missing <= 0:
+            return False
+        self._made += missing
+        self._free.extend([None] * (missing - 1))
+        return True
+
+    def _remove_locked(self, ticket: Ticket[W]) -> None:
+        ticket.place = Place.GONE
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        self._busy = bool(self._waiting) or self._made > self.limit

@@ -1,0 +1,211 @@
+"""When a circuit opens: conditions as data, and the tallies that watch for them.
+
+A condition (`ConsecutiveFailures(5)`) is immutable and may be shared; `tally()` starts the counting
+for one closed period of one circuit. `a | b` trips on either. Thresholds compare with `>=`, after
+each result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import inf
+from typing import TYPE_CHECKING, Final, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.state.windows import CountWindow, TimeWindow, Window
+
+if TYPE_CHECKING:
+    from resilience.checks import Duration
+
+#: Seconds that a window covers unless it is told otherwise.
+DEFAULT_WINDOW: Final = 30.0
+
+
+class Tally(ABC):
+    """What one closed period of a circuit counts."""
+
+    @abstractmethod
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        """Count one more result; say whether it trips the circuit."""
+
+    #: Whether a success would change nothing; then nobody needs the lock to record it.
+    quiet: bool = False
+
+
+class Trip(ABC):
+    """A condition under which a circuit opens. Combine two with `|`."""
+
+    #: Seconds after which a call counts as slow, infinity where slowness does not matter.
+    slower_than: float = inf
+
+    @abstractmethod
+    def tally(self) -> Tally:
+        """Start counting."""
+
+    def __or__(self, other: Trip) -> Trip:
+        """Trip on either condition."""
+        return AnyOf(self, other) if isinstance(other, Trip) else NotImplemented
+
+
+@final
+class ConsecutiveFailures(Trip):
+    """Trip when `n` calls in a row have failed. An `int` will do in its place.
+
+    :param n: at least 1.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = checks.whole("n", n)
+
+    def __repr__(self) -> str:
+        return f"ConsecutiveFailures({self.n})"
+
+    @override
+    def tally(self) -> Tally:
+        return _Streak(self.n)
+
+
+class _Share(Trip):
+    """What `FailureRatio` and `SlowRatio` have in common: a share of bad results in a window."""
+
+    def __init__(self, ratio: float, min_calls: int, window: Duration | None, last: int | None) -> None:
+        self.ratio = checks.ratio("ratio", ratio)
+        self.min_calls = checks.whole("min_calls", min_calls)
+        self.last = None if last is None else checks.whole("last", last)
+        if self.last is not None:
+            if window is not None:
+                raise ValueError(f"give a window of time or of calls, not both: window={window!r}, last={last!r}")
+            self.window = None
+            self.min_calls = min(self.min_calls, self.last)  # a window never holds more than that
+        else:
+            self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
+
+    def _span(self) -> str:
+        return f"window={self.window:g}" if self.last is None else f"last={self.last}"
+
+    @override
+    def tally(self) -> Tally:
+        window = TimeWindow(self.window) if self.window is not None else CountWindow(self.last or 1)
+        return _Ratio(window, self.ratio, self.min_calls, self.slower_than)
+
+
+@final
+class FailureRatio(_Share):
+    """Trip when at least `ratio` of the calls in a window have failed.
+
+    :param ratio: more than 0, at most 1.
+    :param min_calls: how many calls have to be in the window before it can trip; 10 by default.
+    :param window: the window in seconds, 30 by default. It forgets in steps of a 32nd.
+    :param last: a window of so many calls instead; `min_calls` is then at most `last`.
+    """
+
+    def __init__(
+        self, ratio: float, *, min_calls: int = 10, window: Duration | None = None, last: int | None = None
+    ) -> None:
+        super().__init__(ratio, min_calls, window, last)
+
+    def __repr__(self) -> str:
+        return f"FailureRatio({self.ratio:g}, min_calls={self.min_calls}, {self._span()})"
+
+
+@final
+class SlowRatio(_Share):
+    """Trip when at least `ratio` of the calls in a window were slow, be they successes or failures.
+
+    :param ratio: more than 0, at most 1.
+    :param slower_than: a call that took at least so many seconds is slow.
+    :param min_calls: how many calls have to be in the window before it can trip; 10 by default.
+    :param window: the window in seconds, 30 by default. It forgets in steps of a 32nd.
+    :param last: a window of so many calls instead; `min_calls` is then at most `last`.
+    """
+
+    def __init__(
+        self,
+        ratio: float,
+        *,
+        slower_than: Duration,
+        min_calls: int = 10,
+        window: Duration | None = None,
+        last: int | None = None,
+    ) -> None:
+        super().__init__(ratio, min_calls, window, last)
+        self.slower_than = checks.seconds("slower_than", slower_than)
+
+    def __repr__(self) -> str:
+        return (
+            f"SlowRatio({self.ratio:g}, slower_than={self.slower_than:g}, "
+            f"min_calls={self.min_calls}, {self._span()})"
+        )
+
+
+@final
+class AnyOf(Trip):
+    """Trip when either of two conditions does. Made by `a | b`."""
+
+    def __init__(self, left: Trip, right: Trip) -> None:
+        self._left = left
+        self._right = right
+        self.slower_than = min(left.slower_than, right.slower_than)
+
+    def __repr__(self) -> str:
+        return f"{self._left!r} | {self._right!r}"
+
+    @override
+    def tally(self) -> Tally:
+        return _Either(self._left.tally(), self._right.tally())
+
+
+def as_trip(value: object) -> Trip:
+    """Return `value` as a condition; an `int` is a number of consecutive failures."""
+    if isinstance(value, Trip):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ConsecutiveFailures(checks.whole("trip", value))
+    raise TypeError(f"trip must be a condition such as ConsecutiveFailures(5), or an int, not {value!r}")
+
+
+@final
+class _Streak(Tally):
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self.quiet = True
+
+    @override
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        self._count = self._count + 1 if failed else 0
+        self.quiet = not failed
+        return self._count >= self._limit
+
+
+@final
+class _Ratio(Tally):
+    def __init__(self, window: Window, ratio: float, min_calls: int, slower_than: float) -> None:
+        self._window = window
+        self._ratio = ratio
+        self._min_calls = min_calls
+        self._slower_than = slower_than
+
+    @override
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        window = self._window
+        window.add(failed if self._slower_than == inf else duration >= self._slower_than, now)
+        # Multiplied, not divided: 3 of 10 are not less than 0.3 of 10 by a rounding error.
+        return window.total >= self._min_calls and window.bad >= self._ratio * window.total
+
+
+@final
+class _Either(Tally):
+    def __init__(self, left: Tally, right: Tally) -> None:
+        self._left = left
+        self._right = right
+        self.quiet = left.quiet and right.quiet
+
+    @override
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        left = self._left.add(failed, duration, now)
+        right = self._right.add(failed, duration, now)  # both have to count
+        self.quiet = self._left.quiet and self._right.quiet
+        return left or right

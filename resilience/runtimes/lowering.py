@@ -27,16 +27,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import os
-import textwrap
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 #: Set before the first execution of a policy; a chain that has been composed stays as it is.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
+
+#: Runs a coroutine to its end, `drive(coroutine, owner)`.
+Drive: TypeAlias = Callable[..., Any]
 
 _DRIVE: Final = "_resilience_drive"
 _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
@@ -44,7 +47,7 @@ _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
 _lowered: WeakKeyDictionary[FunctionType, FunctionType | None] = WeakKeyDictionary()
 
 
-def lower(method: object, drive: Callable[[Coroutine[Any, Any, Any], str], Any]) -> Callable[..., Any] | None:
+def lower(method: object, drive: Drive) -> Callable[..., Any] | None:
     """Return the plain function of `method`, a bound `around`, or None where it has to be driven."""
     if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
         return None
@@ -57,51 +60,63 @@ def lower(method: object, drive: Callable[[Coroutine[Any, Any, Any], str], Any])
     return _lowered[function]
 
 
-def _rewritten(function: FunctionType, drive: Callable[[Coroutine[Any, Any, Any], str], Any]) -> FunctionType | None:
+def _rewritten(function: FunctionType, drive: Drive) -> FunctionType | None:
     code = function.__code__
     if code.co_freevars or not code.co_flags & inspect.CO_COROUTINE or code.co_argcount != 3:
         return None
-    tree, definition = _source_tree(function)
-    if definition is None or not _same_code(_compiled(tree, function), code):
+    module = _parsed(inspect.getsourcefile(function))
+    owner, definition = _find(module, code)
+    if owner is None or definition is None:
         return None
-    if not _Lowering(code.co_varnames[1]).apply(definition):
+    if owner in module.body:
+        _prune(module, owner, definition)
+    if not _same_code(_compiled(module, code), code):
         return None
-    body = definition.__dict__.copy()
-    body["args"].kwonlyargs.append(ast.arg(_DRIVE))
-    body["args"].kw_defaults.append(ast.Constant(None))
-    tree.body[0].body[0] = ast.FunctionDef(**body)  # type: ignore[attr-defined]
-    plain_code = _compiled(ast.fix_missing_locations(tree), function)
+    plain = _Lowering(code.co_varnames[1]).apply(definition)
+    if plain is None:
+        return None
+    owner.body[owner.body.index(definition)] = plain
+    plain_code = _compiled(ast.fix_missing_locations(module), code)
     assert plain_code is not None
-    plain = FunctionType(plain_code, function.__globals__, function.__name__, function.__defaults__)
-    plain.__kwdefaults__ = {_DRIVE: partial(drive, owner=function.__qualname__.rpartition(".")[0])}
-    plain.__qualname__, plain.__module__ = function.__qualname__, function.__module__
-    return plain
+    lowered = FunctionType(plain_code, function.__globals__, function.__name__, function.__defaults__)
+    lowered.__kwdefaults__ = {_DRIVE: partial(drive, owner=function.__qualname__.rpartition(".")[0])}
+    lowered.__qualname__, lowered.__module__ = function.__qualname__, function.__module__
+    return lowered
 
 
-def _source_tree(function: FunctionType) -> tuple[ast.Module, ast.AsyncFunctionDef | None]:
-    """Parse the function inside a class of its own name: for mangled names, and to keep its columns."""
-    lines, first = inspect.getsourcelines(function)
-    source = "".join(lines)
-    owner = function.__qualname__.split(".")[-2] if "." in function.__qualname__ else "_"
-    indent = len(source) - len(source.lstrip(" \t"))
-    if not indent:
-        source, indent = textwrap.indent(source, " "), 1
-    tree = ast.parse(f"class {owner}:\n{source}")
-    ast.increment_lineno(tree, first - 2)
-    [definition] = tree.body[0].body  # type: ignore[attr-defined]
-    if not isinstance(definition, ast.AsyncFunctionDef) or definition.decorator_list:
-        return tree, None
-    return tree, definition
+def _parsed(file: str | None) -> ast.Module:
+    if file is None:
+        raise OSError("no source file")
+    return ast.parse("".join(linecache.getlines(file)))
 
 
-def _compiled(tree: ast.Module, function: FunctionType) -> CodeType | None:
-    """Compile a module with one class with one function, and take that function's code out."""
-    flags = function.__code__.co_flags & _FUTURE_FLAGS
-    module = compile(tree, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
-    for outer in (it for it in module.co_consts if isinstance(it, CodeType)):
+def _find(module: ast.Module, code: CodeType) -> tuple[ast.ClassDef | None, ast.AsyncFunctionDef | None]:
+    """Find the method that begins where `code` begins, with its decorators."""
+    for owner in (it for it in ast.walk(module) if isinstance(it, ast.ClassDef)):
+        for node in owner.body:
+            if isinstance(node, ast.AsyncFunctionDef) and node.name == code.co_name:
+                first = min([node.lineno] + [it.lineno for it in node.decorator_list])
+                if first == code.co_firstlineno:
+                    return owner, node
+    return None, None
+
+
+def _prune(module: ast.Module, owner: ast.ClassDef, definition: ast.AsyncFunctionDef) -> None:
+    """Leave out the other definitions. The imports have to stay: CPython compiles `imported.name()` differently."""
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    module.body = [it for it in module.body if it is owner or not isinstance(it, definitions)]
+    owner.body = [definition]
+
+
+def _compiled(module: ast.Module, code: CodeType) -> CodeType | None:
+    """Compile the module, and take the code out that begins where `code` begins."""
+    flags = code.co_flags & _FUTURE_FLAGS
+    found = [compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)]
+    for outer in found:
         for inner in (it for it in outer.co_consts if isinstance(it, CodeType)):
-            if inner.co_name == function.__name__:
+            if (inner.co_name, inner.co_firstlineno) == (code.co_name, code.co_firstlineno):
                 return inner
+            found.append(inner)
     return None
 
 
@@ -138,9 +153,13 @@ class _Lowering(ast.NodeTransformer):
         self._call = call
         self._allowed = True
 
-    def apply(self, definition: ast.AsyncFunctionDef) -> bool:
+    def apply(self, definition: ast.AsyncFunctionDef) -> ast.FunctionDef | None:
+        """Return the plain function, None where it cannot be had."""
         definition.body = [self.visit(statement) for statement in definition.body]
-        return self._allowed
+        definition.args.kwonlyargs.append(ast.arg(_DRIVE))
+        definition.args.kw_defaults.append(None)
+        plain = ast.FunctionDef(**vars(definition))
+        return plain if self._allowed else None
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, _NOT_LOWERABLE):

@@ -1,0 +1,173 @@
+"""The error tree: who is whose child, what each carries, and that all of it survives a pickle and a copy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import resilience
+from resilience import CircuitState, Failure, Success, errors
+from resilience.errors import (
+    AwaitableMisuse,
+    BulkheadFull,
+    CircuitIsolated,
+    CircuitOpen,
+    DeadlineExceeded,
+    Misuse,
+    Rejected,
+    ResilienceError,
+    RetriesExhausted,
+    SuspensionMisuse,
+    TimeoutExceeded,
+    WorkersExhausted,
+)
+
+PARENTS: dict[type[Exception], tuple[type[BaseException], ...]] = {
+    ResilienceError: (Exception,),
+    Rejected: (ResilienceError,),
+    CircuitOpen: (Rejected,),
+    CircuitIsolated: (CircuitOpen,),
+    BulkheadFull: (Rejected,),
+    WorkersExhausted: (Rejected,),
+    TimeoutExceeded: (ResilienceError, TimeoutError),
+    DeadlineExceeded: (TimeoutExceeded,),
+    RetriesExhausted: (ResilienceError,),
+}
+
+#: One of each, with every number set to something that is not its default.
+FULL: dict[str, tuple[ResilienceError, dict[str, Any]]] = {
+    "ResilienceError": (ResilienceError("no", policy="p"), {"policy": "p"}),
+    "Rejected": (Rejected("no", policy="p", retry_after=1.5), {"policy": "p", "retry_after": 1.5}),
+    "CircuitOpen": (
+        CircuitOpen("no", policy="p", retry_after=1.5, state=CircuitState.OPEN, last_failure="Boom: x"),
+        {"policy": "p", "retry_after": 1.5, "state": CircuitState.OPEN, "last_failure": "Boom: x"},
+    ),
+    "CircuitIsolated": (
+        CircuitIsolated("no", policy="p", state=CircuitState.ISOLATED, last_failure="Boom: x"),
+        {"policy": "p", "retry_after": None, "state": CircuitState.ISOLATED, "last_failure": "Boom: x"},
+    ),
+    "BulkheadFull": (
+        BulkheadFull("no", policy="p", retry_after=1.5, limit=3, queue=7),
+        {"policy": "p", "retry_after": 1.5, "limit": 3, "queue": 7},
+    ),
+    "WorkersExhausted": (WorkersExhausted("no", policy="p", retry_after=1.5), {"policy": "p", "retry_after": 1.5}),
+    "TimeoutExceeded": (TimeoutExceeded("no", policy="p", timeout=2.5), {"policy": "p", "timeout": 2.5}),
+    "DeadlineExceeded": (DeadlineExceeded("no", policy="p", timeout=2.5), {"policy": "p", "timeout": 2.5}),
+    "RetriesExhausted": (
+        RetriesExhausted("no", policy="p", attempts=4, last=Success([1, 2])),
+        {"policy": "p", "attempts": 4, "last": Success([1, 2])},
+    ),
+}
+
+Again = Callable[[Any], Any]
+WAYS: dict[str, Again] = {
+    **{
+        f"pickle-{protocol}": lambda error, protocol=protocol: pickle.loads(pickle.dumps(error, protocol))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_the_tree_is_as_it_is_drawn(kind: type[Exception]) -> None:
+    """Each error has exactly the bases that the module's picture gives it."""
+    assert kind.__bases__ == PARENTS[kind]
+
+
+def test_the_tree_has_no_other_branches() -> None:
+    """What is public in `errors` is the tree, and the front door has all of it."""
+    assert {kind.__name__ for kind in PARENTS} == set(errors.__all__)
+    assert all(getattr(resilience, name) is getattr(errors, name) for name in errors.__all__)
+
+
+def test_every_error_has_a_full_example_here() -> None:
+    """The examples below leave no error out."""
+    assert set(FULL) == set(errors.__all__)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_each_error_carries_its_numbers_and_one_sentence(name: str) -> None:
+    """The numbers are attributes, the sentence is the text, and nothing else is kept."""
+    error, numbers = FULL[name]
+    assert vars(error) == numbers
+    assert error.args == ("no",)
+    assert str(error) == "no"
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_each_error_can_be_made_from_nothing(kind: type[ResilienceError]) -> None:
+    """Tests and mocks make errors without their numbers: those are then None (attempts: 0)."""
+    numbers = vars(kind())
+    assert numbers.pop("attempts", 0) == 0
+    assert set(numbers.values()) == {None}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FULL)
+def test_each_error_comes_back_whole(name: str, way: str) -> None:
+    """Process pools, task queues and test tools pickle and copy errors: type, text, numbers and notes stay."""
+    error, numbers = FULL[name]
+    again = WAYS[way](error)
+    assert again is not error
+    assert type(again) is type(error)
+    assert str(again) == "no"
+    assert again.args == ("no",)
+    assert vars(again) == numbers
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FULL)
+def test_notes_come_back_too(name: str, way: str) -> None:
+    """A note that somebody has put on an error is still on the copy."""
+    error = copy.copy(FULL[name][0])
+    error.add_note("while fetching user 4711")
+    error.add_note("for the second time")
+    again = WAYS[way](error)
+    assert again.__notes__ == ["while fetching user 4711", "for the second time"]
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "copy"])
+def test_the_last_failure_of_a_retry_comes_back_with_its_error(way: str) -> None:
+    """`RetriesExhausted.last` holds an exception, which comes along with its own arguments."""
+    error = RetriesExhausted("no", policy="p", attempts=4, last=Failure(ConnectionResetError(104, "reset")))
+    last = WAYS[way](error).last
+    assert isinstance(last, Failure)
+    assert type(last.error) is ConnectionResetError
+    assert last.error.args == (104, "reset")
+
+
+@pytest.mark.parametrize("name", ["TimeoutExceeded", "DeadlineExceeded"])
+def test_a_timeout_is_the_builtin_timeout_error_without_an_errno(name: str) -> None:
+    """`except TimeoutError` catches it; what `OSError` adds stays empty."""
+    error, _ = FULL[name]
+    assert isinstance(error, TimeoutError)
+    assert (error.errno, error.strerror, error.filename) == (None, None, None)
+    assert repr(error) == f"{name}('no')"
+
+
+@pytest.mark.parametrize("kind", [Rejected, CircuitOpen, BulkheadFull, WorkersExhausted, RetriesExhausted])
+def test_what_is_no_timeout_is_no_timeout_error(kind: type[Exception]) -> None:
+    """A rejection is not a timeout: whoever catches `TimeoutError` does not catch it."""
+    assert not issubclass(kind, OSError)
+
+
+def test_numbers_are_given_by_name() -> None:
+    """The message is the one positional argument."""
+    with pytest.raises(TypeError):
+        CircuitOpen("no", "policy")  # type: ignore[misc]
+
+
+def test_misuse_stands_outside_the_tree() -> None:
+    """An error in how the library is used is no error about a call, and is what Python would have raised."""
+    assert issubclass(AwaitableMisuse, TypeError)
+    assert issubclass(SuspensionMisuse, RuntimeError)
+    for kind in (Misuse, AwaitableMisuse, SuspensionMisuse):
+        assert not issubclass(kind, ResilienceError)
+        assert kind.__name__ not in errors.__all__

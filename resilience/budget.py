@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import Context, _ambient
+from resilience.context import Context, get_ambient, reset_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
 from resilience.runtimes.tasks import TASKS
 
@@ -43,10 +43,10 @@ class deadline:  # noqa: N801  # read as a verb phrase: "with deadline(8.0)"
     def __enter__(self) -> Context:
         if self._token is not None:
             raise RuntimeError("this deadline is in use: open another one")
-        outer = _ambient.get() or Context()
+        outer = get_ambient() or Context()
         ctx = outer.child(deadline=clock.now() + self._seconds)
         ctx._timer = None  # what cuts off around this block does not know the executions inside it
-        self._token = _ambient.set(ctx)
+        self._token = set_ambient(ctx)
         return ctx
 
     def __exit__(
@@ -54,7 +54,7 @@ class deadline:  # noqa: N801  # read as a verb phrase: "with deadline(8.0)"
     ) -> None:
         token, self._token = self._token, None
         if token is not None:
-            _ambient.reset(token)
+            reset_ambient(token)
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()

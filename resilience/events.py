@@ -20,11 +20,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from resilience.callables import is_coroutine_function, name_of
 from resilience.clock import clock
+from resilience.context import NOTHING
 
 if TYPE_CHECKING:
     from resilience.context import Context
@@ -47,7 +47,6 @@ __all__ = [
 
 logger = logging.getLogger("resilience")
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +176,6 @@ class ExecutionFinished(Event):
 #: A plain function of one event.
 Listener: TypeAlias = Callable[[Any], object]
 
-E = TypeVar("E", bound=Event)
-
 _KINDS: tuple[type[Event], ...] = (
     AttemptFailed,
     RetryScheduled,
@@ -190,6 +187,20 @@ _KINDS: tuple[type[Event], ...] = (
     ExecutionFinished,
 )
 _subscribing = threading.Lock()
+
+
+@final
+class _Finishing:
+    """Whether anybody in this process listens to the end of executions: asked once in every execution."""
+
+    __slots__ = ("is_heard",)
+
+    def __init__(self) -> None:
+        self.is_heard = False
+
+
+finishing = _Finishing()
+
 #: Kind of event -> who listens to it in this process. Replaced, never changed, so that reading needs no lock.
 _subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(_KINDS, ())
 
@@ -216,11 +227,13 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     with _subscribing:
         for kind in chosen:
             _subscribers[kind] = (*_subscribers[kind], entry)
+        finishing.is_heard = bool(_subscribers[ExecutionFinished])
 
     def unsubscribe() -> None:
         with _subscribing:
             for kind in chosen:
                 _subscribers[kind] = tuple(it for it in _subscribers[kind] if it is not entry)
+            finishing.is_heard = bool(_subscribers[ExecutionFinished])
 
     return unsubscribe
 
@@ -250,11 +263,6 @@ def optional_listener(name: str, value: Listener | None) -> Listener | None:
     return value
 
 
-def is_heard(kind: type[Event], ctx: Context | None = None) -> bool:
-    """Whether anybody listens for events of this kind, here or everywhere."""
-    return bool(_subscribers[kind]) or (ctx is not None and bool(ctx._listeners))
-
-
 def emit(
     kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
 ) -> None:
@@ -270,7 +278,7 @@ def emit(
         policy=policy,
         operation=None if ctx is None else ctx.operation,
         time=clock.now(),
-        properties=_NOTHING if ctx is None else ctx.properties,
+        properties=NOTHING if ctx is None else ctx.properties,
         **numbers,
     )
     tell(event, listeners)

@@ -14,16 +14,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, final, overload
 
-from typing_extensions import Never, TypeVar, override
+from typing_extensions import Never, Self, TypeVar, override
 
 from resilience import checks, events
 from resilience.callables import is_coroutine_function, is_generator_function, name_of
 from resilience.clock import clock
-from resilience.context import Context, Record, _ambient, _new
+from resilience.context import Context, Facts, Record, fresh, get_ambient
 from resilience.errors import Misuse
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import make_proxy
 from resilience.runtimes import blocking, tasks
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.tasks import TASKS
 
 if TYPE_CHECKING:
     from resilience.events import Listener
@@ -64,11 +66,23 @@ class Policy(ABC, Generic[D_co]):
     'HELLO'
     """
 
-    _name: str | None = None
-    _listeners: tuple[Listener, ...] = ()
+    _name: str | None
+    _listeners: tuple[Listener, ...]
+    # The chain of this policy alone, for each world; composed at the first execution.
+    _blocking_chain: blocking.Stage | None
+    _task_chain: tasks.Stage | None
 
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap = _Wrap()
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        # Here and not in `__init__`, which a policy of a user's need not call.
+        self = super().__new__(cls)
+        self._name = None
+        self._listeners = ()
+        self._blocking_chain = None
+        self._task_chain = None
+        return self
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -123,9 +137,7 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.aexecute(fn, ctx)
-        root = _new(Context)
-        root._function = fn
-        return self._run(root, ctx)
+        return self._run(fresh(fn, BLOCKING), ctx)
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
         """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
@@ -134,9 +146,7 @@ class Policy(ABC, Generic[D_co]):
         :param ctx: as in `execute`.
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
-        root = _new(Context)
-        root._function = fn
-        return await self._arun(root, ctx)
+        return await self._arun(fresh(fn, TASKS), ctx)
 
     @overload
     def call(
@@ -155,16 +165,14 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.acall(fn, *args, **kwargs)
-        root = _new(Context)
-        root._function = fn
+        root = fresh(fn, BLOCKING)
         root._arguments = args
         root._keywords = kwargs
         return self._run(root, None)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        root = _new(Context)
-        root._function = fn
+        root = fresh(fn, TASKS)
         root._arguments = args
         root._keywords = kwargs
         return await self._arun(root, None)
@@ -178,10 +186,8 @@ class Policy(ABC, Generic[D_co]):
         >>> Retry().capture(lambda ctx: 1 / 0)
         Failure(error=ZeroDivisionError('division by zero'))
         """
-        root = _new(Context)
-        root._function = fn
         try:
-            return Success(self._run(root, ctx))
+            return Success(self._run(fresh(fn, BLOCKING), ctx))
         except Misuse:
             raise
         except Exception as error:
@@ -251,8 +257,7 @@ class Policy(ABC, Generic[D_co]):
     def _wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            root = _new(Context)
-            root._function = fn
+            root = fresh(fn, BLOCKING)
             root._arguments = args
             root._keywords = kwargs
             return self._run(root, None)
@@ -262,45 +267,38 @@ class Policy(ABC, Generic[D_co]):
     def _async_wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            root = _new(Context)
-            root._function = fn
+            root = fresh(fn, TASKS)
             root._arguments = args
             root._keywords = kwargs
             return await self._arun(root, None)
 
         return wrapper
 
-    @functools.cached_property
-    def _blocking_chain(self) -> blocking.Stage:
-        return self._compose(blocking.compose, blocking.enter)
-
-    @functools.cached_property
-    def _task_chain(self) -> tasks.Stage:
-        return self._compose(tasks.compose, tasks.enter)
-
     def _compose(self, compose: Callable[[Policy[Any], Any], Any], inner: Any) -> Any:
         """Return the chain that runs this policy around `inner`, in the world that `compose` belongs to."""
         return compose(self, inner)
 
     def _run(self, root: Context, ctx: Context | None) -> Any:
-        ambient = _ambient.get()
-        if ctx is None and ambient is None and not self._is_observed():
-            return self._blocking_chain(root)
-        with _Execution(self, root, ctx, ambient) as execution:
-            execution.value = self._blocking_chain(root)
+        chain = self._blocking_chain
+        if chain is None:
+            chain = self._blocking_chain = self._compose(blocking.compose, blocking.enter)
+        outer = get_ambient()
+        if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
+            return chain(root)
+        with _Execution(self, root, ctx, outer) as execution:
+            execution.value = chain(root)
         return execution.value
 
     async def _arun(self, root: Context, ctx: Context | None) -> Any:
-        root._runtime = tasks.TASKS
-        ambient = _ambient.get()
-        if ctx is None and ambient is None and not self._is_observed():
-            return await self._task_chain(root)
-        with _Execution(self, root, ctx, ambient) as execution:
-            execution.value = await self._task_chain(root)
+        chain = self._task_chain
+        if chain is None:
+            chain = self._task_chain = self._compose(tasks.compose, tasks.enter)
+        outer = get_ambient()
+        if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
+            return await chain(root)
+        with _Execution(self, root, ctx, outer) as execution:
+            execution.value = await chain(root)
         return execution.value
-
-    def _is_observed(self) -> bool:
-        return bool(self._listeners) or events.is_heard(events.ExecutionFinished)
 
 
 @final
@@ -309,20 +307,19 @@ class _Execution:
 
     __slots__ = ("_policy", "_record", "_root", "value")
 
-    def __init__(self, policy: Policy[Any], root: Context, ctx: Context | None, ambient: Context | None) -> None:
+    def __init__(self, policy: Policy[Any], root: Context, ctx: Context | None, outer: Context | None) -> None:
         self._policy = policy
         self._root = root
         self._record: Record | None = None
         self.value: Any = None
-        source = ctx or ambient
+        source = ctx or outer
         if source is not None:
-            root.deadline = source.deadline if ambient is None else min(source.deadline, ambient.deadline)
-            root.operation = source.operation
-            root.properties = source.properties
-        if ctx is not None or policy._is_observed():
+            root.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
+            root._facts = Facts(source.operation, source.properties)
+        if ctx is not None or self._is_heard():
             self._record = root._record = Record()
-            if ctx is not None:
-                ctx._report = self._record
+        if ctx is not None:
+            ctx._report = self._record
 
     def __enter__(self) -> _Execution:
         return self
@@ -332,7 +329,7 @@ class _Execution:
         if record is None:
             return
         record.ended = clock.now()
-        if not self._policy._is_observed():
+        if not self._is_heard():
             return
         if error is None:
             outcome: Outcome[Any] | None = Success(self.value)
@@ -347,6 +344,9 @@ class _Execution:
             elapsed=record.elapsed,
             outcome=outcome,
         )
+
+    def _is_heard(self) -> bool:
+        return bool(self._policy._listeners) or events.finishing.is_heard
 
 
 @final

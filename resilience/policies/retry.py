@@ -13,7 +13,7 @@ from typing_extensions import Never, override
 from resilience import checks, events
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.clock import clock
-from resilience.context import Context, History, _ambient, current_context
+from resilience.context import Context, History, current_context, reset_ambient, set_ambient
 from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
 from resilience.matching import Matcher, On, OnResult, transient
 from resilience.outcome import Failure, Outcome, Success, genuine
@@ -341,13 +341,13 @@ class Attempt:
         self._delay = 0.0
 
     def __enter__(self) -> Attempt:
-        self._token = _ambient.set(self._attempts._ctx.child(attempt=self.number))
+        self._token = set_ambient(self._attempts._ctx.child(attempt=self.number))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        _ambient.reset(self._token)
+        reset_ambient(self._token)
         if not isinstance(error, Exception):
             return False
         delay = self._attempts._delay_after(error)

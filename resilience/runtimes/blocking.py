@@ -11,16 +11,17 @@ policy code stays in the calling thread. There the timer that fired travels as `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from threading import Lock
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from typing_extensions import Self, override
 
 from resilience.callables import PLAIN, is_awaitable, refuse_awaitable
 from resilience.clock import clock
-from resilience.context import Context, _ambient
+from resilience.context import Context, reset_ambient, set_ambient
 from resilience.errors import SuspensionMisuse
 from resilience.events import logger
 from resilience.outcome import Failure, StoppedIteration
@@ -116,13 +117,13 @@ class BlockingRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        token = _ambient.set(ctx)
+        token = set_ambient(ctx)
         try:
             result = function(*args)
         except StopIteration as stop:
             raise StoppedIteration(stop) from None
         finally:
-            _ambient.reset(token)
+            reset_ambient(token)
             del args  # they hold the failure: no cycle where the handler raises it again
         if is_awaitable(result):
             raise refuse_awaitable(function, result)
@@ -141,32 +142,43 @@ class BlockingRuntime(Runtime):
 
 
 BLOCKING = BlockingRuntime()
-Context._runtime = BLOCKING  # the world of every root that no task runtime has claimed: saves a write per call
 
 
 def enter(ctx: Context) -> Any:
     """Run the user's function: the innermost stage, which finds it in the root of the context."""
     root = ctx._root or ctx
+    if ctx._timer is not None or root._record is not None:
+        return _enter_watched(root, ctx)
+    token = set_ambient(ctx)
+    try:
+        result = root._function(ctx) if root._arguments is None else root._function(*root._arguments, **root._keywords)
+    finally:
+        reset_ambient(token)
+    if type(result) not in PLAIN and is_awaitable(result):
+        raise refuse_awaitable(root._function, result)
+    return result
+
+
+def _enter_watched(root: Context, ctx: Context) -> Any:
+    """Do the same where a timer can cut the function off, or somebody will ask what happened."""
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
     worker = None if timer is None else _worker_for(timer)
     record = root._record
     if record is not None:
         record.attempts += 1
-    token = _ambient.set(ctx)
+    arguments, keywords = ((ctx,), {}) if root._arguments is None else (root._arguments, root._keywords)
+    token = set_ambient(ctx)
     try:
-        if worker is not None:
-            result = _run_on(worker, timer, root, ctx)
-        elif root._arguments is None:
-            result = root._function(ctx)
+        if worker is None:
+            result = root._function(*arguments, **keywords)
         else:
-            result = root._function(*root._arguments, **root._keywords)
+            result = _run_on(worker, timer, workers.Job(root._function, arguments, keywords))
     except Exception as error:
-        if record is not None:
-            ctx._failed(Failure(error))
+        ctx._failed(Failure(error))
         raise
     finally:
-        _ambient.reset(token)
-    if type(result) not in PLAIN and is_awaitable(result):
+        reset_ambient(token)
+    if is_awaitable(result):
         raise refuse_awaitable(root._function, result)
     return result
 
@@ -177,12 +189,8 @@ def _worker_for(timer: BlockingTimer) -> workers.Worker:
     return workers.pool.take(timer.policy, timer.max_abandoned)
 
 
-def _run_on(worker: workers.Worker, timer: BlockingTimer, root: Context, ctx: Context) -> Any:
-    """Run the function on a worker; walk away from it when the timer says so."""
-    if root._arguments is None:
-        job = workers.Job(root._function, (ctx,), {})
-    else:
-        job = workers.Job(root._function, root._arguments, root._keywords)
+def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> Any:
+    """Run a job on a worker; walk away from it when the timer says so."""
     worker.begin(job)
     if not job.wait(timer.deadline - clock.now()):
         raise Expired(timer)
@@ -207,11 +215,17 @@ def _driven(policy: Policy[Any], inner: Stage, ctx: Context) -> Any:
     return drive(policy.around(call, ctx), type(policy).__qualname__)
 
 
-def drive(coroutine: Coroutine[Any, Any, T], owner: str) -> T:
-    """Run a coroutine in which nothing is left to wait for, and return its result.
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def drive(awaitable: Awaitable[T], owner: str) -> T:
+    """Run an awaitable, usually a coroutine, in which nothing is left to wait for, and return its result.
 
     A suspension is a bug of `owner`, the policy that awaited something else than its `call` and the runtime.
     """
+    coroutine: Coroutine[Any, Any, T]
+    coroutine = awaitable if isinstance(awaitable, CoroutineType) else _awaited(awaitable)
     try:
         coroutine.send(None)
     except StopIteration as done:

@@ -20,7 +20,7 @@ from typing_extensions import Self, override
 
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, _ambient
+from resilience.context import Context, reset_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes.base import Runtime, Timer
@@ -146,12 +146,12 @@ class TaskRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        token = _ambient.set(ctx)
+        token = set_ambient(ctx)
         try:
             result = function(*args)
             return await result if is_awaitable(result) else result
         finally:
-            _ambient.reset(token)
+            reset_ambient(token)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
@@ -175,7 +175,7 @@ async def enter(ctx: Context) -> Any:
     record = root._record
     if record is not None:
         record.attempts += 1
-    token = _ambient.set(ctx)
+    token = set_ambient(ctx)
     try:
         if root._arguments is None:
             awaitable = root._function(ctx)
@@ -190,7 +190,7 @@ async def enter(ctx: Context) -> Any:
         raise
     finally:
         try:
-            _ambient.reset(token)
+            reset_ambient(token)
         except ValueError:
             pass  # the coroutine is being closed from elsewhere, where this context was never ambient
 

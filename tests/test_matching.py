@@ -1,0 +1,641 @@
+"""What counts: `on`, `on_result`, `ignore`, what stands above them, and which errors are transient.
+
+The policies that use these words are Retry, CircuitBreaker and Fallback; here they are asked only
+whether they took an exception for theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+import requests
+import urllib3
+
+from resilience import (
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitIsolated,
+    CircuitOpen,
+    DeadlineExceeded,
+    Failure,
+    Fallback,
+    Policy,
+    Rejected,
+    ResilienceError,
+    RetriesExhausted,
+    Retry,
+    TimeoutExceeded,
+    WorkersExhausted,
+    transient,
+)
+from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
+from resilience.matching import _BY_CONTENT, _NETWORK_ERRORS, _PERMANENT_ERRORS, Matcher
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+class Bang(Boom):
+    """A kind of Boom."""
+
+
+class Other(Exception):
+    """Nothing that a policy here is told of."""
+
+
+# --- on and ignore ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on", "handled", "not_handled"),
+    [
+        (Boom, [Boom(), Bang()], [Other()]),
+        (Bang, [Bang()], [Boom()]),
+        ((Bang, Other), [Bang(), Other()], [Boom()]),
+        (lambda error: "yes" in str(error), [Boom("yes"), Other("yes")], [Boom("no")]),
+        (Exception, [Boom(), Other(), OSError()], []),
+        (BaseException, [Boom(), Other(), OSError()], []),
+    ],
+    ids=["a type", "a narrow type", "a tuple", "a predicate", "Exception", "BaseException"],
+)
+def test_on_names_what_is_handled(on: Any, handled: list[Exception], not_handled: list[Exception]) -> None:
+    """A type with its children, a tuple of types, or a predicate over the exception."""
+    matcher = Matcher(on, ())
+    assert [matcher.handles(error) for error in handled] == [True] * len(handled)
+    assert [matcher.handles(error) for error in not_handled] == [False] * len(not_handled)
+
+
+@pytest.mark.parametrize("ignore", [Bang, (Other, Bang), lambda error: isinstance(error, Bang)])
+@pytest.mark.parametrize("on", [Boom, Bang, (Boom, Bang), Exception, lambda error: True])
+def test_ignore_is_stronger_than_on(on: Any, ignore: Any) -> None:
+    """What both name is not handled."""
+    matcher = Matcher(on, ignore)
+    assert not matcher.handles(Bang())
+    assert matcher.ignores(Bang())
+    assert matcher.is_neutral(Bang())
+
+
+def test_what_is_neither_named_nor_ignored_is_an_answer() -> None:
+    """It is not handled, and not neutral either: to a circuit breaker the dependency has answered."""
+    matcher = Matcher(Boom, Bang)
+    assert not matcher.handles(Other())
+    assert not matcher.is_neutral(Other())
+
+
+def test_the_ignored_is_not_shown_to_the_predicate() -> None:
+    """`ignore` is asked first: a predicate need not know what is ignored."""
+    shown: list[Exception] = []
+    Matcher(lambda error: bool(shown.append(error)), Bang).handles(Bang())
+    assert shown == []
+
+
+# --- in the three policies that use the words ------------------------------------------------
+
+
+class Case:
+    """One of the three policies, and how it shows that it took a failure or a result for its own."""
+
+    def __init__(
+        self, name: str, make: Callable[..., Policy[Any]], took: Callable[[Policy[Any], Script], bool]
+    ) -> None:
+        self.name = name
+        self.make = make
+        self.took = took
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def fallback_that_notes(**words: Any) -> Policy[Any]:
+    fallback = Fallback("answered", on_fallback=lambda event: setattr(fallback, "answered", True), **words)
+    fallback.answered = False  # type: ignore[attr-defined]
+    return fallback
+
+
+RETRY = Case("Retry", lambda **words: Retry(2, backoff=[0], **words), lambda policy, script: script.calls == 2)
+BREAKER = Case(
+    "CircuitBreaker",
+    lambda **words: CircuitBreaker(1, **words),
+    lambda policy, script: policy.stats().opened == 1,  # type: ignore[attr-defined]
+)
+FALLBACK = Case("Fallback", fallback_that_notes, lambda policy, script: policy.answered)  # type: ignore[attr-defined]
+each_policy = pytest.mark.parametrize("case", [RETRY, BREAKER, FALLBACK], ids=repr)
+repeats_or_counts = pytest.mark.parametrize("case", [RETRY, BREAKER], ids=repr)
+
+
+def takes(world: World, case: Case, step: Any, **words: Any) -> bool:
+    """Whether the policy took what the function ended with for its own."""
+    policy = case.make(**words)
+    script = Script(step)
+
+    async def main() -> object:
+        return await world.attempt(policy, script.function())
+
+    outcome = world.run(main)
+    took = case.took(policy, script)
+    assert outcome == ("answered" if took and case is FALLBACK else step), "what came out is the step itself"
+    return took
+
+
+@each_policy
+@pytest.mark.parametrize("on", [Boom, (Other, Boom), lambda error: isinstance(error, Boom)])
+def test_the_words_mean_the_same_in_every_policy(world: World, clock: FakeClock, case: Case, on: Any) -> None:
+    """`on`, `on_result` and `ignore`, in every world."""
+    assert takes(world, case, Boom(), on=on)
+    assert not takes(world, case, ValueError(), on=on)
+    assert not takes(world, case, Bang(), on=on, ignore=Bang)
+    assert not takes(world, case, Bang(), on=on, ignore=lambda error: isinstance(error, Bang))
+    assert takes(world, case, "bad", on=on, on_result=lambda result: result == "bad")
+    assert not takes(world, case, "good", on=on, on_result=lambda result: result == "bad")
+    assert not takes(world, case, "bad", on=on)
+
+
+@each_policy
+def test_a_predicate_sees_a_stop_iteration_as_itself(case: Case) -> None:
+    """Not the carrier in which it has to travel through a coroutine."""
+    seen: list[Exception] = []
+
+    def on(error: Exception) -> bool:
+        seen.append(error)
+        return False
+
+    stop = StopIteration("last")
+
+    def raising(ctx: object) -> None:
+        raise stop
+
+    ignored: list[Exception] = []
+
+    def ignore(error: Exception) -> bool:
+        ignored.append(error)
+        return False
+
+    with pytest.raises(StopIteration) as caught:
+        case.make(on=on, ignore=ignore).execute(raising)
+    assert caught.value is stop
+    assert seen == [stop]
+    assert set(ignored) == {stop}
+
+
+@each_policy
+@pytest.mark.parametrize("word", ["on", "ignore", "on_result"])
+def test_what_a_predicate_raises_comes_out(world: World, clock: FakeClock, case: Case, word: str) -> None:
+    """Predicates decide: one that raises has decided nothing, and its own error is what the caller gets."""
+
+    class Undecided(Exception):
+        pass
+
+    def undecided(value: object) -> bool:
+        raise Undecided
+
+    original = "a result" if word == "on_result" else Boom("the original")
+    policy = case.make(**{"on": Boom, word: undecided})
+    script = Script(original)
+
+    async def main() -> object:
+        return await world.attempt(policy, script.function())
+
+    error = world.run(main)
+    assert isinstance(error, Undecided)
+    assert error.__context__ is (None if word == "on_result" else original)
+    assert script.calls == 1
+
+
+@each_policy
+def test_the_truth_of_a_result_is_never_asked(world: World, clock: FakeClock, case: Case) -> None:
+    """`requests.Response` is false for a 404, SQL expressions and arrays refuse to be true or false."""
+
+    class Refuses:
+        def __bool__(self) -> bool:
+            raise AssertionError("nobody may ask")
+
+    assert not takes(world, case, Refuses(), on=Boom, on_result=lambda result: False)
+
+
+# --- our own rejections, deadlines, and misuse -----------------------------------------------
+
+OURS: list[Exception] = [
+    Rejected("no"),
+    CircuitOpen("no"),
+    CircuitIsolated("no"),
+    BulkheadFull("no"),
+    WorkersExhausted("no"),
+    DeadlineExceeded("no"),
+]
+our_errors = pytest.mark.parametrize("error", OURS, ids=lambda error: type(error).__name__)
+
+
+@repeats_or_counts
+@our_errors
+@pytest.mark.parametrize(
+    "on",
+    [
+        Exception,
+        BaseException,
+        ResilienceError,
+        TimeoutError,
+        TimeoutExceeded,
+        (Exception, OSError),
+        lambda error: True,
+        transient,
+    ],
+    ids=repr,
+)
+def test_rejections_and_deadlines_are_handled_only_where_they_are_named(
+    world: World, clock: FakeClock, case: Case, error: Exception, on: Any
+) -> None:
+    """A call that was not made, or that had no time, says nothing of the dependency: a wide `on` does not mean it."""
+    assert not takes(world, case, error, on=on)
+
+
+@repeats_or_counts
+@our_errors
+def test_a_rejection_or_deadline_that_is_named_is_handled(
+    world: World, clock: FakeClock, case: Case, error: Exception
+) -> None:
+    """By its own type, also in a tuple with others."""
+    assert takes(world, case, error, on=type(error))
+    assert takes(world, case, error, on=(Boom, type(error)))
+    assert takes(world, case, error, on=(Exception, type(error)))
+
+
+@repeats_or_counts
+def test_naming_one_of_them_names_its_children_and_nobody_else(world: World, clock: FakeClock, case: Case) -> None:
+    """`on=Rejected` takes every rejection, `on=CircuitOpen` no full bulkhead."""
+    assert takes(world, case, CircuitIsolated("no"), on=Rejected)
+    assert takes(world, case, CircuitIsolated("no"), on=CircuitOpen)
+    assert not takes(world, case, BulkheadFull("no"), on=(Exception, CircuitOpen))
+    assert not takes(world, case, Rejected("no"), on=CircuitOpen)
+    assert not takes(world, case, DeadlineExceeded("no"), on=(Exception, Rejected))
+    assert not takes(world, case, CircuitOpen("no"), on=(Exception, DeadlineExceeded))
+    assert not takes(world, case, CircuitOpen("no"), on=Rejected, ignore=CircuitOpen)
+
+
+@our_errors
+def test_a_fallback_answers_them(world: World, error: Exception) -> None:
+    """That is what it is outermost for."""
+    assert takes(world, FALLBACK, error)
+    assert takes(world, FALLBACK, error, on=lambda error: True)
+    assert not takes(world, FALLBACK, error, ignore=type(error))
+
+
+@each_policy
+def test_our_other_errors_are_failures_like_others(world: World, clock: FakeClock, case: Case) -> None:
+    """A timeout of one attempt, and an inner retry that gave up, do say something of the dependency."""
+    assert takes(world, case, TimeoutExceeded("no"), on=Exception)
+    assert takes(world, case, RetriesExhausted("no"), on=Exception)
+    assert takes(world, case, TimeoutExceeded("no"), on=TimeoutError)
+
+
+def test_a_retry_takes_a_timeout_for_transient_and_a_deadline_not(world: World, clock: FakeClock) -> None:
+    """With its default `on`."""
+    assert takes(world, RETRY, TimeoutExceeded("no"))
+    assert not takes(world, RETRY, DeadlineExceeded("no"))
+
+
+@each_policy
+@pytest.mark.parametrize("error", [Misuse("no"), AwaitableMisuse("no"), SuspensionMisuse("no")], ids=repr)
+@pytest.mark.parametrize(
+    "on", [Exception, BaseException, Misuse, TypeError, (TypeError, RuntimeError, Misuse), lambda error: True]
+)
+def test_a_misuse_is_never_handled(world: World, clock: FakeClock, case: Case, error: Exception, on: Any) -> None:
+    """Whatever `on` says: it is no outcome, and a circuit breaker does not take it for an answer either."""
+    assert not takes(world, case, error, on=on)
+    assert Matcher(on, ()).is_neutral(error)
+
+
+# --- transient -------------------------------------------------------------------------------
+
+
+def fake(path: str, *bases: type[Exception]) -> type[Exception]:
+    """A class that says of itself that it is `path`, as the clients' own classes do."""
+    module, _, name = path.rpartition(".")
+    return type(name, bases or (Exception,), {"__module__": module})
+
+
+HTTPX = (
+    "TimeoutException ConnectTimeout ReadTimeout WriteTimeout PoolTimeout "
+    "NetworkError ConnectError ReadError WriteError CloseError RemoteProtocolError"
+)
+
+#: What the clients raise when the network failed, where their own documentation says so.
+TRANSIENT = {
+    "httpx": HTTPX,
+    "httpx2": HTTPX,
+    "httpcore": HTTPX + " ConnectionNotAvailable",
+    "httpcore2": HTTPX + " ConnectionNotAvailable",
+    "requests.exceptions": "ConnectionError Timeout ConnectTimeout ReadTimeout ChunkedEncodingError",
+    "urllib3.exceptions": "TimeoutError ConnectTimeoutError ReadTimeoutError NewConnectionError ProtocolError",
+    "aiohttp.client_exceptions": (
+        "ClientConnectionError ClientConnectorError ClientOSError ClientPayloadError "
+        "ServerDisconnectedError ServerTimeoutError"
+    ),
+    "redis.exceptions": "ConnectionError TimeoutError BusyLoadingError",
+    "botocore.exceptions": (
+        "ConnectionError HTTPClientError EndpointConnectionError ConnectTimeoutError ReadTimeoutError "
+        "ConnectionClosedError ResponseStreamingError"
+    ),
+    "openai": "APIConnectionError APITimeoutError",
+    "anthropic": "APIConnectionError APITimeoutError",
+    "pymongo.errors": "ConnectionFailure AutoReconnect NetworkTimeout ServerSelectionTimeoutError",
+    "psycopg.errors": "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow",
+    "asyncpg.exceptions": (
+        "PostgresConnectionError ConnectionDoesNotExistError ConnectionFailureError "
+        "AdminShutdownError CrashShutdownError CannotConnectNowError"
+    ),
+}
+
+#: What the same clients raise for other reasons.
+LASTING = {
+    "httpx": "HTTPStatusError InvalidURL UnsupportedProtocol LocalProtocolError TooManyRedirects DecodingError",
+    "requests.exceptions": "HTTPError InvalidURL MissingSchema TooManyRedirects JSONDecodeError RetryError",
+    "urllib3.exceptions": "LocationParseError DecodeError HostChangedError",
+    "aiohttp.client_exceptions": "ClientResponseError InvalidURL ContentTypeError WSServerHandshakeError",
+    "redis.exceptions": "ResponseError DataError WatchError ReadOnlyError",
+    "botocore.exceptions": "ClientError NoCredentialsError ParamValidationError",
+    "openai": "BadRequestError AuthenticationError RateLimitError",
+    "anthropic": "BadRequestError AuthenticationError RateLimitError",
+    "pymongo.errors": "DuplicateKeyError OperationFailure ConfigurationError",
+    "psycopg.errors": "UniqueViolation SyntaxError UndefinedTable",
+    "asyncpg.exceptions": "UniqueViolationError InterfaceError SyntaxOrAccessError",
+    "sqlalchemy.exc": "IntegrityError OperationalError ArgumentError",
+    "grpc": "RpcError",
+}
+
+#: Children of a transient class that trying again does not help: certificates and credentials.
+PERMANENT = {
+    "requests.exceptions.SSLError": "requests.exceptions.ConnectionError",
+    "urllib3.exceptions.SSLError": "urllib3.exceptions.ProtocolError",
+    "aiohttp.client_exceptions.ClientSSLError": "aiohttp.client_exceptions.ClientConnectorError",
+    "aiohttp.client_exceptions.ClientConnectorSSLError": "aiohttp.client_exceptions.ClientConnectorError",
+    "aiohttp.client_exceptions.ClientConnectorCertificateError": "aiohttp.client_exceptions.ClientConnectorError",
+    "aiohttp.client_exceptions.ServerFingerprintMismatch": "aiohttp.client_exceptions.ClientConnectionError",
+    "redis.exceptions.AuthenticationError": "redis.exceptions.ConnectionError",
+    "redis.exceptions.AuthorizationError": "redis.exceptions.ConnectionError",
+    "botocore.exceptions.SSLError": "botocore.exceptions.ConnectionError",
+}
+
+
+def paths(table: dict[str, str]) -> list[str]:
+    return [f"{module}.{name}" for module, names in table.items() for name in names.split()]
+
+
+@pytest.mark.parametrize("path", paths(TRANSIENT))
+def test_the_network_errors_of_the_well_known_clients_are_transient(path: str) -> None:
+    """By the name of the class and its package: not one of them is a builtin `ConnectionError`."""
+    kind = fake(path)
+    assert not issubclass(kind, (ConnectionError, TimeoutError))
+    assert transient(kind("reset"))
+
+
+@pytest.mark.parametrize("path", paths(LASTING))
+def test_their_other_errors_are_not_transient(path: str) -> None:
+    """A response is an answer, and a wrong argument stays wrong."""
+    assert not transient(fake(path)("no"))
+
+
+@pytest.mark.parametrize("path", PERMANENT)
+def test_certificates_and_credentials_do_not_get_better(path: str) -> None:
+    """Although their classes derive from a transient one."""
+    parent = fake(PERMANENT[path])
+    assert transient(parent("reset"))
+    assert not transient(fake(path, parent)("bad certificate"))
+
+
+def test_every_entry_of_the_table_is_tested_here() -> None:
+    """An entry that is added to the library's table needs a line above."""
+
+    def entries(table: dict[str, frozenset[str]]) -> set[tuple[str, str]]:
+        return {(package, name) for package, names in table.items() for name in names}
+
+    def top(path: str) -> tuple[str, str]:
+        return path.partition(".")[0], path.rpartition(".")[2]
+
+    assert entries(_NETWORK_ERRORS) == {top(path) for path in paths(TRANSIENT)}
+    assert entries(_PERMANENT_ERRORS) == {top(path) for path in PERMANENT}
+    assert set(_BY_CONTENT) == {
+        ("grpc", "RpcError"),
+        ("sqlalchemy", "DBAPIError"),
+        ("psycopg", "OperationalError"),
+        ("urllib3", "MaxRetryError"),
+    }
+
+
+def test_a_class_of_the_users_own_is_known_by_its_parents() -> None:
+    """Wherever it lives: `class PaymentsDown(httpx.ConnectError)` is a connect error."""
+    parent = fake("httpx.ConnectError")
+    assert transient(fake("payments.PaymentsDown", parent)("no"))
+
+
+def test_the_same_name_elsewhere_is_something_else() -> None:
+    """Package and name have to agree, and a package is not its namesake."""
+    for path in ("payments.ConnectError", "httpx_payments.ConnectError", "redis_om.exceptions.ConnectionError"):
+        assert not transient(fake(path)("no"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError(),
+        ConnectionResetError(),
+        ConnectionRefusedError(),
+        BrokenPipeError(),
+        TimeoutError(),
+        TimeoutError(),
+        TimeoutExceeded("ours"),
+    ],
+    ids=repr,
+)
+def test_builtin_connection_and_timeout_errors_are_transient(error: Exception) -> None:
+    """Ours among them, which is a `TimeoutError`."""
+    assert transient(error)
+
+
+@pytest.mark.parametrize(
+    "error", [Exception(), OSError(), FileNotFoundError(), PermissionError(), ValueError(), KeyError(), EOFError()]
+)
+def test_other_builtin_errors_are_not_transient(error: Exception) -> None:
+    """A file that is not there is not a network that is down."""
+    assert not transient(error)
+
+
+class Status:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize("path", ["grpc._channel._InactiveRpcError", "grpc.aio._call.AioRpcError"])
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL"])
+def test_grpc_is_transient_where_the_server_was_not_there(path: str, status: str) -> None:
+    """One exception class for every status; only UNAVAILABLE says so."""
+    kind = fake(path, fake("grpc.RpcError"))
+    kind.code = lambda self: Status(status)  # type: ignore[attr-defined]
+    assert transient(kind("no")) is (status == "UNAVAILABLE")
+
+
+def test_grpc_without_a_status_is_not_transient() -> None:
+    """Nobody knows what it was."""
+    kind = fake("grpc.RpcError")
+    for code in (None, "UNAVAILABLE", lambda self: None):
+        kind.code = code  # type: ignore[attr-defined]
+        assert not transient(kind("no"))
+
+
+@pytest.mark.parametrize("name", ["OperationalError", "InterfaceError", "DBAPIError"])
+def test_sqlalchemy_is_transient_where_the_connection_was_lost(name: str) -> None:
+    """It says so itself, whatever the driver: `connection_invalidated`."""
+    base = fake("sqlalchemy.exc.DBAPIError")
+    kind = base if name == "DBAPIError" else fake(f"sqlalchemy.exc.{name}", base)
+    for invalidated in (True, False):
+        error = kind("gone")
+        error.connection_invalidated = invalidated  # type: ignore[attr-defined]
+        assert transient(error) is invalidated
+    assert not transient(kind("no such attribute"))
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "expected"),
+    [(None, True), ("08006", True), ("08001", True), ("57P01", False), ("53300", False), ("28P01", False)],
+)
+def test_psycopg_is_transient_where_no_server_answered(sqlstate: str | None, expected: bool) -> None:
+    """An `OperationalError` without SQLSTATE, or with one of class 08, comes from the connection."""
+    error = fake("psycopg.OperationalError")("no")
+    error.sqlstate = sqlstate  # type: ignore[attr-defined]
+    assert transient(error) is expected
+
+
+def test_urllib3_is_asked_for_what_really_happened() -> None:
+    """`MaxRetryError` wraps its reason."""
+    pool: Any = None
+    reset = urllib3.exceptions.ProtocolError("reset")
+    parse = urllib3.exceptions.LocationParseError("nonsense")
+    assert transient(urllib3.exceptions.MaxRetryError(pool, "/", reset))
+    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", parse))
+    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", urllib3.exceptions.SSLError("bad")))
+    assert not transient(urllib3.exceptions.MaxRetryError(pool, "/", None))
+
+
+# --- transient, and the real classes ---------------------------------------------------------
+
+HTTPX2_ERRORS = {
+    httpx2.ConnectError: True,
+    httpx2.ReadError: True,
+    httpx2.WriteError: True,
+    httpx2.CloseError: True,
+    httpx2.NetworkError: True,
+    httpx2.ConnectTimeout: True,
+    httpx2.ReadTimeout: True,
+    httpx2.WriteTimeout: True,
+    httpx2.PoolTimeout: True,
+    httpx2.RemoteProtocolError: True,
+    httpx2.LocalProtocolError: False,
+    httpx2.UnsupportedProtocol: False,
+    httpx2.TooManyRedirects: False,
+    httpx2.DecodingError: False,
+    httpx2.InvalidURL: False,
+}
+
+REQUESTS_ERRORS = {
+    requests.ConnectionError: True,
+    requests.Timeout: True,
+    requests.ConnectTimeout: True,
+    requests.ReadTimeout: True,
+    requests.exceptions.ChunkedEncodingError: True,
+    requests.exceptions.ProxyError: True,
+    requests.exceptions.SSLError: False,
+    requests.HTTPError: False,
+    requests.TooManyRedirects: False,
+    requests.JSONDecodeError: False,
+    requests.exceptions.InvalidURL: False,
+    requests.exceptions.ContentDecodingError: False,
+    requests.exceptions.RetryError: False,
+}
+
+
+@pytest.mark.parametrize(("kind", "expected"), HTTPX2_ERRORS.items(), ids=lambda it: getattr(it, "__name__", ""))
+def test_the_real_errors_of_httpx2(kind: type[Exception], expected: bool) -> None:
+    """Its classes are where the table says that they are."""
+    assert transient(kind("no")) is expected
+
+
+def test_a_real_status_error_of_httpx2_is_an_answer() -> None:
+    """Whoever wants to retry a 503 says so with `on` or `on_result`."""
+    request = httpx2.Request("GET", "http://localhost/")
+    response = httpx2.Response(503, request=request)
+    with pytest.raises(httpx2.HTTPStatusError) as caught:
+        response.raise_for_status()
+    assert not transient(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "expected"), REQUESTS_ERRORS.items(), ids=lambda it: getattr(it, "__name__", ""))
+def test_the_real_errors_of_requests(kind: type[Exception], expected: bool) -> None:
+    """Its classes are where the table says that they are."""
+    error = kind("no", "{", 0) if kind is requests.JSONDecodeError else kind("no")
+    assert transient(error) is expected
+
+
+def test_what_requests_really_raises_when_nobody_listens(unused_port: int) -> None:
+    """Not a made-up error: a refused connection, through urllib3's `MaxRetryError`."""
+    with pytest.raises(requests.ConnectionError) as caught:
+        requests.get(f"http://127.0.0.1:{unused_port}/", timeout=5)
+    assert transient(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_httpx2_really_raises_when_nobody_listens(unused_port: int, backend: str) -> None:
+    """In both event loops."""
+
+    async def main() -> None:
+        async with httpx2.AsyncClient() as client:
+            await client.get(f"http://127.0.0.1:{unused_port}/")
+
+    with pytest.raises(httpx2.ConnectError) as caught:
+        World(backend).run(main)
+    assert transient(caught.value)
+
+
+def test_a_retry_tries_again_what_a_real_client_raises(world: World, clock: FakeClock, unused_port: int) -> None:
+    """The default of Retry is of use with a client as it comes."""
+    url = f"http://127.0.0.1:{unused_port}/"
+    calls = itertools.count(1)
+
+    async def main() -> object:
+        async def fetch(ctx: object) -> object:
+            next(calls)
+            if world.blocking:
+                return requests.get(url, timeout=5)
+            async with httpx2.AsyncClient() as client:
+                return await client.get(url)
+
+        return await world.attempt(Retry(3, backoff=[0.1]), fetch)
+
+    error = world.run(main)
+    assert isinstance(error, (requests.ConnectionError, httpx2.ConnectError))
+    assert next(calls) - 1 == 3
+    assert clock.sleeps == [0.1, 0.1]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        port: int = it.getsockname()[1]
+        return port
+
+
+def test_a_failure_that_was_answered_is_shown_as_it_was_raised(world: World) -> None:
+    """Handlers see the very exception, in a `Failure`."""
+    boom = Boom("x")
+    shown: list[object] = []
+
+    async def main() -> object:
+        return await world.execute(
+            Fallback(handler=lambda failure, ctx: shown.append(failure)), Script(boom).function()
+        )
+
+    assert world.run(main) is None
+    assert shown == [Failure(boom)]

@@ -1,0 +1,497 @@
+"""Backoff: bounds at any attempt number, the tables of the design, and what else is accepted as one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from statistics import fmean, pvariance
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience import Retry
+from resilience.backoff import Backoff, Constant, Decorrelated, Exponential, Jitter, Linear, Randomness, as_backoff
+
+
+class Fixed:
+    """A source that always draws the same point of the interval: 0.0 its beginning, 1.0 its end."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def uniform(self, a: float, b: float, /) -> float:
+        return a + (b - a) * self.at
+
+
+def first(backoff: Backoff, count: int, rng: Randomness | None = None) -> list[float]:
+    return list(itertools.islice(backoff.delays(rng), count))
+
+
+def nth(backoff: Backoff, number: int, rng: Randomness | None = None) -> float:
+    return next(itertools.islice(backoff.delays(rng), number - 1, None))
+
+
+# --- the curves ---
+
+
+def test_constant_stays_as_it_is() -> None:
+    """Every delay of `Constant` is the same."""
+    assert first(Constant(1.5), 4) == [1.5] * 4
+
+
+def test_linear_grows_by_its_step() -> None:
+    """`Linear` waits once, twice, three times the step."""
+    assert first(Linear(2), 4) == [2, 4, 6, 8]
+
+
+def test_linear_stops_growing_at_its_cap() -> None:
+    """The cap of `Linear` bounds it from the delay on that would pass it."""
+    assert first(Linear(2, cap=5), 4) == [2, 4, 5, 5]
+    assert first(Linear(2, cap=1), 2) == [1, 1]
+
+
+def test_exponential_doubles_up_to_its_cap() -> None:
+    """`Exponential` has a factor of two, and its cap holds from the delay on that would pass it."""
+    assert first(Exponential(1, cap=10, jitter="none"), 6) == [1, 2, 4, 8, 10, 10]
+
+
+def test_exponential_takes_another_factor() -> None:
+    """A factor of one is the least: the delay stays as it is."""
+    assert first(Exponential(1, factor=3, jitter="none"), 4) == [1, 3, 9, 27]
+    assert first(Exponential(3, factor=1, jitter="none"), 3) == [3, 3, 3]
+
+
+def test_a_cap_below_the_base_is_what_is_waited_from_the_beginning() -> None:
+    """The cap is stronger than the first delay."""
+    assert first(Exponential(30, cap=4, jitter="none"), 3) == [4, 4, 4]
+
+
+def test_a_zero_base_means_no_wait_at_any_attempt() -> None:
+    """Zero times anything is zero, with every jitter."""
+    for backoff in (Constant(0), Linear(0), Exponential(0), Exponential(0, jitter="none"), Decorrelated(0)):
+        assert first(backoff, 1100, Fixed(1.0)) == [0] * 1100
+    assert first(Constant(0, jitter=0.5), 3) == [0] * 3
+
+
+def test_durations_may_be_timedeltas() -> None:
+    """Durations are seconds or `timedelta`, in every parameter."""
+    assert first(Constant(timedelta(milliseconds=1500)), 1) == [1.5]
+    assert first(Linear(timedelta(seconds=2), cap=timedelta(seconds=3)), 2) == [2, 3]
+    assert first(Exponential(timedelta(seconds=2), cap=timedelta(seconds=3), jitter="none"), 2) == [2, 3]
+    assert first(Decorrelated(timedelta(seconds=2), cap=timedelta(seconds=2)), 2) == [2, 2]
+
+
+# --- jitter ---
+
+
+def test_full_jitter_draws_from_nought_to_the_envelope_and_is_the_default_of_the_exponential() -> None:
+    """Full: `rng.uniform(0, v)`."""
+    ours, same = random.Random(7), random.Random(7)
+    assert first(Exponential(1, cap=8), 6, ours) == [same.uniform(0, v) for v in (1, 2, 4, 8, 8, 8)]
+
+
+def test_equal_jitter_keeps_half_and_draws_the_rest() -> None:
+    """Equal: `v/2 + rng.uniform(0, v/2)`."""
+    ours, same = random.Random(7), random.Random(7)
+    expected = [v / 2 + same.uniform(0, v / 2) for v in (1, 2, 4, 8, 8, 8)]
+    assert first(Exponential(1, cap=8, jitter="equal"), 6, ours) == expected
+
+
+@pytest.mark.parametrize(("at", "share"), [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)])
+def test_a_ratio_jitters_evenly_around_the_delay(at: float, share: float) -> None:
+    """`0.25` is +-25 %."""
+    assert first(Exponential(4, jitter=0.25), 3, Fixed(at)) == pytest.approx([share * v for v in (4, 8, 16)])
+
+
+def test_nothing_is_drawn_without_jitter() -> None:
+    """`jitter="none"` leaves the source of randomness alone, so that other schedules stay what they are."""
+    rng = random.Random(3)
+    state = rng.getstate()
+    for backoff in (Constant(1), Linear(1), Exponential(1, jitter="none")):
+        first(backoff, 5, rng)
+    assert rng.getstate() == state
+
+
+def test_constant_and_linear_have_no_jitter_unless_told() -> None:
+    """The default jitter of both is none, and every jitter works on both."""
+    assert first(Constant(8, jitter="equal"), 2, Fixed(0.0)) == [4, 4]
+    assert first(Linear(8, jitter="full"), 2, Fixed(0.5)) == [4, 8]
+    assert first(Constant(8), 2, Fixed(0.0)) == [8, 8]
+    assert first(Linear(8), 2, Fixed(0.0)) == [8, 16]
+
+
+def test_decorrelated_draws_between_its_base_and_three_times_the_last() -> None:
+    """Decorrelated: `min(cap, rng.uniform(base, 3 * prev))`, beginning with the base."""
+    ours, same = random.Random(3), random.Random(3)
+    expected, previous = [], 1.0
+    for _ in range(40):
+        previous = min(20, same.uniform(1, 3 * previous))
+        expected.append(previous)
+    assert first(Decorrelated(1, cap=20), 40, ours) == expected
+    assert max(expected) == 20
+    assert len(set(expected)) > 10
+
+
+@pytest.mark.parametrize("jitter", ["full", "equal"])
+def test_the_cap_bounds_the_envelope_before_jitter_draws_inside_it(jitter: Jitter) -> None:
+    """Clients that have all reached the cap still wait for different times."""
+    saturated = first(Exponential(1, cap=4, jitter=jitter), 100, random.Random(5))[5:]
+    assert len(set(saturated)) == len(saturated)
+    assert max(saturated) <= 4
+    assert fmean(saturated) == pytest.approx({"full": 2, "equal": 3}[str(jitter)], rel=0.15)
+
+
+def test_a_ratio_may_go_beyond_the_cap_by_as_much() -> None:
+    """The cap bounds the envelope; a ratio draws around it, above and below alike."""
+    saturated = first(Exponential(1, cap=4, jitter=0.25), 300, random.Random(5))[5:]
+    assert 3 <= min(saturated) < 3.1
+    assert 4.9 < max(saturated) <= 5
+
+
+# --- bounds ---
+
+DURATIONS = st.floats(min_value=0, max_value=1.7e308, allow_nan=False, allow_infinity=False)
+CAPS = st.none() | st.floats(min_value=1e-9, max_value=1e308)
+JITTERS: st.SearchStrategy[Any] = st.sampled_from(["full", "equal", "none"]) | st.floats(min_value=0.01, max_value=1.0)
+POINTS = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(min_value=0.0, max_value=1.0)
+
+BACKOFFS: st.SearchStrategy[Backoff] = st.one_of(
+    st.builds(Constant, DURATIONS, JITTERS),
+    st.builds(Linear, DURATIONS, CAPS, JITTERS),
+    st.builds(Exponential, DURATIONS, st.floats(min_value=1.0, max_value=1e308), CAPS, JITTERS),
+    st.builds(lambda base, more: Decorrelated(base, cap=base + more), st.floats(1e-9, 1e300), st.floats(0, 1e300)),
+    st.builds(Decorrelated, DURATIONS),
+)
+
+
+@given(backoff=BACKOFFS, at=POINTS)
+@settings(max_examples=200, deadline=None)
+def test_no_delay_is_ever_negative_nan_or_infinite(backoff: Backoff, at: float) -> None:
+    """Whatever the numbers and whatever is drawn: every delay can be waited for."""
+    for delay in first(backoff, 1100, Fixed(at)):
+        assert isinstance(delay, (int, float))
+        assert 0 <= delay < math.inf
+
+
+@pytest.mark.parametrize("jitter", ["full", "equal", "none", 0.25, 1.0])
+@pytest.mark.parametrize("cap", [None, 2.0, 1e308])
+@pytest.mark.parametrize("base", [0, 5e-324, 0.1, 86_400, 1e308])
+def test_the_ten_thousandth_delay_is_as_good_as_the_first(jitter: Jitter, cap: float | None, base: float) -> None:
+    """Two to the power of 10,000 fits no float; the delay does all the same."""
+    highest = 2.0 if cap == 2.0 else 1e10
+    for backoff in (
+        Exponential(base, cap=cap, jitter=jitter),
+        Exponential(base, factor=1e9, cap=cap, jitter=jitter),
+        Linear(base, cap=cap, jitter=jitter),
+    ):
+        for at in (0.0, 1.0):
+            delay = nth(backoff, 10_000, Fixed(at))
+            assert 0 <= delay <= highest * 2
+
+
+def test_the_ten_thousandth_delay_without_an_envelope_is_finite_too() -> None:
+    """`Decorrelated` grows threefold each time where nothing caps it."""
+    assert 0 < nth(Decorrelated(0.1), 10_000, Fixed(1.0)) < math.inf
+    assert nth(Decorrelated(0.1, cap=2), 10_000, Fixed(1.0)) == 2
+
+
+@given(base=st.floats(1e-6, 1e3), more=st.floats(0, 1e4), at=POINTS)
+@settings(max_examples=100, deadline=None)
+def test_decorrelated_stays_between_base_and_cap(base: float, more: float, at: float) -> None:
+    """Neither shorter than the base nor longer than the cap."""
+    cap = base + more
+    for delay in first(Decorrelated(base, cap=cap), 50, Fixed(at)):
+        assert base <= delay <= cap
+
+
+@given(base=st.floats(1e-6, 1e3), cap=st.floats(1e-6, 1e4), factor=st.floats(1, 10), seed=st.integers())
+@settings(max_examples=100, deadline=None)
+def test_jitter_stays_inside_the_envelope(base: float, cap: float, factor: float, seed: int) -> None:
+    """Full between nought and the envelope, equal in its upper half, a ratio within its share of it."""
+    envelope = first(Exponential(base, factor, cap, jitter="none"), 30)
+    assert envelope == sorted(envelope)
+    assert max(envelope) <= cap
+    full = first(Exponential(base, factor, cap), 30, random.Random(seed))
+    equal = first(Exponential(base, factor, cap, jitter="equal"), 30, random.Random(seed))
+    ratio = first(Exponential(base, factor, cap, jitter=0.1), 30, random.Random(seed))
+    slack = 1 + 1e-12
+    for v, f, e, r in zip(envelope, full, equal, ratio, strict=True):
+        assert 0 <= f <= v
+        assert v / 2 <= e <= v * slack
+        assert v * 0.9 <= r * slack
+        assert r <= v * 1.1 * slack
+
+
+@given(a=DURATIONS, b=DURATIONS)
+@settings(max_examples=50, deadline=None)
+def test_what_a_callable_gives_can_be_waited_for_as_well(a: float, b: float) -> None:
+    """Values of a user's own are cut to what a platform can wait for."""
+    for backoff in (as_backoff("backoff", [a, b]), as_backoff("backoff", lambda: iter([a, b]))):
+        delays = first(backoff, 3)
+        assert delays[2] == delays[1]
+        assert all(0 <= delay <= 1e10 for delay in delays)
+
+
+# --- the tables of the design ---
+
+
+def herd(jitter: Jitter) -> list[int]:
+    """200 clients, six tries each: how many tries fall in each bucket of one base delay."""
+    rng = random.Random(42)
+    backoff = Exponential(0.05, cap=2.0, jitter=jitter)
+    buckets: Counter[int] = Counter()
+    for _ in range(200):
+        at = 0.0
+        for delay in first(backoff, 6, rng):  # the last delay is drawn and not used
+            buckets[round(at / 0.05)] += 1
+            at += delay
+    return [buckets[key] for key in sorted(buckets)]
+
+
+def test_without_jitter_two_hundred_clients_stay_one_herd() -> None:
+    """Seed 42: six buckets of 200."""
+    assert herd("none") == [200] * 6
+
+
+def test_full_jitter_spreads_two_hundred_clients() -> None:
+    """Seed 42: 30 buckets, mean 40.00, variance 4217.07; after the first bucket mean 30.62, at most 188."""
+    counts = herd("full")
+    assert len(counts) == 30
+    assert fmean(counts) == pytest.approx(40.00)
+    assert pvariance(counts) == pytest.approx(4217.07, abs=0.005)
+    assert fmean(counts[1:]) == pytest.approx(30.62, abs=0.005)
+    assert max(counts[1:]) == 188
+
+
+# --- whose state is it ---
+
+SHAPES: list[Callable[[], Backoff]] = [
+    lambda: Exponential(0.1, cap=10),
+    lambda: Exponential(0.1, cap=10, jitter="none"),
+    lambda: Linear(1),
+    lambda: Decorrelated(1, cap=100),
+    lambda: as_backoff("backoff", [1, 2, 3]),
+    lambda: as_backoff("backoff", lambda: iter([1, 2, 3])),
+]
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_every_schedule_starts_anew(make: Callable[[], Backoff]) -> None:
+    """`delays` is a fresh iterator: no schedule goes on where another one stood."""
+    backoff = make()
+    started = backoff.delays(random.Random(1))
+    begun = [next(started), next(started)]
+    assert first(backoff, 5, random.Random(1))[:2] == begun
+    assert first(backoff, 5, random.Random(1)) == first(backoff, 5, random.Random(1))
+    assert [*begun, next(started)] == first(backoff, 3, random.Random(1))
+
+
+def test_threads_that_share_a_backoff_do_not_share_its_schedule() -> None:
+    """A backoff is a description; it may be used from any number of threads at once."""
+    backoff = Exponential(1, cap=512, jitter="none")
+    with ThreadPoolExecutor(8) as pool:
+        schedules = list(pool.map(lambda _: first(backoff, 200), range(16)))
+    assert schedules == [first(backoff, 200)] * 16
+
+
+def test_a_seeded_source_makes_a_schedule_repeatable() -> None:
+    """Randomness is a parameter, and the process's own generator without one."""
+    backoff = Exponential(1)
+    assert first(backoff, 5, random.Random(9)) == first(backoff, 5, random.Random(9))
+    state = random.getstate()
+    try:
+        random.seed(9)
+        assert first(backoff, 5) == first(backoff, 5, random.Random(9))
+    finally:
+        random.setstate(state)
+
+
+class Shy(Fixed):
+    """A source that refuses to be asked whether it is true, as arrays do."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a source is ambiguous")
+
+
+@pytest.mark.parametrize("backoff", [Exponential(8), Decorrelated(8), Constant(8, jitter="equal")], ids=repr)
+def test_a_source_of_randomness_is_never_asked_for_its_truth(backoff: Backoff) -> None:
+    """None alone means that there is none."""
+    assert first(backoff, 2, Shy(0.5)) == first(backoff, 2, Fixed(0.5))
+
+
+# --- anything else that is a backoff ---
+
+
+@pytest.mark.parametrize("given_", [[1, 0, 2], (1, 0, 2), (timedelta(seconds=1), 0, timedelta(seconds=2))])
+def test_a_sequence_is_a_backoff_and_its_last_value_repeats(given_: Any) -> None:
+    """Lists, tuples, timedeltas in them."""
+    assert first(as_backoff("backoff", given_), 5) == [1, 0, 2, 2, 2]
+
+
+def test_a_range_is_a_sequence() -> None:
+    """Whatever keeps the protocol of a sequence will do."""
+    assert first(as_backoff("backoff", range(3)), 4) == [0, 1, 2, 2]
+
+
+def test_a_sequence_that_changes_later_changes_nothing() -> None:
+    """Policies are immutable."""
+    given_ = [1, 2]
+    backoff = as_backoff("backoff", given_)
+    given_[0] = 99
+    assert first(backoff, 2) == [1, 2]
+
+
+def test_a_callable_that_returns_an_iterable_is_a_backoff() -> None:
+    """Generator functions, lambdas, lists that are made on demand; the last value repeats, and it may be endless."""
+
+    def schedule() -> Iterator[float]:
+        yield 1
+        yield 2
+
+    assert first(as_backoff("backoff", schedule), 4) == [1, 2, 2, 2]
+    assert first(as_backoff("backoff", lambda: [3, timedelta(seconds=1)]), 3) == [3, 1, 1]
+    assert first(as_backoff("backoff", lambda: itertools.count(5)), 3) == [5, 6, 7]
+
+
+def test_a_callable_is_asked_for_no_more_than_is_used() -> None:
+    """A schedule is lazy: what computes delays does so when they are needed."""
+    drawn: list[int] = []
+
+    def schedule() -> Iterator[float]:
+        for number in itertools.count():
+            drawn.append(number)
+            yield number
+
+    assert first(as_backoff("backoff", schedule), 2) == [0, 1]
+    assert drawn == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, -math.inf, 10**400])
+def test_a_delay_that_cannot_be_waited_for_is_refused(bad: float) -> None:
+    """In a sequence when it is built, from a callable when it comes; with the value in the message."""
+    with pytest.raises(ValueError, match="backoff"):
+        as_backoff("backoff", [1, bad])
+    delays = as_backoff("backoff", lambda: [1, bad]).delays()
+    assert next(delays) == 1
+    with pytest.raises(ValueError, match="backoff"):
+        next(delays)
+
+
+@pytest.mark.parametrize("bad", ["1", None, True, [1]])
+def test_a_delay_that_is_no_number_is_refused(bad: Any) -> None:
+    """Booleans, texts and lists are no seconds."""
+    with pytest.raises(TypeError, match="backoff"):
+        as_backoff("backoff", [1, bad])
+    with pytest.raises(TypeError, match="backoff"):
+        next(as_backoff("backoff", lambda: [bad]).delays())
+
+
+def test_a_callable_that_gives_nothing_is_refused_when_it_is_asked() -> None:
+    """There is no last value to repeat."""
+    with pytest.raises(ValueError, match="no delay"):
+        next(as_backoff("backoff", list[float]().copy).delays())
+
+
+@pytest.mark.parametrize("bad", [(), [], range(0)])
+def test_an_empty_sequence_is_refused(bad: Any) -> None:
+    """There is no last value to repeat."""
+    with pytest.raises(ValueError, match="at least one delay"):
+        Retry(backoff=bad)
+
+
+@pytest.mark.parametrize("bad", [1.0, 3, "fast", b"12", None, True, Exponential, {1.0, 2.0}, timedelta(1)])
+def test_what_is_no_backoff_is_refused(bad: Any) -> None:
+    """A number among them: whether it was meant as constant, the reader has to say."""
+    with pytest.raises(TypeError, match="backoff"):
+        Retry(backoff=bad)
+
+
+def test_a_generator_is_refused() -> None:
+    """One iterator shared by all executions would be used up by the first ones."""
+    with pytest.raises(TypeError, match="backoff"):
+        Retry(backoff=(number for number in (1.0, 2.0)))  # type: ignore[arg-type]
+
+
+def test_a_number_is_refused_with_the_name_of_what_was_meant() -> None:
+    """The message says how a constant delay is written."""
+    with pytest.raises(TypeError, match=r"Constant\(2\.5\)"):
+        Retry(backoff=2.5)  # type: ignore[arg-type]
+
+
+# --- bad arguments ---
+
+NUMBERS = (-1, -0.001, math.nan, math.inf, -math.inf)
+NOT_NUMBERS = ("1", True, [1], 1j)
+
+
+@pytest.mark.parametrize("bad", [*NUMBERS, *NOT_NUMBERS, None])
+@pytest.mark.parametrize(
+    ("make", "parameter"), [(Constant, "delay"), (Linear, "step"), (Exponential, "base"), (Decorrelated, "base")]
+)
+def test_a_senseless_delay_is_refused(make: Callable[[Any], Backoff], parameter: str, bad: Any) -> None:
+    """With the parameter and the value in the message."""
+    with pytest.raises((TypeError, ValueError), match=parameter) as refused:
+        make(bad)
+    assert type(refused.value) is (ValueError if bad in NUMBERS else TypeError)
+
+
+@pytest.mark.parametrize("bad", [0, *NUMBERS, *NOT_NUMBERS])
+@pytest.mark.parametrize("make", [Linear, Exponential, Decorrelated])
+def test_a_senseless_cap_is_refused(make: Callable[..., Backoff], bad: Any) -> None:
+    """A cap of zero as well: it would be a backoff that never waits."""
+    with pytest.raises((TypeError, ValueError), match="cap"):
+        make(0, cap=bad)
+
+
+@pytest.mark.parametrize("bad", [0.5, 0.999, 0, -2, math.nan, math.inf, "2", True, None])
+def test_a_factor_that_does_not_grow_is_refused(bad: Any) -> None:
+    """At least one, and finite."""
+    with pytest.raises((TypeError, ValueError), match="factor"):
+        Exponential(1, factor=bad)
+
+
+@pytest.mark.parametrize("bad", ["half", "", "FULL", 0, -0.25, 1.25, math.nan, math.inf, True, None, (0.1,)])
+@pytest.mark.parametrize("make", [Constant, Linear, Exponential])
+def test_an_unknown_jitter_is_refused(make: Callable[..., Backoff], bad: Any) -> None:
+    """A name, or a ratio of more than nothing and at most all of it."""
+    with pytest.raises((TypeError, ValueError), match="jitter"):
+        make(1, jitter=bad)
+
+
+def test_a_cap_below_the_base_of_decorrelated_is_refused() -> None:
+    """There would be nothing to draw between."""
+    with pytest.raises(ValueError, match=r"cap must be at least base \(2\.0\), not 1"):
+        Decorrelated(2, cap=1)
+
+
+@pytest.mark.parametrize("bad", [42, "random", random, object()])
+def test_what_cannot_draw_is_no_source_of_randomness(bad: Any) -> None:
+    """The module `random` can; a seed cannot."""
+    if bad is random:
+        Retry(rng=bad)
+    else:
+        with pytest.raises(TypeError, match="rng"):
+            Retry(rng=bad)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Constant(1.5)",
+        "Constant(1.5, jitter='full')",
+        "Linear(1, cap=5, jitter=0.25)",
+        "Exponential(0.1)",
+        "Exponential(0.1, factor=3, cap=10, jitter='none')",
+        "Decorrelated(0.1, cap=10)",
+    ],
+)
+def test_a_backoff_shows_how_it_was_built(text: str) -> None:
+    """Its `repr` is the call that makes it."""
+    assert repr(eval(text)) == text

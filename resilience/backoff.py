@@ -58,7 +58,7 @@ class _Envelope(Backoff):
     """A backoff whose delays are drawn around or below a known curve."""
 
     def __init__(self, jitter: Jitter) -> None:
-        self.jitter = jitter
+        self.jitter: Jitter = jitter
         self._spread = _spread(jitter)
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Constant(_Envelope):
     """
 
     def __init__(self, delay: Duration, jitter: Jitter = "none") -> None:
-        self.delay = checks.seconds("delay", delay, zero=True)
+        self.delay: float = checks.seconds("delay", delay, zero=True)
         super().__init__(jitter)
 
     def __repr__(self) -> str:
@@ -100,8 +100,8 @@ class Linear(_Envelope):
     """
 
     def __init__(self, step: Duration, cap: Duration | None = None, jitter: Jitter = "none") -> None:
-        self.step = checks.seconds("step", step, zero=True)
-        self.cap = checks.optional_seconds("cap", cap)
+        self.step: float = checks.seconds("step", step, zero=True)
+        self.cap: float | None = checks.optional_seconds("cap", cap)
         super().__init__(jitter)
 
     def __repr__(self) -> str:
@@ -126,11 +126,11 @@ class Exponential(_Envelope):
     def __init__(
         self, base: Duration, factor: float = 2.0, cap: Duration | None = None, jitter: Jitter = "full"
     ) -> None:
-        self.base = checks.seconds("base", base, zero=True)
-        self.factor = checks.number("factor", factor)
+        self.base: float = checks.seconds("base", base, zero=True)
+        self.factor: float = checks.number("factor", factor)
         if not 1.0 <= self.factor < float("inf"):
             raise ValueError(f"factor must be finite and at least 1, not {factor!r}")
-        self.cap = checks.optional_seconds("cap", cap)
+        self.cap: float | None = checks.optional_seconds("cap", cap)
         super().__init__(jitter)
 
     def __repr__(self) -> str:
@@ -157,8 +157,8 @@ class Decorrelated(Backoff):
     """
 
     def __init__(self, base: Duration, cap: Duration | None = None) -> None:
-        self.base = checks.seconds("base", base, zero=True)
-        self.cap = checks.optional_seconds("cap", cap)
+        self.base: float = checks.seconds("base", base, zero=True)
+        self.cap: float | None = checks.optional_seconds("cap", cap)
         if self.cap is not None and self.cap < self.base:
             raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
 

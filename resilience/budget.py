@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @final
-class deadline:  # noqa: N801  # read as a verb phrase: "with deadline(8.0)"
+class deadline:  # read as a verb phrase: "with deadline(8.0)"
     """Open a budget for everything in a block: each execution inside inherits what is left of it.
 
     Budgets only shorten: inside another one, or inside an execution, the earlier deadline holds.

@@ -22,7 +22,9 @@ FOREVER = 9_000_000_000.0
 class Waitable(Protocol):
     """What a thread can wait on: a `threading.Lock` that another thread releases."""
 
-    def acquire(self, blocking: bool = ..., timeout: float = ..., /) -> bool: ...
+    def acquire(self, blocking: bool = ..., timeout: float = ..., /) -> bool:
+        """Wait at most `timeout` seconds; say whether it was released."""
+        ...
 
 
 def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
@@ -52,4 +54,4 @@ class Clock:
         self.wait = wait_for_real
 
 
-clock = Clock()
+clock: Clock = Clock()

@@ -12,7 +12,7 @@ detour by `__init__` (half the time on CPython 3.11 to 3.13).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from math import inf, isinf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Context", "FailedAttempt", "current_context"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Facts(NamedTuple):
-    """What an execution is for."""
-
-    operation: str | None
-    properties: Mapping[str, Any]
 
 
 class FailedAttempt(NamedTuple):
@@ -59,7 +52,7 @@ class History:
     LONGEST_MESSAGE = 200  # characters
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._first: tuple[FailedAttempt, ...] = ()
         self._last: tuple[FailedAttempt, ...] = ()
 
@@ -95,15 +88,24 @@ class Record:
     __slots__ = ("attempts", "began", "ended", "history")
 
     def __init__(self) -> None:
-        self.attempts = 0
-        self.history = History()
-        self.began = clock.now()
+        self.attempts: int = 0
+        self.history: History = History()
+        self.began: float = clock.now()
         self.ended: float | None = None
 
     @property
     def elapsed(self) -> float:
         """Seconds from the beginning to the end, or to now."""
         return (clock.now() if self.ended is None else self.ended) - self.began
+
+
+class Facts(NamedTuple):
+    """What is common to an execution: what it is for, who listens, and the record of it, where one is kept."""
+
+    operation: str | None = None
+    properties: Mapping[str, Any] = NOTHING
+    listeners: tuple[Listener, ...] = ()
+    record: Record | None = None
 
 
 @final
@@ -132,8 +134,6 @@ class Context:
         "_facts",
         "_function",
         "_keywords",
-        "_listeners",
-        "_record",
         "_report",
         "_root",
         "_runtime",
@@ -147,20 +147,14 @@ class Context:
     #: 1 for the first attempt.
     attempt: int
 
-    # The tightest timer that will cut off what runs under this context, and the pipelines' listeners.
-    _timer: Timer | None
-    _listeners: tuple[Listener, ...]
-    # What happened in the last execution that this very context was passed to.
-    _report: Record | None
-
-    # None in a root. The rest stands in roots alone, and in a context that a user has made:
-    _root: Context | None
+    _facts: Facts
+    _timer: Timer | None  # the tightest one that will cut off what runs under this context
+    _root: Context | None  # None in a root, which alone has the next four
+    _runtime: Runtime | None
     _function: Callable[..., Any]
     _arguments: tuple[Any, ...] | None  # None: the function takes the context itself
     _keywords: dict[str, Any]
-    _runtime: Runtime | None
-    _facts: Facts
-    _record: Record | None
+    _report: Record  # set where this very context was passed to an execution: what happened in that
 
     def __init__(
         self,
@@ -178,8 +172,7 @@ class Context:
             raise TypeError(f"properties must be a mapping, not {properties!r}")
         self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
         self.attempt = 1
-        self._timer = self._root = self._runtime = self._record = self._report = None
-        self._listeners = ()
+        self._timer = self._root = self._runtime = None
 
     def __repr__(self) -> str:
         parts = [] if self.operation is None else [f"operation={self.operation!r}"]
@@ -193,12 +186,12 @@ class Context:
     @property
     def operation(self) -> str | None:
         """What is being done; None where nobody has said."""
-        return (self._root or self)._facts.operation
+        return self._facts.operation
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """The values that travel with the execution. Read-only."""
-        return (self._root or self)._facts.properties
+        return self._facts.properties
 
     # --- time ---
 
@@ -251,7 +244,7 @@ class Context:
         return () if record is None else record.history.failures
 
     def _find_record(self) -> Record | None:
-        return self._report or (self._root or self)._record
+        return getattr(self, "_report", self._facts.record)
 
     # --- for authors of policies ---
 
@@ -285,31 +278,29 @@ class Context:
 
     def _failed(self, outcome: Outcome[object]) -> None:
         """Remember a failed attempt, if anybody can ask for it afterwards."""
-        record = (self._root or self)._record
-        if record is not None:
-            record.history.add(outcome)
+        if self._facts.record is not None:
+            self._facts.record.history.add(outcome)
 
 
 _new = object.__new__
-_NO_FACTS = Facts(None, NOTHING)
+NO_FACTS = Facts()
 _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
 
 # Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
-get_ambient = _ambient.get
-set_ambient = _ambient.set
-reset_ambient = _ambient.reset
+get_ambient: Callable[[], Context | None] = _ambient.get
+set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
+reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
 
 
 def fresh(function: Callable[..., Any], runtime: Runtime) -> Context:
-    """Make the root of an execution that inherits nothing. Its arguments are left to the caller to set."""
+    """Make the root of an execution that inherits nothing, of a function that takes the context."""
     root = _new(Context)
     root.deadline = inf
     root.attempt = 1
-    root._timer = root._root = root._record = root._report = root._arguments = None
-    root._listeners = ()
-    root._function = function
+    root._facts = NO_FACTS
+    root._timer = root._root = root._arguments = None
     root._runtime = runtime
-    root._facts = _NO_FACTS
+    root._function = function
     return root
 
 
@@ -317,10 +308,9 @@ def _derived(parent: Context, deadline: float, attempt: int, timer: Timer | None
     child = _new(Context)
     child.deadline = deadline
     child.attempt = attempt
+    child._facts = parent._facts
     child._timer = timer
     child._root = parent._root or parent
-    child._listeners = parent._listeners
-    child._report = None
     return child
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
@@ -45,8 +45,7 @@ __all__ = [
     "subscribe",
 ]
 
-logger = logging.getLogger("resilience")
-
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +185,7 @@ _KINDS: tuple[type[Event], ...] = (
     FallbackUsed,
     ExecutionFinished,
 )
-_subscribing = threading.Lock()
+_subscribing = threading.RLock()
 
 
 @final
@@ -196,10 +195,10 @@ class _Finishing:
     __slots__ = ("is_heard",)
 
     def __init__(self) -> None:
-        self.is_heard = False
+        self.is_heard: bool = False
 
 
-finishing = _Finishing()
+finishing: _Finishing = _Finishing()
 
 #: Kind of event -> who listens to it in this process. Replaced, never changed, so that reading needs no lock.
 _subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(_KINDS, ())
@@ -224,18 +223,32 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
     chosen = frozenset(kinds or _KINDS)
     entry = _Subscription(listener)
-    with _subscribing:
-        for kind in chosen:
-            _subscribers[kind] = (*_subscribers[kind], entry)
-        finishing.is_heard = bool(_subscribers[ExecutionFinished])
+    _change(chosen, lambda listeners: (*listeners, entry))
 
     def unsubscribe() -> None:
-        with _subscribing:
-            for kind in chosen:
-                _subscribers[kind] = tuple(it for it in _subscribers[kind] if it is not entry)
-            finishing.is_heard = bool(_subscribers[ExecutionFinished])
+        _change(chosen, lambda listeners: tuple(it for it in listeners if it is not entry))
 
     return unsubscribe
+
+
+_Listeners: TypeAlias = tuple[Listener, ...]
+
+
+def _change(kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listeners]) -> None:
+    """Change who listens. The lock is reentrant: a finalizer may do the same in the middle of this."""
+    with _subscribing:
+        for kind in kinds:
+            _replace(kind, change)
+        finishing.is_heard = bool(_subscribers[ExecutionFinished])
+
+
+def _replace(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
+    old = _subscribers[kind]
+    new = change(old)
+    if _subscribers[kind] is old:
+        _subscribers[kind] = new
+    else:
+        _replace(kind, change)  # a finalizer has been here meanwhile
 
 
 class _Subscription:
@@ -253,7 +266,9 @@ def check_listener(name: str, value: object) -> None:
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
     if is_coroutine_function(value):
-        raise TypeError(f"{name} must be a plain function, not the coroutine function {name_of(value)}: nobody awaits it")
+        raise TypeError(
+            f"{name} must be a plain function, not the coroutine function {name_of(value)}: nobody awaits it"
+        )
 
 
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
@@ -268,8 +283,8 @@ def emit(
 ) -> None:
     """Build an event and tell the policy's own callback, the pipelines' listeners and the subscribers, if any."""
     listeners = _subscribers[kind]
-    if ctx is not None and ctx._listeners:
-        listeners = ctx._listeners + listeners
+    if ctx is not None:
+        listeners = ctx._facts.listeners + listeners
     if callback is not None:
         listeners = (callback, *listeners)
     if not listeners:

@@ -86,7 +86,8 @@ def _condition(name: str, value: Any) -> _Condition:
         return value
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
-    return value
+    predicate: Callable[[Exception], object] = value
+    return predicate
 
 
 def _exception_type(name: str, value: object) -> None:
@@ -124,7 +125,7 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     ),
     "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
     "anthropic": frozenset({"APIConnectionError", "APITimeoutError"}),
-    "pymongo": frozenset({"AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
+    "pymongo": frozenset({"ConnectionFailure", "AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
     "psycopg": frozenset({"ConnectionTimeout", "AdminShutdown", "CrashShutdown", "CannotConnectNow"}),
     "asyncpg": frozenset(
         {"PostgresConnectionError", "ConnectionDoesNotExistError", "ConnectionFailureError"}
@@ -136,7 +137,9 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
 _PERMANENT_ERRORS: dict[str, frozenset[str]] = {
     "requests": frozenset({"SSLError"}),
     "urllib3": frozenset({"SSLError"}),
-    "aiohttp": frozenset({"ClientSSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError"}),
+    "aiohttp": frozenset(
+        {"ClientSSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError", "ServerFingerprintMismatch"}
+    ),
     "redis": frozenset({"AuthenticationError", "AuthorizationError"}),
     "botocore": frozenset({"SSLError"}),
 }

@@ -7,9 +7,9 @@ the side: predicates and handlers, listeners, `Policy.capture`, and tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, final
+from typing import Generic, Never, TypeAlias, final
 
-from typing_extensions import Never, TypeVar
+from typing_extensions import TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -12,15 +12,15 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeAlias, final, overload
 
-from typing_extensions import Never, Self, TypeVar, override
+from typing_extensions import TypeVar, override
 
 from resilience import checks, events
 from resilience.callables import is_coroutine_function, is_generator_function, name_of
-from resilience.clock import clock
-from resilience.context import Context, Facts, Record, fresh, get_ambient
+from resilience.context import Context, fresh, get_ambient
 from resilience.errors import Misuse
+from resilience.execution import Execution
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import make_proxy
 from resilience.runtimes import blocking, tasks
@@ -73,10 +73,10 @@ class Policy(ABC, Generic[D_co]):
     _task_chain: tasks.Stage | None
 
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
-    wrap = _Wrap()
+    wrap: _Wrap = _Wrap()
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        # Here and not in `__init__`, which a policy of a user's need not call.
+        """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
         self = super().__new__(cls)
         self._name = None
         self._listeners = ()
@@ -146,7 +146,7 @@ class Policy(ABC, Generic[D_co]):
         :param ctx: as in `execute`.
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
-        return await self._arun(fresh(fn, TASKS), ctx)
+        return await self._arun(fresh(fn, TASKS), ctx)  # type: ignore[no-any-return]
 
     @overload
     def call(
@@ -175,7 +175,7 @@ class Policy(ABC, Generic[D_co]):
         root = fresh(fn, TASKS)
         root._arguments = args
         root._keywords = kwargs
-        return await self._arun(root, None)
+        return await self._arun(root, None)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -204,8 +204,8 @@ class Policy(ABC, Generic[D_co]):
 
     # --- protecting what exists ---
 
-    @overload
-    def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...
+    @overload  # what a static method is to a checker, a callable, it is again after the decoration
+    def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
     @overload
@@ -285,7 +285,7 @@ class Policy(ABC, Generic[D_co]):
         outer = get_ambient()
         if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
             return chain(root)
-        with _Execution(self, root, ctx, outer) as execution:
+        with Execution(self.name, self._listeners, root, ctx, outer) as execution:
             execution.value = chain(root)
         return execution.value
 
@@ -296,57 +296,9 @@ class Policy(ABC, Generic[D_co]):
         outer = get_ambient()
         if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
             return await chain(root)
-        with _Execution(self, root, ctx, outer) as execution:
+        with Execution(self.name, self._listeners, root, ctx, outer) as execution:
             execution.value = await chain(root)
         return execution.value
-
-
-@final
-class _Execution:
-    """An execution that has something to inherit, or somebody to report to."""
-
-    __slots__ = ("_policy", "_record", "_root", "value")
-
-    def __init__(self, policy: Policy[Any], root: Context, ctx: Context | None, outer: Context | None) -> None:
-        self._policy = policy
-        self._root = root
-        self._record: Record | None = None
-        self.value: Any = None
-        source = ctx or outer
-        if source is not None:
-            root.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
-            root._facts = Facts(source.operation, source.properties)
-        if ctx is not None or self._is_heard():
-            self._record = root._record = Record()
-        if ctx is not None:
-            ctx._report = self._record
-
-    def __enter__(self) -> _Execution:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        record = self._record
-        if record is None:
-            return
-        record.ended = clock.now()
-        if not self._is_heard():
-            return
-        if error is None:
-            outcome: Outcome[Any] | None = Success(self.value)
-        else:
-            outcome = Failure(error) if isinstance(error, Exception) else None
-        self._root._listeners = self._policy._listeners
-        events.emit(
-            events.ExecutionFinished,
-            self._policy.name,
-            self._root,
-            attempts=record.attempts,
-            elapsed=record.elapsed,
-            outcome=outcome,
-        )
-
-    def _is_heard(self) -> bool:
-        return bool(self._policy._listeners) or events.finishing.is_heard
 
 
 @final
@@ -408,7 +360,7 @@ class _Listening(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         inside = ctx.child()
-        inside._listeners = ctx._listeners + self._heard
+        inside._facts = ctx._facts._replace(listeners=ctx._facts.listeners + self._heard)
         return await call(inside)
 
 

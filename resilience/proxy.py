@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 from typing_extensions import override
 
@@ -43,11 +43,11 @@ def make_proxy(client: C, names: Iterable[str], run: Run, awaits: bool, policy: 
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return _build(client, names or _public_methods(client), run, awaits, policy)
+    return cast("C", _build(client, names or _public_methods(client), run, awaits, policy))
 
 
 def _build(client: Any, names: Iterable[str], run: Run, awaits: bool, policy: str) -> Any:
-    proxy = object.__new__(_class_for(type(client)))
+    proxy: Any = object.__new__(_class_for(cast("type", type(client))))
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
     for name in names:
@@ -67,21 +67,17 @@ def _protected(method: Any, run: Run, awaits: bool) -> Any:
         raise TypeError(f"only methods can be protected, not {method!r}")
     if is_generator_function(method):
         raise TypeError(f"{name_of(method)} is a generator function: calling it does none of its work")
-    if is_coroutine_function(method):
 
-        async def protected(*args: Any, **kwargs: Any) -> Any:
-            return await run(method, *args, **kwargs)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await run(method, *args, **kwargs)
 
-    elif awaits:
+    def pending(*args: Any, **kwargs: Any) -> Any:
+        return _Pending(method, args, kwargs, run)
 
-        def protected(*args: Any, **kwargs: Any) -> Any:
-            return _Pending(method, args, kwargs, run)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return run(method, *args, **kwargs)
 
-    else:
-
-        def protected(*args: Any, **kwargs: Any) -> Any:
-            return run(method, *args, **kwargs)
-
+    protected = awaited if is_coroutine_function(method) else pending if awaits else called
     return functools.wraps(method)(protected)
 
 
@@ -164,7 +160,7 @@ class _Pending(Coroutine[Any, Any, Any]):
     """
 
     def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
-        self._enter = lambda: method(*args, **kwargs)
+        self._enter: Callable[[], Any] = lambda: method(*args, **kwargs)
         self._run = run
         # Made at once: forgotten, it is reported as any coroutine is that was never awaited.
         self._coroutine: Coroutine[Any, Any, Any] = run(method, *args, **kwargs)
@@ -179,8 +175,8 @@ class _Pending(Coroutine[Any, Any, Any]):
         return self._coroutine.send(value)
 
     @override
-    def throw(self, *args: Any) -> Any:
-        return self._coroutine.throw(*args)
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
 
     @override
     def close(self) -> None:

@@ -24,33 +24,88 @@ D_co = TypeVar("D_co", covariant=True)
 
 class WrapAll(Protocol):
     """`Policy.wrap(a, b, c)`."""
+
     @overload
     def __call__(
-        self, a: Policy[A], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B | E]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B | E | F]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B | E | F | G]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], h: Policy[H], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        h: Policy[H],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B | E | F | G | H]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], /, *more: Policy[H], name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        /,
+        *more: Policy[H],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[A | B | E | F | G | H]: ...
 
 
@@ -59,33 +114,90 @@ class WrapInside(Protocol[D_co]):
 
     @overload
     def __call__(
-        self, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co]: ...
     @overload
     def __call__(
-        self, a: Policy[A], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B | E]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B | E | F]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B | E | F | G]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], h: Policy[H], /, *, name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        h: Policy[H],
+        /,
+        *,
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B | E | F | G | H]: ...
     @overload
     def __call__(
-        self, a: Policy[A], b: Policy[B], e: Policy[E], f: Policy[F], g: Policy[G], /, *more: Policy[H], name: str | None = None, listeners: Iterable[Listener] = ()
+        self,
+        a: Policy[A],
+        b: Policy[B],
+        e: Policy[E],
+        f: Policy[F],
+        g: Policy[G],
+        /,
+        *more: Policy[H],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co | A | B | E | F | G | H]: ...

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Never, TypeVar, final
 
-from typing_extensions import Never, override
+from typing_extensions import override
 
 from resilience import checks, events
 from resilience.clock import clock

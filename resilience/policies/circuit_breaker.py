@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Never, TypeVar, final
 
-from typing_extensions import Never, override
+from typing_extensions import override
 
 from resilience import checks, events
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
@@ -237,8 +237,12 @@ class CircuitBreaker(Policy[Never]):
             period = self._circuit.period
             if admission is None:
                 self._rejected += 1
-        if transitions:
+        try:
             self._report()
+        except BaseException:  # a listener was interrupted: the call will not be made
+            if admission is not None:
+                self._release(admission)
+            raise
         if admission is None:
             raise self._refusal(period, now, ctx)
         return admission
@@ -307,9 +311,7 @@ class CircuitBreaker(Policy[Never]):
                 self._reporting = True
                 transition, ctx = self._unreported.popleft()
             try:
-                events.emit(
-                    events.CircuitChanged, self.name, ctx, self._on_transition, **transition._asdict()
-                )
+                events.emit(events.CircuitChanged, self.name, ctx, self._on_transition, **transition._asdict())
             finally:
                 self._reporting = False
 

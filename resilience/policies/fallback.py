@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
@@ -139,12 +139,12 @@ class Fallback(Policy[A_co], Generic[A_co]):
             return result
         return await self._answer(Success(result), ctx)
 
-    async def _answer(self, outcome: Outcome[Any], ctx: Context) -> Any:
+    async def _answer(self, outcome: Outcome[Any], ctx: Context) -> A_co:
         events.emit(events.FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
         if self._handler is None:
-            return self._value
+            return cast("A_co", self._value)
         try:
-            return await ctx.runtime.run(self._handler, ctx, outcome, ctx)
+            return cast("A_co", await ctx.runtime.run(self._handler, ctx, outcome, ctx))
         finally:
             del outcome  # where the handler raises, its traceback holds this frame: no cycle through the original
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from math import inf, isfinite
 from datetime import timedelta
+from math import isfinite
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, final
 
-from typing_extensions import Never, override
+from typing_extensions import override
 
 from resilience import checks, events
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _DEFAULT_BACKOFF = Exponential(0.1, cap=10.0)
 _NOTE = "resilience: "
+_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed"]
 
 
 @final
@@ -202,25 +203,23 @@ class _Course:
             ctx._failed(outcome)  # any other failure was noted where the function was left
         elapsed = clock.now() - self._began
         events.emit(events.AttemptFailed, retry.name, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
+        reason: _Reason
         if self.attempt == retry._attempts:
-            return self._give_up("attempts", outcome)
-        delay = next(self._delays)
-        if retry._retry_after:
-            delay = max(delay, _asked_delay(outcome))
-        if delay >= ctx.remaining():
-            return self._give_up("deadline", outcome)
-        if retry._max_elapsed is not None and elapsed + delay >= retry._max_elapsed:
-            return self._give_up("max_elapsed", outcome)
-        events.emit(
-            events.RetryScheduled,
-            retry.name,
-            ctx,
-            retry._on_retry,
-            attempt=self.attempt,
-            delay=delay,
-            outcome=outcome,
-        )
-        return delay
+            reason = "attempts"
+        else:
+            delay = next(self._delays)
+            if retry._retry_after:
+                delay = max(delay, _asked_delay(outcome))
+            if delay >= ctx.remaining():
+                reason = "deadline"
+            elif retry._max_elapsed is not None and elapsed + delay >= retry._max_elapsed:
+                reason = "max_elapsed"
+            else:
+                told = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
+                events.emit(events.RetryScheduled, retry.name, ctx, retry._on_retry, **told)
+                return delay
+        self._give_up(reason, outcome)
+        return None
 
     async def discard(self, outcome: Outcome[Any], runtime: Runtime) -> None:
         """Close what nobody will see: the result, or the response that an error carries."""
@@ -236,7 +235,7 @@ class _Course:
         self.attempt += 1
         return True
 
-    def _give_up(self, reason: Literal["attempts", "deadline", "max_elapsed"], outcome: Outcome[Any]) -> None:
+    def _give_up(self, reason: _Reason, outcome: Outcome[Any]) -> None:
         events.emit(
             events.RetryGaveUp,
             self._retry.name,

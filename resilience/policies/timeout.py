@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, ClassVar, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
-from typing_extensions import Never, override
+from typing_extensions import override
 
 from resilience import checks, events
 from resilience.clock import clock
@@ -72,7 +72,8 @@ class Timeout(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         began = clock.now()
-        deadline = min(began + self._seconds, ctx.deadline)
+        own = began + self._seconds
+        deadline = min(own, ctx.deadline)
         try:
             if self._cooperative:
                 return await call(ctx.child(deadline=deadline))
@@ -84,24 +85,24 @@ class Timeout(Policy[Never]):
                     return await call(ctx.child(deadline=deadline, timer=timer))
         except DeadlineExceeded:
             # Somebody inside found no time left. Where that was our limit, not the execution's, it is our timeout.
-            if deadline == ctx.deadline or clock.now() < deadline:
+            if ctx.deadline <= own or clock.now() < own:
                 raise
         finally:
             if self._cooperative:
                 _look_for_overrun(began, deadline)
-        raise self._exceeded(ctx, deadline - began)
+        raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began)
 
-    def _exceeded(self, ctx: Context, limit: float) -> TimeoutExceeded:
-        by_deadline = limit < self._seconds
+    def _exceeded(self, ctx: Context, budget: float | None) -> TimeoutExceeded:
+        """Make the error: this policy's own, or where it was `budget` (in seconds) that ran out, the execution's."""
         error: TimeoutExceeded
-        if by_deadline:
-            limit = max(0.0, limit)
-            error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
-        else:
+        if budget is None:
             limit = self._seconds
             error = TimeoutExceeded(f"no result within {limit:g} s", policy=self.name, timeout=limit)
+        else:
+            limit = max(0.0, budget)
+            error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
         ctx._failed(Failure(error))
-        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, timeout=limit, by_deadline=by_deadline)
+        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, timeout=limit, by_deadline=budget is not None)
         return error
 
     @override

@@ -15,18 +15,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from threading import Lock
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, final
 
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from resilience.callables import PLAIN, is_awaitable, refuse_awaitable
 from resilience.clock import clock
-from resilience.context import Context, reset_ambient, set_ambient
+from resilience.context import NO_FACTS, Context, reset_ambient, set_ambient
 from resilience.errors import SuspensionMisuse
 from resilience.events import logger
 from resilience.outcome import Failure, StoppedIteration
 from resilience.runtimes import lowering, workers
-from resilience.runtimes.base import Runtime
+from resilience.runtimes.base import Runtime, Waiter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +45,7 @@ class Expired(BaseException):
 
     def __init__(self, timer: BlockingTimer) -> None:
         super().__init__(timer)
-        self.timer = timer
+        self.timer: BlockingTimer = timer
 
 
 @final
@@ -55,10 +55,10 @@ class BlockingTimer:
     __slots__ = ("deadline", "fired", "max_abandoned", "policy")
 
     def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
-        self.deadline = deadline
-        self.policy = policy
-        self.max_abandoned = max_abandoned
-        self.fired = False
+        self.deadline: float = deadline
+        self.policy: str = policy
+        self.max_abandoned: int = max_abandoned
+        self.fired: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ class BlockingTimer:
 
 
 @final
-class BlockingWaiter:
+class BlockingWaiter(Waiter):
     """A thread in a queue."""
 
     __slots__ = ("_woken",)
@@ -80,9 +80,11 @@ class BlockingWaiter:
         self._woken = Lock()
         self._woken.acquire()
 
+    @override
     def wake(self) -> None:
         self._woken.release()
 
+    @override
     async def wait(self, deadline: float, ctx: Context) -> bool:
         timer = ctx._timer
         end = deadline if timer is None else min(deadline, timer.deadline)
@@ -141,13 +143,13 @@ class BlockingRuntime(Runtime):
                 logger.exception("closing a discarded %s raised", type(resource).__name__)
 
 
-BLOCKING = BlockingRuntime()
+BLOCKING: BlockingRuntime = BlockingRuntime()
 
 
 def enter(ctx: Context) -> Any:
     """Run the user's function: the innermost stage, which finds it in the root of the context."""
     root = ctx._root or ctx
-    if ctx._timer is not None or root._record is not None:
+    if ctx._timer is not None or ctx._facts is not NO_FACTS:
         return _enter_watched(root, ctx)
     token = set_ambient(ctx)
     try:
@@ -163,7 +165,7 @@ def _enter_watched(root: Context, ctx: Context) -> Any:
     """Do the same where a timer can cut the function off, or somebody will ask what happened."""
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
     worker = None if timer is None else _worker_for(timer)
-    record = root._record
+    record = ctx._facts.record
     if record is not None:
         record.attempts += 1
     arguments, keywords = ((ctx,), {}) if root._arguments is None else (root._arguments, root._keywords)

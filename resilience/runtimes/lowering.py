@@ -140,7 +140,9 @@ def _same_code(ours: CodeType | None, theirs: CodeType) -> bool:
 def _future_flags() -> int:
     import __future__
 
-    return sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes")
+    return sum(
+        getattr(__future__, name).compiler_flag for name in __future__.all_feature_names if name != "nested_scopes"
+    )
 
 
 _FUTURE_FLAGS = _future_flags()

@@ -13,17 +13,17 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import anyio
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
 from resilience.context import Context, reset_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
-from resilience.runtimes.base import Runtime, Timer
+from resilience.runtimes.base import Runtime, Timer, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -50,8 +50,8 @@ class AsyncioTimer:
     __slots__ = ("_cancelling", "_expiring", "_handle", "_task", "deadline", "fired")
 
     def __init__(self, deadline: float, task: asyncio.Task[Any]) -> None:
-        self.deadline = deadline
-        self.fired = False
+        self.deadline: float = deadline
+        self.fired: bool = False
         self._task = task
         self._expiring = False
 
@@ -84,8 +84,8 @@ class ScopeTimer:
     __slots__ = ("_scope", "deadline", "fired")
 
     def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.fired = False
+        self.deadline: float = deadline
+        self.fired: bool = False
 
     def __enter__(self) -> Self:
         # The loop has a clock of its own: only the seconds that remain can be handed over.
@@ -102,7 +102,7 @@ class ScopeTimer:
 
 
 @final
-class TaskWaiter:
+class TaskWaiter(Waiter):
     """A task in a queue. Its event lives in its own loop; to set it from elsewhere is to ask that loop."""
 
     __slots__ = ("_event", "_post")
@@ -115,9 +115,11 @@ class TaskWaiter:
         else:
             self._post = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
+    @override
     def wake(self) -> None:
         self._post(self._event.set)
 
+    @override
     async def wait(self, deadline: float, ctx: Context) -> bool:
         if deadline == float("inf"):
             await self._event.wait()
@@ -166,13 +168,13 @@ class TaskRuntime(Runtime):
                 logger.exception("closing a discarded %s raised", type(resource).__name__)
 
 
-TASKS = TaskRuntime()
+TASKS: TaskRuntime = TaskRuntime()
 
 
 async def enter(ctx: Context) -> Any:
     """Run the user's function: the innermost stage, which finds it in the root of the context."""
     root = ctx._root or ctx
-    record = root._record
+    record = ctx._facts.record
     if record is not None:
         record.attempts += 1
     token = set_ambient(ctx)

@@ -125,8 +125,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.idle: deque[Worker] = deque()
-        self.abandoned = 0
-        self._counting = threading.Lock()
+        self.abandoned: int = 0
+        self._counting = threading.RLock()  # a finalizer may come here in the middle of it
 
     def take(self, policy: str, max_abandoned: int) -> Worker:
         """Return a worker that waits for a job; raise `WorkersExhausted` if too many hang already."""
@@ -156,8 +156,8 @@ class Pool:
 
 
 _numbers = count(1)
-pool = Pool()
+pool: Pool = Pool()
 
 if hasattr(os, "register_at_fork"):
     # The child of a fork has none of its parent's threads.
-    os.register_at_fork(after_in_child=pool.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=pool.__init__)

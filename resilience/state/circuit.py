@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias, final
+from typing import ClassVar, NamedTuple, TypeAlias, final
 
 from resilience.state.trips import Tally, Trip
 
@@ -38,11 +38,12 @@ class CircuitState(enum.Enum):
 class Closed:
     """A period in which calls pass and are counted."""
 
-    __slots__ = ("tally",)
-    state = CircuitState.CLOSED
+    __slots__ = ("last_failure", "tally")
+    state: ClassVar[CircuitState] = CircuitState.CLOSED
 
     def __init__(self, tally: Tally) -> None:
-        self.tally = tally
+        self.tally: Tally = tally
+        self.last_failure: str | None = None
 
 
 @final
@@ -50,12 +51,12 @@ class Open:
     """A period in which calls are refused, until `until`."""
 
     __slots__ = ("last_failure", "lasts", "until")
-    state = CircuitState.OPEN
+    state: ClassVar[CircuitState] = CircuitState.OPEN
 
     def __init__(self, lasts: float, until: float, last_failure: str | None) -> None:
-        self.lasts = lasts
-        self.until = until
-        self.last_failure = last_failure
+        self.lasts: float = lasts
+        self.until: float = until
+        self.last_failure: str | None = last_failure
 
 
 @final
@@ -63,13 +64,13 @@ class HalfOpen:
     """A period in which a few probes find out whether the dependency has recovered."""
 
     __slots__ = ("last_failure", "probe_timeout", "probes", "successes")
-    state = CircuitState.HALF_OPEN
+    state: ClassVar[CircuitState] = CircuitState.HALF_OPEN
 
     def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
-        self.probe_timeout = probe_timeout
-        self.last_failure = last_failure
+        self.probe_timeout: float = probe_timeout
+        self.last_failure: str | None = last_failure
         self.probes: dict[Probe, float] = {}  # probe -> when it loses its slot
-        self.successes = 0
+        self.successes: int = 0
 
 
 @final
@@ -77,7 +78,7 @@ class Isolated:
     """A period in which a hand holds the circuit open."""
 
     __slots__ = ("last_failure",)
-    state = CircuitState.ISOLATED
+    state: ClassVar[CircuitState] = CircuitState.ISOLATED
 
     def __init__(self) -> None:
         self.last_failure: str | None = None
@@ -93,7 +94,7 @@ class Probe:
     __slots__ = ("period",)
 
     def __init__(self, period: HalfOpen) -> None:
-        self.period = period
+        self.period: HalfOpen = period
 
 
 #: What an admitted call brings back with its result.
@@ -151,18 +152,18 @@ class Circuit:
                 return probe, transitions
         return None, transitions
 
-    def record(
-        self, admission: Admission, failure: str | None, duration: float, now: float
-    ) -> list[Transition]:
+    def record(self, admission: Admission, failure: str | None, duration: float, now: float) -> list[Transition]:
         """Count the result of an admitted call.
 
         :param failure: what it failed with, as text; None for a success.
         :param duration: seconds that it took.
         """
         if isinstance(admission, Closed):
-            if admission is self.period and admission.tally.add(failure is not None, duration, now):
-                return self._open(now, failure)
-            return []
+            if admission is not self.period:
+                return []
+            admission.last_failure = failure or admission.last_failure
+            tripped = admission.tally.add(failure is not None, duration, now)
+            return self._open(now, admission.last_failure or "slow calls") if tripped else []
         period = admission.period
         _forget_lost_probes(period, now)
         if period.probes.pop(admission, None) is None or period is not self.period:
@@ -189,7 +190,7 @@ class Circuit:
 
     # --- inside ---
 
-    def _open(self, now: float, failure: str | None) -> list[Transition]:
+    def _open(self, now: float, failure: str) -> list[Transition]:
         lasts = next(self._openings)
         return self._move(Open(lasts, now + lasts, failure), retry_after=lasts)
 

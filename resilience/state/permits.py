@@ -39,8 +39,8 @@ class Ticket(Generic[W]):
     __slots__ = ("place", "waiter")
 
     def __init__(self, waiter: W) -> None:
-        self.waiter = waiter
-        self.place = Place.WAITING
+        self.waiter: W = waiter
+        self.place: Place = Place.WAITING
 
 
 class Counts(NamedTuple):
@@ -62,8 +62,8 @@ class Permits(Generic[W]):
     __slots__ = ("_busy", "_free", "_lock", "_made", "_rejected", "_waiting", "limit", "queue")
 
     def __init__(self, limit: int, queue: int) -> None:
-        self.limit = limit
-        self.queue = queue
+        self.limit: int = limit
+        self.queue: int = queue
         self._rejected = 0
         self._made = min(limit, self.BATCH)  # permits in existence, free or taken
         self._free: deque[None] = deque([None] * self._made)

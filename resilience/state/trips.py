@@ -57,7 +57,7 @@ class ConsecutiveFailures(Trip):
     """
 
     def __init__(self, n: int) -> None:
-        self.n = checks.whole("n", n)
+        self.n: int = checks.whole("n", n)
 
     def __repr__(self) -> str:
         return f"ConsecutiveFailures({self.n})"
@@ -71,13 +71,13 @@ class _Share(Trip):
     """What `FailureRatio` and `SlowRatio` have in common: a share of bad results in a window."""
 
     def __init__(self, ratio: float, min_calls: int, window: Duration | None, last: int | None) -> None:
-        self.ratio = checks.ratio("ratio", ratio)
-        self.min_calls = checks.whole("min_calls", min_calls)
-        self.last = None if last is None else checks.whole("last", last)
+        self.ratio: float = checks.ratio("ratio", ratio)
+        self.min_calls: int = checks.whole("min_calls", min_calls)
+        self.last: int | None = None if last is None else checks.whole("last", last)
+        self.window: float | None = None
         if self.last is not None:
             if window is not None:
                 raise ValueError(f"give a window of time or of calls, not both: window={window!r}, last={last!r}")
-            self.window = None
             self.min_calls = min(self.min_calls, self.last)  # a window never holds more than that
         else:
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
@@ -87,7 +87,7 @@ class _Share(Trip):
 
     @override
     def tally(self) -> Tally:
-        window = TimeWindow(self.window) if self.window is not None else CountWindow(self.last or 1)
+        window: Window = CountWindow(self.last or 1) if self.window is None else TimeWindow(self.window)
         return _Ratio(window, self.ratio, self.min_calls, self.slower_than)
 
 
@@ -131,12 +131,11 @@ class SlowRatio(_Share):
         last: int | None = None,
     ) -> None:
         super().__init__(ratio, min_calls, window, last)
-        self.slower_than = checks.seconds("slower_than", slower_than)
+        self.slower_than: float = checks.seconds("slower_than", slower_than)
 
     def __repr__(self) -> str:
         return (
-            f"SlowRatio({self.ratio:g}, slower_than={self.slower_than:g}, "
-            f"min_calls={self.min_calls}, {self._span()})"
+            f"SlowRatio({self.ratio:g}, slower_than={self.slower_than:g}, min_calls={self.min_calls}, {self._span()})"
         )
 
 
@@ -147,7 +146,7 @@ class AnyOf(Trip):
     def __init__(self, left: Trip, right: Trip) -> None:
         self._left = left
         self._right = right
-        self.slower_than = min(left.slower_than, right.slower_than)
+        self.slower_than: float = min(left.slower_than, right.slower_than)
 
     def __repr__(self) -> str:
         return f"{self._left!r} | {self._right!r}"
@@ -171,7 +170,7 @@ class _Streak(Tally):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._count = 0
-        self.quiet = True
+        self.quiet: bool = True
 
     @override
     def add(self, failed: bool, duration: float, now: float) -> bool:
@@ -192,8 +191,8 @@ class _Ratio(Tally):
     def add(self, failed: bool, duration: float, now: float) -> bool:
         window = self._window
         window.add(failed if self._slower_than == inf else duration >= self._slower_than, now)
-        # Multiplied, not divided: 3 of 10 are not less than 0.3 of 10 by a rounding error.
-        return window.total >= self._min_calls and window.bad >= self._ratio * window.total
+        # Divided, not multiplied: 7 / 25 is the very float that 0.28 is, but 0.28 * 25 is more than 7.
+        return window.total >= self._min_calls and window.bad / window.total >= self._ratio
 
 
 @final
@@ -201,7 +200,7 @@ class _Either(Tally):
     def __init__(self, left: Tally, right: Tally) -> None:
         self._left = left
         self._right = right
-        self.quiet = left.quiet and right.quiet
+        self.quiet: bool = left.quiet and right.quiet
 
     @override
     def add(self, failed: bool, duration: float, now: float) -> bool:

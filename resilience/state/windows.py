@@ -12,8 +12,15 @@ from typing import Protocol, final
 class Window(Protocol):
     """Counts of the latest results: all of them, and those that were bad."""
 
-    total: int
-    bad: int
+    @property
+    def total(self) -> int:
+        """How many results are in the window."""
+        ...
+
+    @property
+    def bad(self) -> int:
+        """How many of them were bad."""
+        ...
 
     def add(self, bad: bool, now: float) -> None:
         """Count one more result, and forget what has become too old."""
@@ -28,7 +35,7 @@ class CountWindow:
 
     def __init__(self, size: int) -> None:
         self._results: deque[bool] = deque(maxlen=size)
-        self.bad = 0
+        self.bad: int = 0
 
     @property
     def total(self) -> int:
@@ -59,8 +66,8 @@ class TimeWindow:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._steps: deque[list[float]] = deque()  # [began at, total, bad]
-        self.total = 0
-        self.bad = 0
+        self.total: int = 0
+        self.bad: int = 0
 
     def add(self, bad: bool, now: float) -> None:
         """Count one more result, and forget the steps that are too old."""

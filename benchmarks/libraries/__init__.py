@@ -1,0 +1,79 @@
+"""The contestants: one module per library, each used as its own documentation recommends.
+
+An entry is a plain function that protects a function: `retry(fn)` returns `fn` under that library's
+retry. It names what it enters and the worlds in which it does:
+
+    library = Library("resilix")
+
+    @library.enters("retry", SYNC, ASYNCIO)
+    def retry(fn):
+        return protect.when(FAILURE, retry=ATTEMPTS)(fn)
+
+All are set to the same numbers (`benchmarks.functions`). Where libraries differ in what they can do,
+an entry takes the form that is fastest for its library.
+
+    retry               up to three attempts, waiting in between
+    retry at once       the same without waiting
+    breaker             opens after five failures
+    breaker, ratio      opens when half of the calls of the last 30 s have failed
+    bulkhead            at most 64 at once, the others turned away
+    fallback            None instead of an error
+    deadline            five seconds that the function can ask for; nothing is cut off
+    timeout             five seconds, then the caller is let go
+    four                fallback(retry(breaker(bulkhead(fn))))
+    five, deadline      fallback(retry(breaker(bulkhead(deadline(fn)))))
+    five, timeout       fallback(retry(breaker(bulkhead(timeout(fn)))))
+    four, listened      four, and a listener that hears how each call went
+    four, call          four around a function that is handed over with each call
+    four, execute       ... that takes a context
+    four, proxy         four around a method of an existing client
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeAlias
+
+#: Takes a function, returns it protected.
+Protect: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: The name under which our own library runs.
+OURS = "resilience"
+BY_HAND = "by hand"
+STACK = "tenacity + breaker + semaphore + timeout"
+
+#: Peers that have all of a retry, a breaker, a bulkhead, a fallback and a timeout.
+UNIFIED = ("resilix", "nopanic", "pyresilience", "hyx")
+
+_MODULES = (
+    "ours by_hand resilix nopanic pyresilience hyx tenacity stamina backoff pybreaker circuitbreaker aiobreaker stack"
+).split()
+
+
+class Library:
+    """A contestant, with what it enters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: dict[tuple[str, str], Protect] = {}
+
+    def enters(self, entry: str, *worlds: str) -> Callable[[Protect], Protect]:
+        """Enter a function."""
+
+        def register(protect: Protect) -> Protect:
+            self.entries.update({(entry, world): protect for world in worlds})
+            return protect
+
+        return register
+
+
+def load() -> tuple[list[Library], list[str]]:
+    """Return the libraries that are installed, and the names of the packages that are not."""
+    libraries, missing = [], []
+    for module in _MODULES:
+        try:
+            libraries.append(import_module(f"benchmarks.libraries.{module}").library)
+        except ModuleNotFoundError as error:
+            missing.append(str(error.name))
+    return libraries, list(dict.fromkeys(missing))

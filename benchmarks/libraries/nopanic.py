@@ -1,0 +1,99 @@
+"""nopanic: policies are decorators, stacked by `compose`. Its breaker knows only a ratio over a window of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import nopanic
+from nopanic import backoff, compose
+
+from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
+from benchmarks.libraries import Library
+from benchmarks.timing import ASYNCIO, SYNC, TRIO
+
+library = Library("nopanic")
+
+
+def new_retry() -> nopanic.retry:
+    return nopanic.retry(ATTEMPTS, on=FAILURE, backoff=backoff.full_jitter(base=BASE, cap=CAP))
+
+
+def new_breaker() -> nopanic.circuit_breaker:
+    return nopanic.circuit_breaker(failure_threshold=0.5, min_calls=FAILURES, window=30.0, reset_timeout=OPEN_FOR)
+
+
+def new_four(*inside: Any) -> compose:
+    return compose(
+        nopanic.fallback(None), new_retry(), new_breaker(), nopanic.bulkhead(LIMIT, max_wait=0), *inside
+    )
+
+
+@library.enters("retry", SYNC, ASYNCIO, TRIO)
+def retry(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_retry()(fn)
+
+
+@library.enters("retry at once", SYNC, ASYNCIO, TRIO)
+def retry_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.retry(ATTEMPTS, on=FAILURE, backoff=0.0)(fn)
+
+
+@library.enters("breaker", SYNC, ASYNCIO, TRIO)
+@library.enters("breaker, ratio", SYNC, ASYNCIO, TRIO)
+def breaker(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_breaker()(fn)
+
+
+@library.enters("bulkhead", SYNC, ASYNCIO, TRIO)
+def bulkhead(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.bulkhead(LIMIT, max_wait=0)(fn)
+
+
+@library.enters("bulkhead of one", SYNC, ASYNCIO, TRIO)
+def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.bulkhead(1, max_wait=0)(fn)
+
+
+@library.enters("fallback", SYNC, ASYNCIO, TRIO)
+def fallback(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.fallback(None)(fn)
+
+
+@library.enters("deadline", SYNC, ASYNCIO, TRIO)
+def deadline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.deadline(SECONDS)(fn)
+
+
+@library.enters("timeout", SYNC, ASYNCIO, TRIO)
+def timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.timeout(SECONDS)(fn)
+
+
+@library.enters("four", SYNC, ASYNCIO, TRIO)
+def four(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four()(fn)
+
+
+@library.enters("five, deadline", SYNC, ASYNCIO, TRIO)
+def five_deadline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four(nopanic.deadline(SECONDS))(fn)
+
+
+@library.enters("five, timeout", SYNC, ASYNCIO, TRIO)
+def five_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four(nopanic.timeout(SECONDS))(fn)
+
+
+# "four, listened" has no entry: its listeners hear of failures only, so for a call that succeeds it is "four".
+
+
+@library.enters("four, call", SYNC)
+def four_call(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(new_four().call, fn)
+
+
+@library.enters("four, call", ASYNCIO, TRIO)
+def four_acall(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(new_four().acall, fn)

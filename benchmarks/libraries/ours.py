@@ -1,0 +1,114 @@
+"""The library that this repository holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
+from benchmarks.libraries import OURS, Library
+from benchmarks.timing import ASYNCIO, SYNC, TRIO
+from resilience import Bulkhead, CircuitBreaker, Fallback, FailureRatio, Pipeline, Policy, Retry, Timeout, events
+from resilience.backoff import Exponential
+
+library = Library(OURS)
+
+
+def new_retry() -> Retry:
+    return Retry(ATTEMPTS, on=FAILURE, backoff=Exponential(BASE, cap=CAP))
+
+
+def new_breaker() -> CircuitBreaker:
+    return CircuitBreaker(FAILURES, open_for=OPEN_FOR)
+
+
+def new_four(*inside: Policy[Any], **options: Any) -> Pipeline[Any]:
+    return Policy.wrap(Fallback(None), new_retry(), new_breaker(), Bulkhead(LIMIT), *inside, **options)
+
+
+@library.enters("retry", SYNC, ASYNCIO, TRIO)
+def retry(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_retry()(fn)
+
+
+@library.enters("retry at once", SYNC, ASYNCIO, TRIO)
+def retry_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Retry(ATTEMPTS, on=FAILURE, backoff=[0])(fn)
+
+
+@library.enters("breaker", SYNC, ASYNCIO, TRIO)
+def breaker(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_breaker()(fn)
+
+
+@library.enters("breaker, ratio", SYNC, ASYNCIO, TRIO)
+def breaker_ratio(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return CircuitBreaker(FailureRatio(0.5, min_calls=FAILURES, window=30.0), open_for=OPEN_FOR)(fn)
+
+
+@library.enters("bulkhead", SYNC, ASYNCIO, TRIO)
+def bulkhead(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Bulkhead(LIMIT)(fn)
+
+
+@library.enters("bulkhead of one", SYNC, ASYNCIO, TRIO)
+def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Bulkhead(1)(fn)
+
+
+@library.enters("fallback", SYNC, ASYNCIO, TRIO)
+def fallback(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Fallback(None)(fn)
+
+
+@library.enters("deadline", SYNC, ASYNCIO, TRIO)
+def deadline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Timeout(SECONDS, cooperative=True)(fn)
+
+
+@library.enters("timeout", SYNC, ASYNCIO, TRIO)
+def timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Timeout(SECONDS)(fn)
+
+
+@library.enters("four", SYNC, ASYNCIO, TRIO)
+def four(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four()(fn)
+
+
+@library.enters("five, deadline", SYNC, ASYNCIO, TRIO)
+def five_deadline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four(Timeout(SECONDS, cooperative=True))(fn)
+
+
+@library.enters("five, timeout", SYNC, ASYNCIO, TRIO)
+def five_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_four(Timeout(SECONDS))(fn)
+
+
+@library.enters("four, listened", SYNC, ASYNCIO, TRIO)
+def four_listened(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def listener(event: events.Event) -> None:
+        pass
+
+    return new_four(listeners=[listener])(fn)
+
+
+@library.enters("four, call", SYNC, ASYNCIO, TRIO)
+def four_call(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(new_four().call, fn)
+
+
+@library.enters("four, execute", SYNC, ASYNCIO, TRIO)
+def four_execute(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(new_four().execute, fn)
+
+
+@library.enters("four, proxy", SYNC, ASYNCIO, TRIO)
+def four_proxy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    class Client:
+        get = staticmethod(fn)
+
+    client = new_four().proxy(Client(), "get")
+    return lambda: client.get()

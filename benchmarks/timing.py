@@ -1,0 +1,142 @@
+"""The timing core: interleaved rounds, each sample the fastest of a few short batches.
+
+A busy machine is slow for seconds at a time. So contestants are not timed one after another: each
+round times every one of them once, in an order that is shuffled anew, and what is reported is the
+median over the rounds, and the median of the ratios within a round. A disturbance then falls on all
+of them, or on a round that the median leaves out.
+
+A sample is nanoseconds per call: the call itself, what the function returns at once, and the `for`
+loop around it (about 10 ns) are in it, for everybody. Garbage collection stays on, as in the programs
+that will use these libraries; what exists before the first round is frozen, so that nobody pays for
+what others have imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter_ns
+from types import FunctionType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: The worlds: blocking code in one thread, and the two event loops.
+SYNC, ASYNCIO, TRIO = WORLDS = ("sync", "asyncio", "trio")
+
+#: Tasks are given back to their loop after so many calls, outside the timing: where calls arm timers, cancelled
+#: ones pile up until the loop runs. In real programs it runs at least once per call.
+CALLS_BETWEEN_CHECKPOINTS = 250
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time to spend.
+
+    :param rounds: how many samples of each contestant.
+    :param batches: a sample is the fastest of so many batches.
+    :param batch: nanoseconds that a batch takes, about.
+    """
+
+    rounds: int = 25
+    batches: int = 5
+    batch: int = 2_000_000
+
+
+SMOKE = Effort(rounds=2, batches=1, batch=50_000)
+
+
+def run(world: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `async def main()` to its end in a world. In the blocking one nothing in it ever suspends."""
+    if world == ASYNCIO:
+        return asyncio.run(main())
+    if world == TRIO:
+        import trio
+
+        return trio.run(main)  # type: ignore[no-any-return]
+    try:
+        main().send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise RuntimeError("blocking code was about to suspend")
+
+
+async def outcome(world: str, function: Callable[[], Any]) -> Any:
+    """Call `function` as one does in a world."""
+    return function() if world == SYNC else await function()
+
+
+async def checkpoint(world: str) -> None:
+    """Let the event loop run."""
+    if world == ASYNCIO:
+        await asyncio.sleep(0)
+    elif world == TRIO:
+        import trio
+
+        await trio.lowlevel.checkpoint()
+
+
+async def interleaved(world: str, functions: Mapping[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:
+    """Return nanoseconds per call, for each function one sample per round. To be awaited in its world."""
+    loops = {name: _Loop(world, function) for name, function in functions.items()}
+    for loop in loops.values():
+        await loop.calibrate(effort.batch)
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions)
+    gc.collect()
+    gc.freeze()
+    try:
+        for _ in range(effort.rounds):
+            random.shuffle(order)
+            for name in order:
+                samples[name].append(await loops[name].sample(effort.batches))
+    finally:
+        gc.unfreeze()
+    return samples
+
+
+class _Loop:
+    """One function, and how many calls of it make a batch."""
+
+    def __init__(self, world: str, function: Callable[[], Any]) -> None:
+        self._world = world
+        self._function = function
+        self._spin = _own_copy(_spin if world == SYNC else _spin_awaiting)
+        self._most = 1_000_000 if world == SYNC else CALLS_BETWEEN_CHECKPOINTS
+        self._calls = 1
+
+    async def calibrate(self, enough: int) -> None:
+        """Find how many calls take long enough; that also warms the function up."""
+        while await self._batch() < enough and self._calls < self._most:
+            self._calls = min(2 * self._calls, self._most)
+
+    async def sample(self, batches: int) -> float:
+        """Return nanoseconds per call, of the fastest of some batches."""
+        return min([await self._batch() for _ in range(batches)]) / self._calls
+
+    async def _batch(self) -> int:
+        await checkpoint(self._world)
+        return await self._spin(self._function, self._calls)
+
+
+async def _spin(function: Callable[[], Any], calls: int) -> int:
+    began = perf_counter_ns()
+    for _ in repeat(None, calls):
+        function()
+    return perf_counter_ns() - began
+
+
+async def _spin_awaiting(function: Callable[[], Any], calls: int) -> int:
+    began = perf_counter_ns()
+    for _ in repeat(None, calls):
+        await function()
+    return perf_counter_ns() - began
+
+
+def _own_copy(spin: Any) -> Any:
+    """Copy a function with its code: CPython specializes each call site to what it has called there."""
+    return FunctionType(spin.__code__.replace(), spin.__globals__, spin.__name__)

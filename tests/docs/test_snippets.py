@@ -1,0 +1,187 @@
+"""README and docs: every Python block runs, and does what the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import run_page
+from tests.docs.run_page import LANGUAGES, Broken, blocks, run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+#: The changelog has links, but nothing to run.
+WRITTEN = [*NAMES, "CHANGELOG.md"]
+
+
+def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page in a Python of its own, in an empty folder, where a warning is an error."""
+    command = [sys.executable, "-W", "error", run_page.__file__, str(path), name]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=run_page.LIMIT + 10, check=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
+    """Every Python block runs, in order and in one namespace, and what is shown is what comes out."""
+    done = execute(ROOT / name, name, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_pages_with_something_to_run() -> None:
+    """The pages were found, and their blocks were."""
+    found = [block.language for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))]
+    assert len(PAGES) >= 16
+    assert found.count("python") >= 60
+    assert set(found) <= LANGUAGES
+
+
+# --- links -----------------------------------------------------------------------------------
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that a Markdown renderer gives to the headings of a page."""
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_links_between_pages_lead_somewhere(name: str) -> None:
+    """A relative link names a file of the project and, after a `#`, a heading in it."""
+    page = ROOT / name
+    text = page.read_text(encoding="utf-8")
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = (page.parent / file).resolve() if file else page
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+            dead.append(target)
+    assert dead == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name != "docs/index.md"])
+def test_the_index_leads_to_every_page(name: str) -> None:
+    """Nobody has to guess that a page exists."""
+    assert f"]({name.removeprefix('docs/')})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+# --- the README ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("marker", "command"),
+    [
+        ("run", ".venv/bin/python -m pip install -q -e '.[examples]' && .venv/bin/python examples/quickstart.py"),
+        ("test", ".venv/bin/python -m pip install -q -e '.[test]' && .venv/bin/python -m pytest -q"),
+    ],
+)
+def test_the_readme_names_the_two_commands(marker: str, command: str) -> None:
+    """Each stands alone in a shell block after its marker, and sets up its own environment."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(rf"^<!-- {marker} -->\n```shell\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert found == [f"python3 -m venv .venv && {command}\n"]
+
+
+def test_the_first_example_of_the_readme_is_complete_and_short() -> None:
+    """It brings its own imports and has ten to fifteen lines of code."""
+    first = next(block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert first.language == "python"
+    assert 10 <= sum(bool(line.strip()) for line in first.text.splitlines()) <= 15
+
+
+# --- the runner itself -----------------------------------------------------------------------
+
+
+def page_of(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "page.md"
+    path.write_text("\n".join(["# A page", "", *lines, ""]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["```python", "x = 1", "x + 1  # -> 3", "```"], "page.md:5: expected\n3\ngot\n2"),
+        (["```python", "1 + 1", "1 / 0", "```"], "page.md:5: ZeroDivisionError: division by zero"),
+        (["```python", "int('7')  # raises ValueError", "```"], "page.md:4: nothing was raised, ValueError"),
+        (["```python", "int('x')  # raises KeyError", "```"], "page.md:4: expected\nKeyError\ngot\nValueError"),
+        (["```python", "int('x')  # raises ValueError: other", "```"], "page.md:4: expected\nValueError: other"),
+        (["```python", "print('a')", "```", "```text", "b", "```"], "page.md:7: expected\nb\ngot\na"),
+        (["```python", "1", "```", "```text", "b", "```"], "page.md:7: expected\nb\ngot"),
+        (["```python", "print('a')", "```"], "page.md:4: printed, but shown nowhere:\na"),
+        (["```python", "print('a')", "```", "That is", "```text", "a", "```"], "page.md:4: printed, but shown nowhere"),
+        (["```python", "x = 1  # -> 1", "```"], "page.md:4: no expression ends here"),
+        (["```python", "def f(:", "```"], "page.md:4: invalid syntax"),
+        (["```py", "1 / 0", "```"], "page.md:4: a block in 'py'"),
+        (["```", "1 / 0", "```"], "page.md:4: a block in 'no language'"),
+        (
+            ["```python", "import asyncio", "async def main():", "    1  # -> 2", "asyncio.run(main())", "```"],
+            "page.md:6: expected",
+        ),
+        (["```python", "def f():", "    raise KeyError('k')", "```", "", "```python", "f()", "```"], "page.md:5: Key"),
+    ],
+)
+def test_a_page_that_does_not_hold_is_told_with_its_line(lines: list[str], told: str, tmp_path: Path) -> None:
+    """What a page promises wrongly is found, and where."""
+    with pytest.raises(Broken) as caught:
+        run(page_of(tmp_path, *lines), "page.md")
+    assert str(caught.value).startswith(told)
+
+
+def test_a_page_that_holds_passes(tmp_path: Path) -> None:
+    """Blocks share one namespace, and `...` stands for anything."""
+    run(
+        page_of(
+            tmp_path,
+            "```python",
+            "x = [1, 2]",
+            "int('x')  # raises ValueError: invalid literal ...",
+            "y = int('y')  # raises ValueError",
+            "{}['k']  # raises LookupError: 'k'",
+            "```",
+            "```python",
+            "x  # -> [1, ...]",
+            "print('one', x)",
+            "```",
+            "```text",
+            "one [...]",
+            "```",
+            "```text",
+            "a drawing",
+            "```",
+        ),
+        "page.md",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["import warnings", "warnings.warn('old')"], "page.md:5: UserWarning: old"),
+        (["async def f(): ...", "f()"], "coroutine 'f' was never awaited"),
+        (["import threading", "t = threading.Thread(target=int, args='x')", "t.start()", "t.join()"], "ValueError"),
+    ],
+)
+def test_what_a_page_leaves_behind_is_an_error(lines: list[str], told: str, tmp_path: Path) -> None:
+    """A warning, a coroutine that nobody awaited, an exception in a thread: none goes unseen."""
+    done = execute(page_of(tmp_path, "```python", *lines, "```"), "page.md", tmp_path)
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+def test_a_page_that_hangs_is_stopped_where_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is on real time, and the report shows the line."""
+    quick = tmp_path / "quick.py"
+    source = Path(run_page.__file__).read_text(encoding="utf-8")
+    quick.write_text(source.replace("LIMIT: Final = 20.0", "LIMIT: Final = 0.3"), encoding="utf-8")
+    monkeypatch.setattr(run_page, "__file__", str(quick))
+    done = execute(page_of(tmp_path, "```python", "import time", "time.sleep(60)", "```"), "page.md", tmp_path)
+    assert done.returncode == 1
+    assert '"page.md", line 5' in done.stderr

@@ -1,0 +1,91 @@
+"""Windows, against the slow and obvious way: keep every result and count again."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.state.windows import CountWindow, TimeWindow
+
+#: Results as (seconds since the one before, was it bad).
+streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from([0.0, 0.001, 30.0]), st.booleans()))
+
+
+@given(size=st.integers(1, 12), results=st.lists(st.booleans(), max_size=60))
+def test_a_count_window_holds_the_last_so_many(size: int, results: list[bool]) -> None:
+    """After each result the counts are those of the last `size` results."""
+    window = CountWindow(size)
+    for number, bad in enumerate(results, 1):
+        window.add(bad, 0.0)
+        latest = results[:number][-size:]
+        assert (window.total, window.bad) == (len(latest), sum(latest))
+
+
+@given(seconds=st.floats(0.5, 60), stream=streams)
+def test_a_time_window_forgets_within_a_tenth(seconds: float, stream: list[tuple[float, bool]]) -> None:
+    """A result counts until it is nine tenths of the window old, and no longer once it is as old as the window."""
+    window = TimeWindow(seconds)
+    now = 5000.0
+    kept: list[tuple[float, bool]] = []
+    for pause, bad in stream:
+        now += pause
+        kept.append((now, bad))
+        window.add(bad, now)
+        surely = [was_bad for at, was_bad in kept if now - at < 0.9 * seconds]
+        perhaps = [was_bad for at, was_bad in kept if now - at < seconds]
+        assert len(surely) <= window.total <= len(perhaps)
+        assert sum(surely) <= window.bad <= sum(perhaps)
+
+
+@given(stream=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=60))
+def test_a_time_window_is_exact_where_results_are_a_step_apart(stream: list[tuple[int, bool]]) -> None:
+    """Where no step holds two instants, the counts are those of the results that are younger than the window."""
+    window = TimeWindow(10.0)
+    now = 100.0
+    kept: list[tuple[float, bool]] = []
+    for pause, bad in stream:
+        now += pause
+        kept.append((now, bad))
+        window.add(bad, now)
+        latest = [was_bad for at, was_bad in kept if now - at < 10.0]
+        assert (window.total, window.bad) == (len(latest), sum(latest))
+
+
+def test_a_time_window_forgets_at_the_instant_when_a_result_is_as_old_as_it() -> None:
+    """Ten seconds are ten seconds: at 9.99 s the result counts, at 10 s it does not."""
+    window = TimeWindow(10.0)
+    window.add(True, 100.0)
+    window.add(False, 109.99)
+    assert (window.total, window.bad) == (2, 1)
+    window.add(False, 110.0)
+    assert (window.total, window.bad) == (2, 0)
+
+
+def test_a_time_window_counts_results_that_come_in_the_wrong_order() -> None:
+    """Threads read the clock before they take the lock; a result from a moment ago is counted, not lost."""
+    window = TimeWindow(10.0)
+    window.add(True, 100.5)
+    window.add(True, 100.2)
+    window.add(False, 100.4)
+    assert (window.total, window.bad) == (3, 2)
+    window.add(False, 111.0)
+    assert (window.total, window.bad) == (1, 0)
+
+
+def test_the_memory_of_a_time_window_does_not_grow_with_the_number_of_results() -> None:
+    """It keeps counts per step, never the results: 50,000 of them need no more than 500 do."""
+    window = TimeWindow(30.0)
+    for number in range(500):
+        window.add(number % 2 == 0, number * 0.1)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(500, 50_000):
+            window.add(number % 2 == 0, number * 0.1)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 270 <= window.total <= 300
+    assert after - before < 20_000  # one result as a float and a flag would take 24 bytes: more than a megabyte

@@ -1,0 +1,121 @@
+"""A real HTTP server on loopback that fails by a script, so that every run sees the same failures.
+
+The first part of a path names a script: what happens to the first request for that path, to the second,
+and so on; the last step repeats. `/flaky/trio` and `/flaky/threads` so go through the same, each for itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from typing_extensions import override
+
+
+class Step(enum.Enum):
+    """What happens to one request."""
+
+    ANSWER = "200 with a body"
+    SLOWLY = "the same, after a moment"
+    ERROR = "503"
+    DROP = "the connection is closed without an answer"
+    HANG = "nothing at all, for seconds"
+
+
+SCRIPTS: dict[str, tuple[Step, ...]] = {
+    "flaky": (Step.ERROR, Step.DROP, Step.ANSWER),
+    "hangs-once": (Step.HANG, Step.ANSWER),
+    "hangs": (Step.HANG,),
+    "busy": (Step.SLOWLY,),
+}
+
+MOMENT = 0.15  # seconds that a slow answer takes
+HANG = 2.2  # seconds for which a hanging request is held
+BODY = b"sunny"
+
+
+class FlakyServer(ThreadingHTTPServer):
+    """Serves inside its `with` block, and counts what it is asked for."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.outage = False  # set it, and every request gets a 503
+        self.requests: Counter[str] = Counter()  # path -> how many
+        self.at_once = 0  # slow answers that are under way ...
+        self.most_at_once = 0  # ... and the most there ever were
+        self.counting = threading.Lock()
+        self.closing = threading.Event()
+
+    @override
+    def __enter__(self) -> Self:
+        for name in ("NO_PROXY", "no_proxy"):  # no proxy is to be asked for what is on this machine
+            os.environ[name] = "127.0.0.1"
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    @override
+    def __exit__(self, *exc: object) -> None:
+        self.closing.set()  # lets go of those who hang
+        self.shutdown()
+        self.server_close()
+
+    def next_step(self, path: str) -> Step:
+        """Count a request, and say what is to happen to it."""
+        with self.counting:
+            number = self.requests[path]
+            self.requests[path] += 1
+        if self.outage:
+            return Step.ERROR
+        script = SCRIPTS.get(path.split("/")[1], (Step.ANSWER,))
+        return script[min(number, len(script) - 1)]
+
+    def take_a_moment(self) -> None:
+        """Be busy, and note how many are busy at once."""
+        with self.counting:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        time.sleep(MOMENT)
+        with self.counting:
+            self.at_once -= 1
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has gone."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FlakyServer
+
+    def do_GET(self) -> None:
+        step = self.server.next_step(self.path)
+        if step is Step.HANG:
+            self.server.closing.wait(HANG)
+        elif step is Step.ERROR:
+            self._respond(503, b"out of order")
+        elif step is not Step.DROP:
+            if step is Step.SLOWLY:
+                self.server.take_a_moment()
+            self._respond(200, BODY)
+
+    def _respond(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet: the clients tell the story."""

@@ -1,0 +1,244 @@
+"""What the quickstart prints: each call as one line of what it went through, then sums and promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from resilience import Context, Failure, Outcome, Success, TimeoutExceeded
+from resilience.events import (
+    AttemptFailed,
+    CallRejected,
+    CircuitChanged,
+    Event,
+    FallbackUsed,
+    RetryGaveUp,
+    RetryScheduled,
+    TimedOut,
+)
+
+COLOURS = {"threads": "cyan", "asyncio": "magenta", "trio": "blue"}
+CHART = 48  # columns
+
+
+@dataclass(eq=False)
+class Visit:
+    """One call: who makes it, with how much time, and what it went through."""
+
+    world: str
+    url: str
+    budget: float
+    delay: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    began: float = 0.0
+    entered: float = inf
+    ended: float = 0.0
+    left: float = 0.0
+    outcome: Outcome[str] | None = None
+
+    @property
+    def path(self) -> str:
+        """What is asked for, without the server and without the world."""
+        return "/" + self.url.split("/")[3]
+
+    def begin(self) -> Context:
+        """Start the clock, and return what travels with the call: its budget, its name and this visit itself."""
+        self.began = time.monotonic()
+        self.ctx = Context(timeout=self.budget, operation=f"GET {self.path}", properties={"visit": self})
+        return self.ctx
+
+    def enter(self) -> str:
+        """Note when the pipeline first lets the call through to the client, and say what to fetch."""
+        self.entered = min(self.entered, time.monotonic())
+        return self.url
+
+    def end(self, outcome: Outcome[str]) -> None:
+        """Stop the clock."""
+        self.ended = time.monotonic()
+        self.left = self.ctx.remaining()
+        self.outcome = outcome
+
+    @property
+    def late(self) -> float:
+        """Seconds by which the call outlived its deadline."""
+        return max(0.0, self.ended - self.ctx.deadline)
+
+    @property
+    def answer(self) -> str | None:
+        return self.outcome.value if isinstance(self.outcome, Success) else None
+
+    @property
+    def fell_back(self) -> bool:
+        return self.count(FallbackUsed) > 0
+
+    @property
+    def mended(self) -> bool:
+        """Whether the server itself answered in the end."""
+        return self.answer is not None and not self.fell_back
+
+    def count(self, kind: type[Event]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+
+class Timeline:
+    """Prints, in colours on a terminal and as plain text elsewhere, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        self._console = console if console.is_terminal else Console(highlight=False, width=120)
+        self._plain = not console.is_terminal or self._console.options.ascii_only
+        self._began = time.monotonic()
+        self.visits: list[Visit] = []
+        self.broken: list[str] = []
+        self._promises: list[tuple[bool, str]] = []
+
+    def hear(self, event: Event) -> None:
+        """Listen to the library: an event belongs to the visit that travels with its execution."""
+        visit = event.properties.get("visit")
+        if isinstance(visit, Visit):
+            visit.events.append(event)
+
+    # --- the story ---
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text, style="" if self._plain else "dim"))
+
+    def act(self, title: str, blurb: str) -> None:
+        self._console.print()
+        self._console.print(Text(f"-- {title} --" if self._plain else f"━━ {title}", style="bold"))
+        self.say(blurb)
+
+    def heading(self) -> None:
+        self.say(f"{'at':>5}  {'world':<7}  {'path':<11}  {'tries':>5}  {'took':>6}  {'left':>6}  what it went through")
+
+    def tell(self, visits: Iterable[Visit]) -> None:
+        """Print what each of these went through, in the order in which they came back."""
+        for visit in sorted(visits, key=lambda visit: visit.ended):
+            self.visits.append(visit)
+            line = Text(f"{visit.began - self._began:5.2f}  ")
+            line.append(f"{visit.world:<7}  ", style=COLOURS[visit.world])
+            line.append(f"{visit.path:<11}  {visit.ctx.attempts:5}  {visit.ctx.elapsed:4.2f} s  {visit.left:4.2f} s  ")
+            for row in self._folded(_steps(visit), start=len(line)):
+                self._console.print(line + row)
+                line = Text(" " * len(line))
+
+    def chart(self, visits: list[Visit]) -> None:
+        """Draw who waited and who was being served, when, one row a call."""
+        self.visits += visits
+        first, last = min(visit.began for visit in visits), max(visit.ended for visit in visits)
+        wait, work = (".", "#") if self._plain else ("·", "█")
+        for visit in sorted(visits, key=lambda visit: visit.began):
+            came, entered, left = (
+                round((at - first) / (last - first) * CHART)
+                for at in (visit.began, min(visit.entered, visit.ended), visit.ended)
+            )
+            row = Text(f"{visit.began - self._began:5.2f}  ")
+            row.append(f"{visit.world:<9}{' ' * came}", style=COLOURS[visit.world])
+            row.append(wait * (entered - came), style="dim")
+            row.append(work * (left - entered), style=COLOURS[visit.world])
+            waited = f"waited {visit.entered - visit.began:.2f} s" if visit.ctx.attempts else "not let in"
+            row.append(f"{' ' * (CHART - left)}  {waited}", style="dim")
+            self._console.print(row)
+
+    def _folded(self, steps: Iterable[Text], start: int) -> Iterator[Text]:
+        """Lay out steps in rows that fit between column `start` and the edge, breaking between steps only."""
+        arrow = Text(" > " if self._plain else " → ", style="dim")
+        row = Text()
+        for step in steps:
+            if not row:
+                row = step
+            elif start + len(row + arrow + step) < self._console.width:
+                row = row + arrow + step
+            else:
+                yield row
+                row = arrow[1:] + step
+        yield row
+
+    # --- the end ---
+
+    def promise(self, text: str, evidence: str, held: bool) -> None:
+        """Note a promise, and what shows that it was kept or broken."""
+        self._promises.append((held, f"{text}: {evidence}"))
+        if not held:
+            self.broken.append(f"{text}: {evidence}")
+
+    def summary(self) -> None:
+        """Print the sums of each world, and which promises were kept."""
+        self.act(
+            "Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s, through one pipeline."
+        )
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="" if self._plain else "dim")
+        for heading in ("world", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
+            table.add_column(heading, justify="left" if heading == "world" else "right")
+        for world, colour in COLOURS.items():
+            visits = [visit for visit in self.visits if visit.world == world]
+            table.add_row(
+                Text(world, style=colour),
+                str(len(visits)),
+                str(sum(visit.mended for visit in visits)),
+                str(sum(visit.fell_back for visit in visits)),
+                str(sum(visit.ctx.attempts for visit in visits)),
+                *(str(sum(visit.count(kind) for visit in visits)) for kind in (RetryScheduled, TimedOut, CallRejected)),
+                f"{max(visit.ctx.elapsed for visit in visits):.2f} s",
+            )
+        self._console.print(table)
+        self.act("Promises", "Checked against what the server and the clients saw.")
+        for held, text in self._promises:
+            mark = ("kept  " if held else "BROKEN") if self._plain else ("✔" if held else "✘")
+            self._console.print(Text.assemble((f"{mark} ", "green" if held else "bold red"), text))
+
+
+def _steps(visit: Visit) -> Iterator[Text]:
+    """Return what a call went through, and how it ended."""
+    for event in _outcome_first(visit.events):
+        text, style = _in_words(event)
+        if text:
+            yield Text.assemble((text, style))
+    if visit.answer is None:
+        yield Text.assemble((f"raised {_reason(visit.outcome)}", "bold red"))
+    else:
+        yield Text.assemble((f'"{visit.answer}"', "yellow" if visit.fell_back else "green"))
+
+
+def _outcome_first(events: list[Event]) -> list[Event]:
+    """Put a failed attempt before what the circuit made of it: the breaker sits inside the retry and speaks first."""
+    told = list(events)
+    for at, (event, after) in enumerate(pairwise(events)):
+        if isinstance(event, CircuitChanged) and isinstance(after, AttemptFailed):
+            told[at : at + 2] = [after, event]
+    return told
+
+
+def _in_words(event: Event) -> tuple[str, str]:
+    """Return what an event says in the line of its call, and in which style; nothing where another one has said it."""
+    match event:
+        case AttemptFailed(outcome=outcome):
+            cut_off = isinstance(outcome, Failure) and isinstance(outcome.error, TimeoutExceeded)
+            return "" if cut_off else _reason(outcome), "red"
+        case RetryScheduled(delay=delay):
+            return f"wait {delay:.2f} s", "dim"
+        case RetryGaveUp(reason=reason):
+            return f"no {'attempts' if reason == 'attempts' else 'time'} left", "red"
+        case TimedOut(timeout=timeout, by_deadline=by_deadline):
+            return f"cut off at {'its deadline' if by_deadline else f'{timeout:g} s'}", "red"
+        case CallRejected(reason=reason):
+            return f"refused: {reason}", "red"
+        case CircuitChanged(new=new):
+            return f"CIRCUIT {new.name.replace('_', '-')}", "bold"
+        case _:
+            return "", ""
+
+
+def _reason(outcome: Outcome[object] | None) -> str:
+    """Return what a call failed with, in a word or two."""
+    if not isinstance(outcome, Failure):
+        return "nothing"
+    status = getattr(getattr(outcome.error, "response", None), "status_code", None)
+    return type(outcome.error).__name__ if status is None else f"status {status}"

@@ -1,0 +1,71 @@
+"""A policy of your own: one coroutine, and it runs in threads, asyncio and trio, and keeps one state for all three.
+
+Look at `Spaced`: it is the whole policy. Then at the output: three calls from each world go through the same object,
+and all nine take turns, a tenth of a second apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import trio
+
+from resilience import Call, Context, Policy
+
+T = TypeVar("T")
+
+
+class Spaced(Policy):
+    """Let calls begin one every `gap` seconds, in whatever world they are made."""
+
+    def __init__(self, gap: float) -> None:
+        self._gap = gap
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        with self._lock:  # decide under the lock ...
+            begins = max(time.monotonic(), self._next)
+            self._next = begins + self._gap
+        await ctx.sleep(max(0.0, begins - time.monotonic()))  # ... and wait outside it, as this world waits
+        return await call(ctx)
+
+
+spaced = Spaced(0.1)
+started = time.monotonic()
+begun: list[float] = []
+
+
+def note(world: str) -> None:
+    begun.append(time.monotonic() - started)
+    print(f"{begun[-1]:.1f} s  {world}")
+
+
+async def anote(world: str) -> None:
+    note(world)
+
+
+def in_threads() -> None:
+    for _ in range(3):
+        spaced.call(note, "threads")
+
+
+async def main(world: str) -> None:
+    for _ in range(3):
+        await spaced.call(anote, world)
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor() as pool:
+        worlds = [
+            pool.submit(in_threads),
+            pool.submit(asyncio.run, main("asyncio")),
+            pool.submit(trio.run, main, "trio"),
+        ]
+    for world in worlds:
+        world.result()
+    print(f"{len(begun)} calls, one every {(begun[-1] - begun[0]) / (len(begun) - 1):.2f} s")

@@ -1,0 +1,346 @@
+"""One pipeline protects three clients, in threads, asyncio and trio, against a server that keeps failing.
+
+    python examples/quickstart.py
+
+Look at the policies and the two functions at the top: that is all that a program of yours needs. Then read the
+timeline. Each line is one call: how often the server was tried, what it took, how much of its budget was left, and
+what it went through. The server (`_flaky_server.py`) is real, and fails by a script, so that every run tells the same
+story. At the end the promises are checked; a broken one makes the exit status 1. See that they can be broken:
+
+    python examples/quickstart.py --break breaker       # or: fallback, retry, bulkhead, timeout
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import anyio
+import httpx2
+import requests
+import trio
+from _flaky_server import FlakyServer
+from _timeline import Timeline, Visit
+
+from resilience import Bulkhead, CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, events, transient
+from resilience.backoff import Exponential
+
+# --- what a program of yours needs -----------------------------------------------------------
+
+
+def temporary(error: Exception) -> bool:
+    """Whether a later try may succeed: network errors, our own timeout, and answers with a status of 5xx."""
+    return transient(error) or getattr(getattr(error, "response", None), "status_code", 0) >= 500
+
+
+fallback = Fallback("yesterday's forecast")  # when nothing else has helped
+retry = Retry(3, on=temporary, backoff=Exponential(0.1), rng=Random(42))  # three tries, waits of up to 0.1 and 0.2 s
+breaker = CircuitBreaker(5, on=temporary, open_for=1.5)  # after five failures in a row, leave the server alone
+bulkhead = Bulkhead(4, queue=16)  # four calls at once, over all threads, tasks and event loops
+timeout = Timeout(0.5)  # for each try
+
+pipeline = Policy.wrap(fallback, retry, breaker, bulkhead, timeout)  # outermost first
+
+
+def fetch(url: str) -> str:
+    response = requests.get(url, timeout=10)
+    response.raise_for_status()
+    return response.text
+
+
+async def afetch(client: httpx2.AsyncClient, url: str) -> str:
+    response = await client.get(url)
+    response.raise_for_status()
+    return response.text
+
+
+#     pipeline.call(fetch, url)                           in a thread
+#     await pipeline.call(afetch, client, url)            in asyncio and in trio, the same
+
+# --- the three worlds ------------------------------------------------------------------------
+
+# Each runs its calls at the same time, through a pipeline, and notes what came out. `ready` is called when the
+# client is there, and returns when all the worlds that take part are as far.
+
+
+def in_threads(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
+    def call(visit: Visit) -> None:
+        time.sleep(visit.delay)
+        visit.end(through.capture(lambda ctx: fetch(visit.enter()), visit.begin()))
+
+    with ThreadPoolExecutor(len(visits)) as pool:
+        ready()
+        for done in [pool.submit(call, visit) for visit in visits]:
+            done.result()
+
+
+async def _call(through: Policy[str], client: httpx2.AsyncClient, visit: Visit) -> None:
+    await anyio.sleep(visit.delay)
+    visit.end(await through.acapture(lambda ctx: afetch(client, visit.enter()), visit.begin()))
+
+
+def in_asyncio(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
+    async def main() -> None:
+        async with httpx2.AsyncClient(timeout=10) as client, asyncio.TaskGroup() as tasks:
+            ready()
+            for visit in visits:
+                tasks.create_task(_call(through, client, visit))
+
+    asyncio.run(main())
+
+
+def in_trio(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
+    async def main() -> None:
+        async with httpx2.AsyncClient(timeout=10) as client, trio.open_nursery() as nursery:
+            ready()
+            for visit in visits:
+                nursery.start_soon(_call, through, client, visit)
+
+    trio.run(main)
+
+
+WORLDS: dict[str, Callable[[Policy[str], list[Visit], Callable[[], object]], None]] = {
+    "threads": in_threads,
+    "asyncio": in_asyncio,
+    "trio": in_trio,
+}
+
+# --- the story -------------------------------------------------------------------------------
+
+BUDGET = 1.5  # seconds that a call has, whatever happens to it
+GRACE = 0.4  # seconds that a loaded machine may take to notice that the time is over
+
+
+class Story:
+    """Seven acts, and what has to be true after each."""
+
+    def __init__(self, server: FlakyServer, timeline: Timeline, pipelines: dict[str, Policy[str]]) -> None:
+        self.server = server
+        self.timeline = timeline
+        self.pipelines = pipelines
+        self.transitions: list[events.CircuitChanged] = []
+        self.walked_away = 0
+
+    def play(self) -> None:
+        self.fair_weather()
+        self.small_failures()
+        self.a_hang()
+        self.an_outage()
+        self.recovery()
+        self.rush_hour()
+        self.little_time()
+        self.the_whole()
+
+    def fair_weather(self) -> None:
+        self.timeline.act("Fair weather", "The server answers, and the pipeline changes nothing.")
+        self.timeline.heading()
+        visits = [self.one("/forecast", world) for world in WORLDS]
+        self.timeline.promise(
+            "what works is left alone",
+            f"answered at try {_each(visit.ctx.attempts for visit in visits)}",
+            all(visit.mended for visit in visits),
+        )
+
+    def small_failures(self) -> None:
+        self.timeline.act("Small failures", "A 503, then a dropped connection: nobody but the retry notices.")
+        visits = [self.one("/flaky", world) for world in WORLDS]
+        self.timeline.promise(
+            "small failures were mended",
+            f"answered at try {_each(visit.ctx.attempts for visit in visits)}",
+            all(visit.mended and visit.ctx.attempts > 1 for visit in visits),
+        )
+
+    def a_hang(self) -> None:
+        self.timeline.act("A hang", "The server says nothing. Each try has half a second; the second is answered.")
+        visits = self.all_at_once("/hangs-once")
+        self.timeline.tell(visits)
+        self.timeline.promise(
+            "the hang was cut off, and mended",
+            f"in {_each(f'{visit.ctx.elapsed:.2f} s' for visit in visits)}",
+            all(visit.mended and visit.count(events.TimedOut) for visit in visits),
+        )
+
+    def an_outage(self) -> None:
+        self.timeline.act("Outage", "Everything is 503. Failures of threads and asyncio together open the one circuit.")
+        self.server.outage = True
+        fell_back = [self.one("/forecast", world) for world in WORLDS]
+        seen = self.server.requests.total()
+        refused = [self.one("/forecast", world) for world in WORLDS]
+        self.timeline.promise(
+            "the fallback answered during the outage",
+            f"{sum(visit.fell_back for visit in fell_back + refused)} of {len(fell_back + refused)} calls",
+            all(visit.fell_back and visit.answer is not None for visit in fell_back + refused),
+        )
+        last = fell_back[-1]
+        self.timeline.promise(
+            "one circuit for three worlds",
+            f"tries {_each(visit.ctx.attempts for visit in fell_back)}; "
+            f"opened by {_each(self.opened_by()) or 'nobody'}, "
+            f"{last.world} was {'refused' if last.count(events.CallRejected) else 'let through'}",
+            self.opened_by() == ["asyncio"] and last.count(events.CallRejected) == 1,
+        )
+        self.timeline.promise(
+            "an open circuit spared the server",
+            f"{len(refused)} calls, {self.server.requests.total() - seen} requests",
+            self.server.requests.total() == seen,
+        )
+
+    def recovery(self) -> None:
+        open_for = breaker.stats().retry_after or 0.0
+        self.timeline.act(
+            "Recovery", f"The server is back. After another {open_for:.1f} s the first call is let through as a probe."
+        )
+        self.server.outage = False
+        time.sleep(open_for + 0.02)
+        visits = [self.one("/forecast", world) for world in reversed(WORLDS)]
+        states = [change.new.name for change in self.transitions]
+        self.timeline.promise(
+            "the circuit opened, probed and closed",
+            " > ".join(states) or "it never changed",
+            states == ["OPEN", "HALF_OPEN", "CLOSED"] and all(visit.mended for visit in visits),
+        )
+
+    def rush_hour(self) -> None:
+        self.timeline.act("Rush hour", "Twelve calls of 0.15 s, from the worlds in turn; four may run at a time.")
+        visits = self.all_at_once("/busy", each=4)
+        self.timeline.chart(visits)
+        # A try that was cut off may still be running at the server when the next one is let in.
+        allowed = 4 + sum(visit.count(events.TimedOut) for visit in visits)
+        self.timeline.promise(
+            "one bulkhead for three worlds",
+            f"{self.server.most_at_once} at once of {len(visits)} calls",
+            1 < self.server.most_at_once <= allowed and all(visit.mended for visit in visits),
+        )
+
+    def little_time(self) -> None:
+        self.timeline.act(
+            "Little time", "The server hangs, and these calls have 0.25 s in all: no try may take longer."
+        )
+        visits = self.all_at_once("/hangs", budget=0.25)
+        self.walked_away = Timeout.abandoned()
+        self.timeline.tell(visits)
+        self.timeline.promise(
+            "no retry began without time for it",
+            f"tries {_each(visit.ctx.attempts for visit in visits)}",
+            all(visit.ctx.attempts == 1 and not visit.count(events.RetryScheduled) for visit in visits),
+        )
+
+    def the_whole(self) -> None:
+        visits = self.timeline.visits
+        latest = max(visit.late for visit in visits)
+        self.timeline.promise(
+            "no call outlived its deadline", f"the latest of {len(visits)} by {latest * 1000:.0f} ms", latest <= GRACE
+        )
+        self.timeline.promise(
+            "every call got an answer",
+            f"{sum(visit.answer is not None for visit in visits)} of {len(visits)}",
+            all(visit.answer is not None for visit in visits),
+        )
+        retried = sum(_retries_of_an_open_circuit(visit) for visit in visits)
+        self.timeline.promise("nobody retried an open circuit", f"{retried} did", retried == 0)
+        stats = bulkhead.stats()
+        self.timeline.promise(
+            "every permit came back",
+            f"{stats.in_flight} in use, {stats.queued} waiting",
+            (stats.in_flight, stats.queued) == (0, 0),
+        )
+
+    def aftermath(self) -> None:
+        patience = time.monotonic() + 2.0
+        while Timeout.abandoned() and time.monotonic() < patience:
+            time.sleep(0.01)
+        self.timeline.promise(
+            "no thread was left behind",
+            f"{self.walked_away} while the server hung, {Timeout.abandoned()} since it has let go",
+            Timeout.abandoned() == 0,
+        )
+
+    # --- how calls are made ---
+
+    def one(self, path: str, world: str) -> Visit:
+        visit = Visit(world, f"{self.server.url}{path}/{world}", BUDGET)
+        WORLDS[world](self.pipelines[world], [visit], lambda: None)
+        self.timeline.tell([visit])
+        return visit
+
+    def all_at_once(self, path: str, each: int = 1, budget: float = BUDGET) -> list[Visit]:
+        """Let each world make so many calls, one after another arriving in turn, a few milliseconds apart."""
+        ready = threading.Barrier(len(WORLDS), timeout=5.0).wait
+        arrivals = [
+            Visit(world, f"{self.server.url}{path}/{world}", budget, delay=0.01 * number)
+            for number, world in enumerate(list(WORLDS) * each)
+        ]
+        with ThreadPoolExecutor(len(WORLDS)) as pool:
+            runs = [
+                pool.submit(run, self.pipelines[world], [it for it in arrivals if it.world == world], ready)
+                for world, run in WORLDS.items()
+            ]
+        for run in runs:
+            run.result()
+        return arrivals
+
+    def opened_by(self) -> list[str]:
+        return [it.properties["visit"].world for it in self.transitions if it.new.name == "OPEN"]
+
+
+def _each(values: Any) -> str:
+    return ", ".join(map(str, values))
+
+
+def _retries_of_an_open_circuit(visit: Visit) -> int:
+    return sum(
+        isinstance(event, events.RetryScheduled) and isinstance(getattr(event.outcome, "error", None), CircuitOpen)
+        for event in visit.events
+    )
+
+
+# --- breaking promises on purpose ------------------------------------------------------------
+
+
+#: One policy of the five, made wrong: what a call then meets is no longer what was promised.
+SABOTAGE: dict[str, tuple[Policy[Any], Callable[[], Policy[Any]]]] = {
+    "fallback": (fallback, lambda: Fallback("nothing", on=KeyError)),  # for what never happens
+    "retry": (retry, lambda: Retry(3, on=(Exception, CircuitOpen), backoff=[0.05], retry_after=False)),  # knocks on
+    "breaker": (breaker, lambda: CircuitBreaker(5, on=temporary, open_for=1.5)),  # one for each world
+    "bulkhead": (bulkhead, lambda: Bulkhead(4, queue=16)),  # one for each world
+    "timeout": (timeout, lambda: Timeout(0.5, cooperative=True)),  # cuts nothing off
+}
+
+
+def sabotaged(what: str) -> Policy[str]:
+    """Return a pipeline like ours with one policy made wrong."""
+    victim, culprit = SABOTAGE[what]
+    return Policy.wrap(*[culprit() if policy is victim else policy for policy in pipeline.policies])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--break", dest="sabotage", choices=SABOTAGE, help="make one policy wrong, to see it noticed")
+    sabotage = parser.parse_args().sabotage
+    faulthandler.dump_traceback_later(19, exit=True)  # whatever happens, it ends, and tells where it stood
+
+    timeline = Timeline()
+    timeline.say(pipeline.describe())
+    with FlakyServer() as server:
+        story = Story(server, timeline, {world: sabotaged(sabotage) if sabotage else pipeline for world in WORLDS})
+        events.subscribe(timeline.hear)
+        events.subscribe(story.transitions.append, events.CircuitChanged)
+        story.play()
+    story.aftermath()
+
+    timeline.summary()
+    for promise in timeline.broken:
+        print(f"quickstart: broken promise: {promise}", file=sys.stderr)
+    return 1 if timeline.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

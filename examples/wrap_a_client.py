@@ -1,0 +1,94 @@
+"""Protect the clients that you already have: `proxy` and `aproxy` put a pipeline around their methods.
+
+Look at the three calls of `proxy` and `aproxy`; the code around them is what it was before. The server fails twice
+before it answers, and nobody who uses the client notices. Its type, other methods and `with` block stay its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import httpx2
+import requests
+from _flaky_server import FlakyServer
+
+from resilience import Policy, Retry, Timeout
+from resilience.events import RetryScheduled
+
+
+def server_error(response: Any) -> bool:
+    return bool(response.status_code >= 500)
+
+
+def show_retry(event: RetryScheduled) -> None:
+    print(f"    attempt {event.attempt} failed, the next one in {event.delay:.2f} s")
+
+
+pipeline = Policy.wrap(
+    Retry(3, on_result=server_error, backoff=[0.02], on_retry=show_retry),
+    Timeout(2.0),
+)
+
+
+def blocking(url: str) -> None:
+    """The named methods are protected, everything else is the client's own."""
+    session = pipeline.proxy(requests.Session(), "get", "post")
+    with session:  # enters the client, hands out the proxy
+        print("requests.Session")
+        print(f"    {session.get(f'{url}/flaky/threads').text}")
+        print(f"    still a Session: {isinstance(session, requests.Session)}")
+
+
+async def asynchronous(url: str) -> None:
+    """The same call for an asynchronous client; what is protected follows from its methods."""
+    async with pipeline.proxy(httpx2.AsyncClient(), "get", "post") as client:
+        print("httpx2.AsyncClient")
+        print(f"    {(await client.get(f'{url}/flaky/asyncio')).text}")
+
+
+class Completions:
+    """Like many generated clients: a plain method that returns an awaitable, deep in a namespace."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def create(self, prompt: str) -> Awaitable[str]:
+        return self._answer(prompt)
+
+    async def _answer(self, prompt: str) -> str:
+        self.calls += 1
+        if self.calls < 2:
+            raise ConnectionError("reset by peer")
+        return prompt.upper()
+
+
+class Namespace:
+    def __init__(self) -> None:
+        self.completions = Completions()
+
+
+class Assistant:
+    def __init__(self) -> None:
+        self.chat = Namespace()
+        self.model = "small"
+
+
+async def in_namespaces() -> None:
+    """`aproxy` awaits what the method returns, and dotted names reach into namespaces."""
+    retry = Retry(3, backoff=[0.02], on_retry=show_retry)
+    assistant = retry.aproxy(Assistant(), "chat.completions.create")
+    print("chat.completions.create")
+    print(f"    {await assistant.chat.completions.create('hello')} from the {assistant.model} model")
+
+
+if __name__ == "__main__":
+    with FlakyServer() as server:
+        blocking(server.url)
+        asyncio.run(asynchronous(server.url))
+    asyncio.run(in_namespaces())
+    try:
+        pipeline.proxy(requests.Session(), "gte")
+    except AttributeError as error:
+        print(f"a name that is not there: {error}")

@@ -1,0 +1,215 @@
+"""The examples run as a newcomer would run them, and print what they promise to show."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+WORLDS = ("threads", "asyncio", "trio")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an example in a process of its own."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    def shows(self, *patterns: str) -> None:
+        """Each pattern matches a line of the output, each at or after the line of the one before."""
+        lines = iter(self.out.splitlines())
+        for pattern in patterns:
+            assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"
+
+
+def run(name: str, *arguments: str, limit: float = 15.0, **environment: str) -> Run:
+    inherited = {key: value for key, value in os.environ.items() if key not in {"FORCE_COLOR", "TTY_COMPATIBLE"}}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=limit,
+        check=False,
+    )
+    return Run(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+def run_well(name: str) -> Run:
+    """Run an example that has to end well, and has nothing to complain about."""
+    it = run(name)
+    assert (it.status, it.err) == (0, ""), it.out
+    return it
+
+
+# --- the quickstart --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Run:
+    return run("quickstart.py", limit=30)
+
+
+def test_the_quickstart_keeps_its_promises_and_ends_by_itself(quickstart: Run) -> None:
+    """Exit status 0 within 20 seconds, every promise kept, nothing to complain about."""
+    assert (quickstart.status, quickstart.err) == (0, ""), quickstart.out
+    assert quickstart.seconds < 20
+    promises = re.findall(r"^kept   (.*?): ", quickstart.out, re.MULTILINE)
+    assert len(promises) == 14
+    assert "BROKEN" not in quickstart.out
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_quickstart_tells_what_each_call_went_through(quickstart: Run, world: str) -> None:
+    """Attempts, waits, what was cut off, answers of the fallback and the time left, in every world."""
+    quickstart.shows(
+        rf"{world} +/forecast +1  \d\.\d\d s  1\.\d\d s  \"sunny\"",
+        rf"{world} +/flaky +3  \d\.\d\d s  [01]\.\d\d s  status 503 > wait 0\.\d\d s > \w+Error > wait 0\.\d\d s",
+        rf"{world} +/hangs-once +2  0\.\d\d s  [01]\.\d\d s  cut off at 0\.5 s > wait 0\.\d\d s > \"sunny\"",
+        rf"{world} +/forecast +0  0\.0\d s  1\.\d\d s  refused: CircuitOpen > \"yesterday's forecast\"",
+        rf"{world} +/forecast +1  ",
+        rf"{world} +\.+#+ +waited 0\.\d\d s",
+        rf"{world} +/hangs +1  0\.\d\d s  0\.00 s  cut off at its deadline > \"yesterday's forecast\"",
+        rf"{world} +11 +8 +3 ",
+    )
+
+
+def test_the_quickstart_shows_how_the_circuit_changes(quickstart: Run) -> None:
+    """It opens by the failures of two worlds, refuses the third, and closes by a probe."""
+    quickstart.shows(
+        r"threads +/forecast +3 .*status 503",
+        r"asyncio +/forecast +2 .*status 503 > CIRCUIT OPEN",
+        r"trio +/forecast +0 .*refused: CircuitOpen",
+        r"trio +/forecast +1 .*CIRCUIT HALF-OPEN > CIRCUIT CLOSED > \"sunny\"",
+        r"asyncio +/forecast +1 .*\"sunny\"",
+        r"threads +/forecast +1 .*\"sunny\"",
+    )
+
+
+def test_the_quickstart_is_plain_text_where_there_is_no_terminal(quickstart: Run) -> None:
+    """A file or a pipe of any encoding can take it."""
+    assert quickstart.out.isascii()
+    assert "\x1b" not in quickstart.out
+
+
+#: What is made wrong -> the promise that is then broken.
+BROKEN = {
+    "fallback": "every call got an answer",
+    "retry": "nobody retried an open circuit",
+    "breaker": "one circuit for three worlds",
+    "bulkhead": "one bulkhead for three worlds",
+    "timeout": "no call outlived its deadline",
+}
+
+
+@pytest.fixture(scope="module")
+def sabotaged() -> dict[str, Run]:
+    """The quickstart with one policy made wrong, each, as on a terminal of colours."""
+    with ThreadPoolExecutor(len(BROKEN)) as pool:
+        runs = {what: pool.submit(run, "quickstart.py", "--break", what, limit=30, FORCE_COLOR="1") for what in BROKEN}
+    return {what: future.result() for what, future in runs.items()}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_quickstart_notices_a_broken_promise(sabotaged: dict[str, Run], what: str) -> None:
+    """Exit status 1, and the promise is named on stderr and marked in the report."""
+    it = sabotaged[what]
+    assert it.status == 1, it.out + it.err
+    assert f"quickstart: broken promise: {BROKEN[what]}: " in it.err
+    assert re.search(rf"\x1b\[[\d;]*m✘ \x1b\[0m{BROKEN[what]}: ", it.out), it.out
+    assert it.seconds < 20
+
+
+# --- the others ------------------------------------------------------------------------------
+
+
+def wrap_a_client() -> None:
+    it = run_well("wrap_a_client.py")
+    retried = ("attempt 1 failed", "attempt 2 failed", "sunny")
+    it.shows("requests.Session", *retried, "still a Session: True", "httpx2.AsyncClient", *retried)
+    it.shows("chat.completions.create", "attempt 1 failed", "HELLO from the small model", "no attribute 'gte'")
+
+
+def custom_policy() -> None:
+    it = run_well("custom_policy.py")
+    calls = re.findall(r"^\d\.\d s  (\w+)$", it.out, re.MULTILINE)
+    assert sorted(calls) == sorted(WORLDS * 3)
+    gap = re.search(r"^9 calls, one every (\d\.\d\d) s$", it.out, re.MULTILINE)
+    assert gap is not None
+    assert float(gap[1]) >= 0.08  # 0.10, unless the very first call was late
+
+
+def nested_deadlines() -> None:
+    run_well("nested_deadlines.py").shows(
+        r"-- without a deadline",
+        r"checkout +no limit",
+        r"depot +[45]\.\d s left",
+        r"asks its client to take at most [45]\.\d s",
+        r"prices +0\.[012] s left",
+        r"-- with one second",
+        r"checkout +(1\.0|0\.9) s left",
+        r"depot +0\.[0-7] s left",
+        r"asks its client to take at most 0\.[0-7] s",
+        r"prices +0\.[012] s left",
+        r"the earlier one holds +(1\.0|0\.9) s left",
+        r"attempt +0\.[78] s left",
+        r"gave up after 0\.\d s: resilience: [123] attempts? in 0\.\d+ s, failed with ConnectionError",
+        r"DeadlineExceeded: the block did not end within 0\.2 s",
+    )
+
+
+def block_forms() -> None:
+    it = run_well("block_forms.py")
+    it.shows("retry: attempt 3", "breaker: refused, try again in 30 s, last failure ConnectionError: reset by peer")
+    it.shows("breaker: refused", r"deadline: the loop ended after [123] rounds")
+    in_tasks = ("bulkhead: 2 of 3 tasks", "retry: attempt 2", r"deadline: 0\.\d s for", r"deadline: .* within 0\.1 s")
+    it.shows("-- asyncio", *in_tasks, "-- trio", *in_tasks)
+    assert "never printed" not in it.out
+
+
+def listen() -> None:
+    it = run_well("listen.py")
+    it.shows(
+        "INFO .* finished after 1 attempts, user ada",
+        "ada reads: 7 pieces",
+        r"WARNING .* attempt 1 failed, next in 0\.01 s",
+        r"ERROR .* depot: circuit closed -> open \(ConnectionError: connection refused\)",
+        "bob reads: out of stock",
+        "WARNING .* depot: CircuitOpen, retry after 30 s",
+        "cyd reads: out of stock",
+        "counted: 3 AttemptFailed, 2 CallRejected, 1 CircuitChanged, 4 ExecutionFinished, 3 FallbackUsed",
+    )
+    assert len(re.findall("finished after", it.out)) == 3  # the fourth execution is after the end of the subscription
+
+
+SHORT: tuple[Callable[[], None], ...] = (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen)
+
+
+@pytest.mark.parametrize("check", SHORT, ids=lambda check: check.__name__)
+def test_a_short_example_shows_what_it_is_about(check: Callable[[], None]) -> None:
+    """It ends well within seconds, silent on stderr, and prints its meaningful lines in order."""
+    check()
+
+
+def test_every_example_is_run_and_says_what_to_look_at() -> None:
+    """None is left out above, and each begins with a docstring that leads the reader."""
+    files = sorted(EXAMPLES.glob("[!_]*.py"))
+    assert {it.stem for it in files} == {"quickstart"} | {check.__name__ for check in SHORT}
+    for it in files:
+        assert "Look at" in (ast.get_docstring(ast.parse(it.read_text(encoding="utf-8"))) or ""), it.name

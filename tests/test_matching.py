@@ -444,7 +444,6 @@ def test_the_same_name_elsewhere_is_something_else() -> None:
         ConnectionRefusedError(),
         BrokenPipeError(),
         TimeoutError(),
-        TimeoutError(),
         TimeoutExceeded("ours"),
     ],
     ids=repr,

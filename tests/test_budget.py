@@ -1,0 +1,525 @@
+"""Budgets for blocks: `with deadline(...)` for everything inside, `async with deadline(...)` that also cuts off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+    deadline,
+)
+from tests.conftest import Boom, FakeClock, World
+
+INF = float("inf")
+
+
+class Passing(Policy):
+    """A policy that does nothing."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await call(ctx)
+
+
+PASSING = Passing()
+
+
+# --- deadline blocks -------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def block(world: World, how: str, seconds: Any) -> AsyncIterator[Context]:
+    """`with deadline(...)` or `async with deadline(...)`."""
+    if how == "with":
+        with deadline(seconds) as ctx:
+            yield ctx
+    else:
+        async with deadline(seconds) as ctx:
+            yield ctx
+
+
+def each_block(test: Callable[..., None]) -> Callable[..., None]:
+    """Both forms in the worlds where they can be had; a plain `with` can be had everywhere."""
+    return pytest.mark.parametrize(
+        ("name", "how"),
+        [
+            ("threads", "with"),
+            ("asyncio", "with"),
+            ("asyncio", "async with"),
+            ("trio", "with"),
+            ("trio", "async with"),
+        ],
+    )(test)
+
+
+@each_block
+def test_a_deadline_block_is_a_budget_for_everything_inside(name: str, how: str, clock: FakeClock) -> None:
+    """Each execution inherits what is left of it; before and after there is none."""
+    world = World(name)
+    left: list[float] = []
+
+    async def fn(ctx: Context) -> None:
+        left.append(ctx.remaining())
+
+    async def main() -> None:
+        async with block(world, how, 8.0) as ctx:
+            assert current_context() is ctx
+            assert ctx.remaining() == 8.0
+            await world.execute(PASSING, fn)
+            clock.advance(3.0)
+            await world.execute(PASSING, fn)
+        await world.execute(PASSING, fn)
+        assert current_context().deadline == INF
+
+    world.run(main)
+    assert left == [8.0, 5.0, INF]
+
+
+@each_block
+@pytest.mark.parametrize(("outer", "inner", "left"), [(8.0, 3.0, 3.0), (3.0, 8.0, 3.0), (3.0, INF, 3.0)])
+def test_nested_blocks_only_shorten(
+    name: str, how: str, outer: float, inner: float, left: float, clock: FakeClock
+) -> None:
+    """The earlier deadline holds inside, and the outer one again outside."""
+    world = World(name)
+
+    async def main() -> None:
+        async with block(world, how, outer):
+            async with block(world, how, inner) as ctx:
+                assert ctx.remaining() == left
+            assert current_context().remaining() == outer
+
+    world.run(main)
+
+
+@each_block
+def test_a_block_inside_an_execution_shortens_its_budget_and_keeps_the_rest(
+    name: str, how: str, clock: FakeClock
+) -> None:
+    """Operation and properties are still those of the execution."""
+    world = World(name)
+    seen: list[tuple[float, str | None, Any]] = []
+
+    async def nested(ctx: Context) -> None:
+        seen.append((ctx.remaining(), ctx.operation, ctx.properties["a"]))
+
+    async def fn(ctx: Context) -> None:
+        async with block(world, how, 3.0):
+            await world.execute(PASSING, nested)
+        await world.execute(PASSING, nested)
+
+    async def main() -> None:
+        await world.execute(PASSING, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
+
+    world.run(main)
+    assert seen == [(3.0, "op", 1), (5.0, "op", 1)]
+
+
+@each_block
+def test_what_a_block_raises_comes_out_and_the_budget_ends(name: str, how: str) -> None:
+    """The block changes nothing about errors."""
+    world = World(name)
+
+    async def main() -> None:
+        with pytest.raises(Boom):
+            async with block(world, how, 8.0):
+                raise Boom
+        assert current_context().deadline == INF
+
+    world.run(main)
+
+
+@each_block
+def test_a_block_without_a_limit_is_none(name: str, how: str) -> None:
+    """Infinity: for whoever takes the limit from a setting."""
+    world = World(name)
+
+    async def main() -> None:
+        async with block(world, how, INF) as ctx:
+            assert ctx.deadline == INF
+            await world.sleep(0.001)
+
+    world.run(main)
+
+
+def test_a_block_may_be_given_a_timedelta(clock: FakeClock) -> None:
+    """As all durations."""
+    with deadline(timedelta(minutes=1)) as ctx:
+        assert ctx.remaining() == 60.0
+
+
+def test_a_plain_block_cuts_nothing_off(world: World) -> None:
+    """It runs late to its own end; whoever asks inside is told."""
+
+    async def main() -> str:
+        with deadline(0.005) as ctx:
+            await world.sleep(0.02)
+            assert ctx.expired
+            with pytest.raises(DeadlineExceeded):
+                ctx.check()
+            return "late"
+
+    assert world.run(main) == "late"
+
+
+def test_a_block_of_zero_seconds_is_over_already(clock: FakeClock) -> None:
+    """What needs time inside is refused."""
+    with deadline(0) as ctx:
+        assert ctx.expired
+        with pytest.raises(DeadlineExceeded):
+            Retry().execute(lambda ctx: "never")
+
+
+def test_a_block_can_be_used_again_but_not_inside_itself() -> None:
+    """The seconds count from each entry; one object is one place."""
+    budget = deadline(5.0)
+    for _ in range(2):
+        with budget as ctx:
+            assert 4.0 < ctx.remaining() <= 5.0
+            with pytest.raises(RuntimeError, match="deadline"):
+                budget.__enter__()
+        assert current_context().deadline == INF
+
+
+def test_a_block_can_be_made_without_a_loop_and_its_time_begins_at_its_entry(clock: FakeClock) -> None:
+    """Made at import time, entered later."""
+    budget = deadline(5.0)
+    clock.advance(100.0)
+    with budget as ctx:
+        assert ctx.remaining() == 5.0
+
+
+# --- `async with deadline`: also cuts off ----------------------------------------------------
+
+
+def test_an_async_block_is_cut_off(tasks_world: World) -> None:
+    """And `DeadlineExceeded` says after how long."""
+    reached: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded, match=r"0\.01") as caught:
+            async with deadline(0.01):
+                try:
+                    await anyio.sleep(5)
+                finally:
+                    reached.append("finally")
+                reached.append("never")
+        assert caught.value.timeout == 0.01
+        reached.append("after")
+        await anyio.sleep(0)  # the task is not cancelled any more
+        reached.append("alive")
+
+    tasks_world.run(main)
+    assert reached == ["finally", "after", "alive"]
+
+
+def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World) -> None:
+    """Nor is anything after it."""
+
+    async def main() -> str:
+        async with deadline(0.02):
+            await anyio.sleep(0)
+        await anyio.sleep(0.03)
+        return "fine"
+
+    assert tasks_world.run(main) == "fine"
+
+
+def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> None:
+    """No policy takes the cancellation for an outcome."""
+    events: list[object] = []
+    pipeline = Fallback("answered", on_fallback=events.append).wrap(
+        Retry(on=Exception, on_retry=events.append), CircuitBreaker(1, on_transition=events.append), Bulkhead(1)
+    )
+    calls: list[int] = []
+
+    async def fn(ctx: Context) -> None:
+        calls.append(ctx.attempt)
+        await anyio.sleep(5)
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0.02):
+                await pipeline.aexecute(fn)
+
+    tasks_world.run(main)
+    assert calls == [1]
+    assert events == []
+
+
+def test_a_clean_up_in_an_async_block_that_is_cut_off_completes(tasks_world: World) -> None:
+    """One delivery under asyncio; under trio a shield, as everywhere there."""
+    done: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0.01):
+                try:
+                    await anyio.sleep(5)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await anyio.sleep(0.005)
+                        done.append("cleaned up")
+
+    tasks_world.run(main)
+    assert done == ["cleaned up"]
+
+
+def test_an_unshielded_clean_up_completes_under_asyncio() -> None:
+    """Clients clean up with a bare `await` in `finally`, as `asyncio.timeout` lets them."""
+    done: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0.01):
+                try:
+                    await asyncio.sleep(5)
+                finally:
+                    await asyncio.sleep(0.005)
+                    done.append("cleaned up")
+
+    asyncio.run(main())
+    assert done == ["cleaned up"]
+
+
+def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: World) -> None:
+    """The inner one, and the outer goes on."""
+
+    async def main() -> str:
+        async with deadline(5.0):
+            with pytest.raises(DeadlineExceeded) as caught:
+                async with deadline(0.01):
+                    await anyio.sleep(5)
+            assert caught.value.timeout == 0.01
+            await anyio.sleep(0)
+            return "the outer one goes on"
+
+    assert tasks_world.run(main) == "the outer one goes on"
+
+
+def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_number(tasks_world: World) -> None:
+    """Nothing inside lasts longer than the outer budget; "not within 5 s" after 10 ms would be a lie."""
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded) as caught:
+            async with deadline(0.01):
+                try:
+                    async with deadline(5.0):
+                        await anyio.sleep(4)
+                except DeadlineExceeded as error:
+                    assert error.timeout is None or error.timeout <= 0.011, error  # noqa: PT017
+                    raise
+        assert caught.value.timeout is not None
+        assert caught.value.timeout <= 0.011
+
+    with quickly():
+        tasks_world.run(main)
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """The block inside must not take seconds."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 3.0
+
+
+def test_swallowing_the_inner_error_does_not_outlive_the_outer_block(tasks_world: World) -> None:
+    """The outer budget is over as well: its block ends with `DeadlineExceeded`, whatever was caught inside."""
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0.01):
+                try:
+                    async with deadline(5.0):
+                        await anyio.sleep(4)
+                except DeadlineExceeded:
+                    pass
+                await anyio.sleep(4)
+
+    with quickly():
+        tasks_world.run(main)
+
+
+def test_a_callers_cancellation_is_not_taken_for_the_deadlines(tasks_world: World) -> None:
+    """Somebody else's scope ends the block: it is his cancellation that arrives outside."""
+    reached: list[str] = []
+
+    async def main() -> bool:
+        with anyio.move_on_after(0.01) as scope:
+            async with deadline(5.0):
+                await anyio.sleep(4)
+            reached.append("never")
+        return bool(scope.cancelled_caught)
+
+    assert tasks_world.run(main) is True
+    assert reached == []
+
+
+def test_a_cancelled_asyncio_task_stays_cancelled() -> None:
+    """`Task.cancel` from outside goes through the block, also where it arrives together with the deadline."""
+
+    async def body() -> None:
+        async with deadline(0.01):
+            await asyncio.sleep(5)
+
+    async def both() -> None:
+        async with deadline(0.01):
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+                raise
+
+    async def main() -> None:
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        task = asyncio.create_task(both())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_block_that_swallows_its_cancellation_ends_as_it_ends() -> None:
+    """As with `asyncio.timeout`: what ended by itself is not called late afterwards."""
+
+    async def main() -> str:
+        async with deadline(0.01):
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                pass
+            return "ended by itself"
+
+    assert asyncio.run(main()) == "ended by itself"
+
+
+def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(tasks_world: World) -> None:
+    """Raised in answer to the cancellation, it is what happened last."""
+
+    async def main() -> None:
+        with pytest.raises(Boom):
+            async with deadline(0.01):
+                try:
+                    await anyio.sleep(5)
+                finally:
+                    raise Boom
+
+    tasks_world.run(main)
+
+
+def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
+    """Over already, and noticed where it can be."""
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0):
+                await anyio.sleep(5)
+
+    with quickly():
+        tasks_world.run(main)
+
+
+def test_an_enforced_timeout_inside_a_block_fires_at_the_earlier_of_the_two(world: World) -> None:
+    """And where the budget was the earlier one, the error is `DeadlineExceeded`."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> tuple[object, object]:
+        with deadline(0.02):
+            by_budget = await world.attempt(Timeout(5.0), hang)
+        with deadline(5.0):
+            by_timeout = await world.attempt(Timeout(0.02), hang)
+        return by_budget, by_timeout
+
+    by_budget, by_timeout = world.run(main)
+    assert type(by_budget) is DeadlineExceeded
+    assert type(by_timeout) is TimeoutExceeded
+    assert by_timeout.timeout == 0.02
+
+
+def test_blocks_of_other_policies_obey_the_ambient_budget(world: World) -> None:
+    """A slot that nobody gives up is waited for no longer than the deadline allows."""
+    bulkhead = Bulkhead(1, queue=1)
+
+    async def main() -> None:
+        if world.blocking:
+            with bulkhead.slot(), deadline(0.01), pytest.raises(DeadlineExceeded), bulkhead.slot():
+                pass
+        else:
+            async with bulkhead.slot():
+                with deadline(0.01), pytest.raises(DeadlineExceeded):
+                    async with bulkhead.slot():
+                        pass
+
+    world.run(main)
+    assert bulkhead.stats().in_flight == 0
+
+
+def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline() -> None:
+    """The timer around the parent does not cut off the child: the child's own wait has to end by itself."""
+    bulkhead = Bulkhead(1, queue=1)
+    children: list[asyncio.Task[None]] = []
+
+    async def child() -> None:
+        async with bulkhead.slot():
+            pass
+
+    async def fn(ctx: Context) -> None:
+        children.append(asyncio.create_task(child()))
+        await asyncio.sleep(5)
+
+    async def main() -> None:
+        async with bulkhead.slot():
+            with pytest.raises(TimeoutExceeded):
+                await Timeout(0.02).aexecute(fn)
+            with pytest.raises(DeadlineExceeded):
+                await asyncio.wait_for(children[0], 1.0)
+
+    asyncio.run(main())
+
+
+def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:
+    """The blocking timer of the caller cuts off no task: the wait for a slot has to end by itself."""
+    bulkhead = Bulkhead(1, queue=1)
+    ended: list[str] = []
+    done = threading.Event()
+
+    async def inside() -> None:
+        try:
+            async with asyncio.timeout(1.0):
+                async with bulkhead.slot():
+                    ended.append("got a slot")
+        except DeadlineExceeded:
+            ended.append("deadline")
+        except TimeoutError:
+            ended.append("hung")
+        done.set()
+
+    with bulkhead.slot():
+        with pytest.raises(TimeoutExceeded):
+            Timeout(0.03).execute(lambda ctx: asyncio.run(inside()))
+        assert done.wait(5.0)
+    assert ended == ["deadline"]

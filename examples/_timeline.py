@@ -67,8 +67,8 @@ class Visit:
 
     @property
     def late(self) -> float:
-        """Seconds by which the call outlived its deadline."""
-        return max(0.0, self.ended - self.ctx.deadline)
+        """Seconds by which the call outlived its deadline, by our own clock."""
+        return max(0.0, self.ended - (self.began + self.budget))
 
     @property
     def answer(self) -> str | None:
@@ -171,9 +171,7 @@ class Timeline:
 
     def summary(self) -> None:
         """Print the sums of each world, and which promises were kept."""
-        self.act(
-            "Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s, through one pipeline."
-        )
+        self.act("Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s.")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="" if self._plain else "dim")
         for heading in ("world", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
             table.add_column(heading, justify="left" if heading == "world" else "right")

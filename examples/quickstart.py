@@ -67,8 +67,8 @@ async def afetch(client: httpx2.AsyncClient, url: str) -> str:
 
 # --- the three worlds ------------------------------------------------------------------------
 
-# Each runs its calls at the same time, through a pipeline, and notes what came out. `ready` is called when the
-# client is there, and returns when all the worlds that take part are as far.
+# Each makes its calls at the same time, through a pipeline, and notes what came out. `ready` is called when the client
+# is there; it returns when all the worlds that take part have come so far.
 
 
 def in_threads(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
@@ -328,15 +328,17 @@ def main() -> int:
     faulthandler.dump_traceback_later(19, exit=True)  # whatever happens, it ends, and tells where it stood
 
     timeline = Timeline()
-    timeline.say(pipeline.describe())
+    pipelines = {world: sabotaged(sabotage) if sabotage else pipeline for world in WORLDS}
+    timeline.say(pipelines["threads"].describe())
     with FlakyServer() as server:
-        story = Story(server, timeline, {world: sabotaged(sabotage) if sabotage else pipeline for world in WORLDS})
+        story = Story(server, timeline, pipelines)
         events.subscribe(timeline.hear)
         events.subscribe(story.transitions.append, events.CircuitChanged)
         story.play()
     story.aftermath()
 
     timeline.summary()
+    sys.stdout.flush()
     for promise in timeline.broken:
         print(f"quickstart: broken promise: {promise}", file=sys.stderr)
     return 1 if timeline.broken else 0

@@ -30,7 +30,7 @@ class Run:
     seconds: float
 
     def shows(self, *patterns: str) -> None:
-        """Each pattern matches a line of the output, each at or after the line of the one before."""
+        """Each pattern matches a line of the output, each below the line of the one before."""
         lines = iter(self.out.splitlines())
         for pattern in patterns:
             assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"

@@ -1,0 +1,815 @@
+"""Events: each kind with its numbers, who hears it, and that nothing is built where nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    DeadlineExceeded,
+    Failure,
+    Fallback,
+    Policy,
+    Retry,
+    Success,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
+from tests.conftest import Boom, FakeClock, Script, World
+
+KINDS = (
+    events.AttemptFailed,
+    events.RetryScheduled,
+    events.RetryGaveUp,
+    events.TimedOut,
+    events.CallRejected,
+    events.CircuitChanged,
+    events.FallbackUsed,
+    events.ExecutionFinished,
+)
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Any]]:
+    """Every event of the process, while the test runs."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append)
+    yield seen
+    unsubscribe()
+
+
+def facts(event: events.Event) -> dict[str, Any]:
+    """What an event tells, without its class."""
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def kinds(seen: list[Any]) -> list[type]:
+    return [type(event) for event in seen]
+
+
+# --- each kind with its numbers --------------------------------------------------------------
+
+
+def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """In this order, with the numbers of each."""
+    boom = Boom("no")
+    retry = Retry(2, on=Boom, backoff=[1.5], name="r")
+    began = clock.now()
+
+    async def fn(ctx: Context) -> None:
+        clock.advance(0.25)
+        raise boom
+
+    async def main() -> object:
+        return await world.attempt(retry, fn, Context(operation="op", properties={"a": 1}))
+
+    assert world.run(main) is boom
+    common = {"policy": "r", "operation": "op", "properties": {"a": 1}}
+    failed = Failure(boom)
+    assert [(type(event), facts(event)) for event in heard] == [
+        (events.AttemptFailed, {**common, "time": began + 0.25, "attempt": 1, "outcome": failed, "elapsed": 0.25}),
+        (events.RetryScheduled, {**common, "time": began + 0.25, "attempt": 1, "delay": 1.5, "outcome": failed}),
+        (events.AttemptFailed, {**common, "time": began + 2.0, "attempt": 2, "outcome": failed, "elapsed": 2.0}),
+        (
+            events.RetryGaveUp,
+            {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed, "reason": "attempts"},
+        ),
+        (events.ExecutionFinished, {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("retry", "budget", "reason"),
+    [
+        (Retry(1, on=Boom), None, "attempts"),
+        (Retry(9, on=Boom, backoff=[5.0]), 4.0, "deadline"),
+        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), None, "max_elapsed"),
+    ],
+    ids=["attempts", "deadline", "max_elapsed"],
+)
+def test_a_retry_tells_why_it_gave_up(
+    world: World, clock: FakeClock, heard: list[Any], retry: Retry, budget: float | None, reason: str
+) -> None:
+    """What ran out: attempts, the deadline or `max_elapsed`."""
+
+    async def main() -> object:
+        return await world.attempt(retry, Script(Boom()).function(), Context(timeout=budget))
+
+    world.run(main)
+    [gave_up] = [event for event in heard if isinstance(event, events.RetryGaveUp)]
+    assert (gave_up.reason, gave_up.attempts) == (reason, 1)
+    assert events.RetryScheduled not in kinds(heard), "nothing was scheduled that was not done"
+
+
+def test_a_retry_that_succeeds_does_not_give_up(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """A failure that was mended is a failure and a wait, nothing more."""
+
+    async def main() -> object:
+        return await world.execute(Retry(on=Boom, backoff=[0]), Script(Boom(), "fine").function())
+
+    world.run(main)
+    assert kinds(heard) == [events.AttemptFailed, events.RetryScheduled, events.ExecutionFinished]
+
+
+def test_a_retry_tells_of_a_result_that_was_not_good_enough(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """As the `Success` that it was."""
+
+    async def main() -> object:
+        retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
+        return await world.execute(retry, Script("bad").function())
+
+    assert world.run(main) == "bad"
+    assert [event.outcome for event in heard] == [Success("bad")] * 5
+
+
+def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: list[Any]) -> None:
+    """Its own, or the budget of the execution."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> None:
+        await world.attempt(Timeout(0.01, name="own"), hang, Context(operation="op"))
+        await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
+
+    world.run(main)
+    own, budget = (event for event in heard if isinstance(event, events.TimedOut))
+    assert (own.policy, own.operation, own.timeout, own.by_deadline) == ("own", "op", 0.01, False)
+    assert (budget.policy, budget.operation, budget.by_deadline) == ("budget", None, True)
+    assert 0 < budget.timeout <= 0.01
+
+
+def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
+    """Nor does a user's own `TimeoutError` count for one."""
+
+    async def main() -> None:
+        await world.execute(Timeout(5.0), Script("fine").function())
+        await world.attempt(Timeout(5.0), Script(TimeoutError("mine")).function())
+
+    world.run(main)
+    assert kinds(heard) == [events.ExecutionFinished] * 2
+
+
+def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """Once each, in order, with the failure that opened it as text."""
+    breaker = CircuitBreaker(2, open_for=30.0, name="db")
+
+    async def main() -> None:
+        for step in (Boom("one"), Boom("two"), "refused"):
+            await world.attempt(breaker, Script(step).function(), Context(operation="op"))
+            clock.advance(10.0)
+        clock.advance(10.0)
+        await world.attempt(breaker, Script("fine").function())
+
+    began = clock.now()
+    world.run(main)
+    told = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
+    common = {"policy": "db", "properties": {}}
+    closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
+    why = "Boom: two"
+
+    def changed(operation: str | None, after: float, **numbers: Any) -> tuple[type, dict[str, Any]]:
+        return events.CircuitChanged, {**common, "operation": operation, "time": began + after, **numbers}
+
+    assert told == [
+        changed("op", 10.0, old=closed, new=opened, retry_after=30.0, last_failure=why),
+        (
+            events.CallRejected,
+            {**common, "operation": "op", "time": began + 20.0, "reason": "CircuitOpen", "retry_after": 20.0},
+        ),
+        changed(None, 40.0, old=opened, new=half, retry_after=None, last_failure=why),
+        changed(None, 40.0, old=half, new=closed, retry_after=None, last_failure=None),
+    ]
+
+
+def test_a_change_by_hand_is_told_outside_of_every_execution(heard: list[Any]) -> None:
+    """With no operation, and no properties."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    breaker.close()
+    assert [(event.old, event.new, event.operation, dict(event.properties)) for event in heard] == [
+        (CircuitState.CLOSED, CircuitState.ISOLATED, None, {}),
+        (CircuitState.ISOLATED, CircuitState.CLOSED, None, {}),
+    ]
+
+
+def test_a_call_that_an_isolated_circuit_refuses_is_told_as_such(world: World, heard: list[Any]) -> None:
+    """The reason is the name of the error that the caller gets."""
+    breaker = CircuitBreaker()
+    breaker.isolate()
+
+    async def main() -> object:
+        return await world.attempt(breaker, Script("never").function())
+
+    world.run(main)
+    [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
+    assert (rejected.reason, rejected.retry_after) == ("CircuitIsolated", None)
+
+
+def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: list[Any]) -> None:
+    """With no time to come back at: nobody can tell."""
+    bulkhead = Bulkhead(1, name="pool")
+
+    async def outer(ctx: Context) -> object:
+        return await world.attempt(bulkhead, Script("never").function())
+
+    async def main() -> object:
+        return await world.execute(bulkhead, outer, Context(operation="op"))
+
+    assert isinstance(world.run(main), BulkheadFull)
+    [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
+    assert facts(rejected) == {
+        "policy": "pool",
+        "operation": "op",
+        "time": rejected.time,
+        "properties": {},
+        "reason": "BulkheadFull",
+        "retry_after": None,
+    }
+
+
+def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(
+    threads: World, heard: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`WorkersExhausted` is a rejection like the other two."""
+    monkeypatch.setattr(Timeout, "max_abandoned", 0)
+    outcome = Timeout(5.0, name="t").capture(lambda ctx: "never")
+    assert isinstance(outcome, Failure)
+    assert type(outcome.error).__name__ == "WorkersExhausted"
+    assert [(event.policy, event.reason) for event in heard if isinstance(event, events.CallRejected)] == [
+        ("t", "WorkersExhausted")
+    ]
+
+
+def test_a_fallback_tells_what_it_answered_instead_of(world: World, heard: list[Any]) -> None:
+    """The failure, or the result that was not good enough."""
+    boom = Boom()
+    fallback = Fallback("instead", on_result=lambda result: result == "bad", name="f")
+
+    async def main() -> None:
+        for step in (boom, "bad", "good"):
+            await world.execute(fallback, Script(step).function(), Context(operation="op"))
+
+    world.run(main)
+    used = [event for event in heard if isinstance(event, events.FallbackUsed)]
+    assert [(event.policy, event.operation, event.outcome) for event in used] == [
+        ("f", "op", Failure(boom)),
+        ("f", "op", Success("bad")),
+    ]
+
+
+# --- the end of an execution -----------------------------------------------------------------
+
+
+def test_the_end_of_an_execution_is_told_with_its_outcome(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """Once for a success and once for a failure, last of all, named for the outermost policy."""
+    boom = Boom("no")
+    pipeline = Policy.wrap(Retry(3, on=Boom, backoff=[2.0]), Timeout(60.0), name="users")
+
+    async def main() -> None:
+        await world.attempt(pipeline, Script(Boom(), "fine").function(), Context(operation="op"))
+        await world.attempt(pipeline, Script(boom).function())
+
+    world.run(main)
+    finished = [event for event in heard if isinstance(event, events.ExecutionFinished)]
+    assert heard[-1] is finished[-1]
+    assert [(it.policy, it.operation, it.attempts, it.elapsed, it.outcome) for it in finished] == [
+        ("users", "op", 2, 2.0, Success("fine")),
+        ("users", None, 3, 4.0, Failure(boom)),
+    ]
+
+
+def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[Any]) -> None:
+    """Named by its name, or that of its class."""
+
+    async def main() -> None:
+        await world.execute(Retry(), Script(1).function())
+        await world.execute(Retry(name="r"), Script(2).function())
+
+    world.run(main)
+    assert [(event.policy, event.attempts, event.outcome) for event in heard] == [
+        ("Retry", 1, Success(1)),
+        ("r", 1, Success(2)),
+    ]
+
+
+def test_a_cancelled_execution_has_no_outcome(tasks_world: World, heard: list[Any]) -> None:
+    """It is told that it is over; how it would have ended nobody knows."""
+
+    async def main() -> None:
+        with anyio.move_on_after(0.01):
+            await Retry(on=Exception).wrap(Timeout(5.0), Fallback("x")).aexecute(lambda ctx: anyio.sleep(4))
+
+    tasks_world.run(main)
+    assert kinds(heard) == [events.ExecutionFinished]
+    assert (heard[0].outcome, heard[0].attempts) == (None, 1)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupted_execution_has_no_outcome(world: World, heard: list[Any], kind: type[BaseException]) -> None:
+    """Whatever is no `Exception` is none."""
+
+    async def main() -> None:
+        with pytest.raises(kind):
+            await world.execute(Fallback("x").wrap(Retry(on=Exception)), Script(kind()).function())
+
+    world.run(main)
+    assert kinds(heard) == [events.ExecutionFinished]
+    assert heard[0].outcome is None
+
+
+def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard: list[Any]) -> None:
+    """It ends before the one around it."""
+
+    async def outer(ctx: Context) -> Any:
+        return await world.execute(Retry(name="inner"), Script("fine").function())
+
+    async def main() -> object:
+        return await world.execute(Retry(name="outer"), outer)
+
+    world.run(main)
+    assert [event.policy for event in heard] == ["inner", "outer"]
+
+
+# --- subscribing -----------------------------------------------------------------------------
+
+
+def test_a_listener_hears_the_kinds_that_it_names(world: World, clock: FakeClock) -> None:
+    """One, or several."""
+    one: list[Any] = []
+    two: list[Any] = []
+    end_one = events.subscribe(one.append, events.RetryScheduled)
+    end_two = events.subscribe(two.append, events.AttemptFailed, events.ExecutionFinished)
+
+    async def main() -> object:
+        return await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
+
+    world.run(main)
+    end_one()
+    end_two()
+    assert kinds(one) == [events.RetryScheduled]
+    assert kinds(two) == [events.AttemptFailed, events.AttemptFailed, events.ExecutionFinished]
+
+
+def everything() -> None:
+    """Make an event of each kind."""
+    Fallback("x").wrap(Retry(2, on=Boom, backoff=[0])).execute(fails)
+    Timeout(5.0).capture(fails, Context(timeout=0))
+    CircuitBreaker(1).capture(fails)
+    full = Bulkhead(1)
+    full.execute(lambda ctx: full.capture(fails))
+
+
+def fails(ctx: Context) -> None:
+    raise Boom
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unsubscribing_ends_one_subscription_and_no_other(kind: type[events.Event]) -> None:
+    """The same listener may be subscribed twice; ending one again does nothing."""
+    seen: list[Any] = []
+
+    def count() -> int:
+        seen.clear()
+        everything()
+        assert all(type(event) is kind for event in seen)
+        return len(seen)
+
+    first = events.subscribe(seen.append, kind)
+    once = count()
+    second = events.subscribe(seen.append, kind)
+    assert once > 0
+    assert count() == 2 * once
+    first()
+    first()
+    assert count() == once
+    second()
+    assert count() == 0
+
+
+def test_a_kind_that_is_named_twice_is_heard_once() -> None:
+    """A set of kinds, not a list."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.CircuitChanged, events.CircuitChanged)
+    CircuitBreaker().isolate()
+    unsubscribe()
+    assert len(seen) == 1
+
+
+def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
+    """Not even the rest of what is going on."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append)
+
+    async def fn(ctx: Context) -> None:
+        unsubscribe()
+        raise Boom
+
+    async def main() -> object:
+        return await world.attempt(Fallback("x").wrap(Retry(on=Boom, backoff=[0])), fn)
+
+    world.run(main)
+    assert seen == []
+
+
+def test_who_subscribes_from_inside_a_listener_is_heard_from_the_next_event_on() -> None:
+    """Listeners run outside every lock: they may subscribe and unsubscribe."""
+    seen: list[Any] = []
+    endings: list[Callable[[], None]] = []
+
+    def listener(event: events.CircuitChanged) -> None:
+        endings.pop()()
+        endings.append(events.subscribe(seen.append, events.CircuitChanged))
+
+    endings.append(events.subscribe(listener, events.CircuitChanged))
+    breaker = CircuitBreaker()
+    breaker.isolate()
+    breaker.close()
+    endings.pop()()
+    assert [event.new for event in seen] == [CircuitState.CLOSED]
+
+
+def test_many_threads_subscribe_and_unsubscribe_at_once() -> None:
+    """No subscription is lost, and none is left."""
+    counts: list[int] = []
+
+    def churn() -> None:
+        seen: list[Any] = []
+        breaker = CircuitBreaker()
+        for _ in range(200):
+            unsubscribe = events.subscribe(lambda event: seen.append(event.policy), events.CircuitChanged)
+            breaker.isolate()
+            unsubscribe()
+            breaker.close()
+        counts.append(len(seen))
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counts) == 4
+    assert all(count >= 200 for count in counts), "each has heard at least its own"
+
+
+def test_what_cannot_listen_is_refused() -> None:
+    """Nobody would await a coroutine function; a kind that is no event would never come."""
+
+    async def later(event: object) -> None: ...
+
+    class Later:
+        async def __call__(self, event: object) -> None: ...
+
+    for listener in (later, Later(), functools.partial(later)):
+        with pytest.raises(TypeError, match="plain function"):
+            events.subscribe(listener)
+    with pytest.raises(TypeError, match="5"):
+        events.subscribe(5)  # type: ignore[arg-type]
+    for kind in (ValueError, "RetryScheduled", Boom):
+        with pytest.raises(TypeError, match=r"resilience\.events"):
+            events.subscribe(print, kind)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        events.subscribe(print, events.Event)
+
+
+# --- pipelines' listeners --------------------------------------------------------------------
+
+
+def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(world: World, clock: FakeClock) -> None:
+    """Every kind of its policies, and the end of its executions."""
+    seen: list[Any] = []
+    retry = Retry(2, on=Boom, backoff=[0])
+    pipeline = Policy.wrap(Fallback("x"), retry, listeners=[seen.append])
+
+    async def main() -> None:
+        await world.execute(pipeline, Script(Boom()).function())
+        await world.attempt(retry, Script(Boom()).function())
+
+    world.run(main)
+    assert kinds(seen) == [
+        events.AttemptFailed,
+        events.RetryScheduled,
+        events.AttemptFailed,
+        events.RetryGaveUp,
+        events.FallbackUsed,
+        events.ExecutionFinished,
+    ]
+
+
+def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: World) -> None:
+    """In the order in which they were given."""
+    order: list[str] = []
+    pipeline = Retry().wrap(listeners=[lambda event: order.append("a"), lambda event: order.append("b")])
+
+    async def main() -> object:
+        return await world.execute(pipeline, Script("fine").function())
+
+    world.run(main)
+    assert order == ["a", "b"]
+
+
+def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_process(
+    world: World, clock: FakeClock
+) -> None:
+    """From the inside out; each hears the same event."""
+    order: list[tuple[str, int]] = []
+
+    def note(who: str) -> Callable[[Any], None]:
+        return lambda event: order.append((who, id(event)))
+
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=note("callback"))
+    pipeline = Policy.wrap(
+        Policy.wrap(retry, listeners=[note("inner")]),
+        listeners=[
+            lambda event: note("outer")(event) if isinstance(event, events.RetryScheduled) else None,
+        ],
+    )
+    unsubscribe = events.subscribe(note("process"), events.RetryScheduled)
+
+    async def main() -> object:
+        return await world.execute(pipeline, Script(Boom(), "fine").function())
+
+    world.run(main)
+    unsubscribe()
+    scheduled = {event for who, event in order if who == "callback"}
+    assert len(scheduled) == 1
+    heard = [who for who, event in order if event in scheduled]
+    assert heard[0] == "callback"
+    assert heard[-1] == "process"
+    assert sorted(heard[1:-1]) == ["inner", "outer"]
+
+
+def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: World, clock: FakeClock) -> None:
+    """The outer ones hear all of it."""
+    inside: list[Any] = []
+    outside: list[Any] = []
+    inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
+    pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), inner, listeners=[outside.append])
+
+    async def main() -> object:
+        return await world.attempt(pipeline, Script(Boom()).function())
+
+    world.run(main)
+    assert {event.policy for event in inside} == {"in"}
+    assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
+
+
+def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
+    """It is another pipeline's, though it inherits the deadline."""
+    seen: list[Any] = []
+    pipeline = Policy.wrap(Retry(name="outer"), listeners=[seen.append])
+
+    async def outer(ctx: Context) -> Any:
+        return await world.execute(Fallback("x", name="inner"), Script(Boom()).function())
+
+    async def main() -> object:
+        return await world.execute(pipeline, outer)
+
+    world.run(main)
+    assert [(type(event), event.outcome) for event in seen] == [(events.ExecutionFinished, Success("x"))]
+
+
+def test_listeners_are_there_in_every_thread_and_task_of_an_execution(threads: World) -> None:
+    """An event under a Timeout is heard, although the function runs on a worker."""
+    seen: list[Any] = []
+    pipeline = Policy.wrap(Timeout(5.0), Fallback("x"), Timeout(4.0), listeners=[seen.append])
+    assert pipeline.execute(lambda ctx: 1 / 0) == "x"
+    assert events.FallbackUsed in kinds(seen)
+
+
+# --- listeners observe -----------------------------------------------------------------------
+
+CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
+    "on_retry": lambda listener: Retry(2, on=Boom, backoff=[0], on_retry=listener),
+    "on_timeout": lambda listener: Timeout(0.01, on_timeout=listener),
+    "on_transition": lambda listener: CircuitBreaker(1, on_transition=listener),
+    "on_fallback": lambda listener: Fallback("x", on_fallback=listener),
+    "listeners": lambda listener: Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[listener]),
+    "subscribe": lambda listener: Retry(2, on=Boom, backoff=[0]),
+}
+
+
+@pytest.mark.parametrize("how", CALLBACKS)
+def test_what_a_listener_raises_is_logged_and_changes_nothing(
+    world: World, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The execution ends as it would have ended, and the next listener is called all the same."""
+    heard: list[Any] = []
+
+    def broken(event: object) -> None:
+        heard.append(event)
+        raise RuntimeError("the listener is broken")
+
+    async def fn(ctx: Context) -> None:
+        if how == "on_timeout":
+            await world.hang()
+        raise Boom
+
+    policy = CALLBACKS[how](broken)
+    quiet = CALLBACKS[how](lambda event: None)
+    after: list[Any] = []
+    endings = [events.subscribe(broken)] if how == "subscribe" else []
+    endings.append(events.subscribe(after.append))
+
+    async def main() -> tuple[object, object]:
+        return await world.attempt(quiet, fn), await world.attempt(policy, fn)
+
+    with caplog.at_level(logging.ERROR, logger="resilience"):
+        expected, got = world.run(main)
+    for ending in endings:
+        ending()
+    assert (type(got), str(got)) == (type(expected), str(expected))
+    assert heard
+    assert after
+    assert {record.name for record in caplog.records} == {"resilience"}
+    assert len(caplog.records) >= len(heard)
+    assert "RuntimeError: the listener is broken" in caplog.text
+    assert type(heard[0]).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("how", CALLBACKS)
+def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
+    """Ctrl-C may come while a listener runs; it is not the listener's error."""
+    if how == "subscribe":
+        return
+
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    async def fn(ctx: Context) -> None:
+        if how == "on_timeout":
+            await world.hang()
+        raise Boom
+
+    async def main() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            await world.execute(CALLBACKS[how](interrupted), fn)
+
+    world.run(main)
+
+
+def test_a_listener_runs_where_the_event_happens(world: World, clock: FakeClock) -> None:
+    """In the thread and task of the call, with its context variables."""
+    here: list[int] = []
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: here.append(threading.get_ident()))
+
+    async def main() -> object:
+        return await world.attempt(retry, Script(Boom()).function())
+
+    world.run(main)
+    assert here == [threading.get_ident()]
+
+
+def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeClock) -> None:
+    """It is called outside of every lock: reading, closing, calling again are all allowed."""
+    seen: list[Any] = []
+
+    def listener(event: events.CircuitChanged) -> None:
+        seen.append((event.new, breaker.state, breaker.stats().opened))
+        if event.new is CircuitState.OPEN:
+            breaker.close()
+
+    breaker = CircuitBreaker(1, on_transition=listener)
+
+    async def main() -> object:
+        await world.attempt(breaker, Script(Boom()).function())
+        return await world.attempt(breaker, Script("fine").function())
+
+    assert world.run(main) == "fine"
+    assert [new for new, _, _ in seen] == [CircuitState.OPEN, CircuitState.CLOSED]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
+    """Built by name, never changed; the four facts of every event come first."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    assert names[:4] == ["policy", "operation", "time", "properties"]
+    event = kind(**dict.fromkeys(names))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.policy = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        kind("positional")  # type: ignore[misc]
+
+
+def test_these_are_all_the_kinds() -> None:
+    """A kind that is added is subscribed to by default, public, and tested here."""
+    assert set(events.__all__) == {kind.__name__ for kind in KINDS} | {"Event", "Listener", "subscribe"}
+    assert all(issubclass(kind, events.Event) for kind in KINDS)
+
+
+# --- nobody listens --------------------------------------------------------------------------
+
+
+def test_no_event_is_built_while_nobody_listens(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of any kind, also where everything fails."""
+    built: list[str] = []
+    for kind in KINDS:
+        original = kind.__init__
+
+        def init(self: Any, *args: Any, original: Any = original, **numbers: Any) -> None:
+            built.append(type(self).__name__)
+            original(self, *args, **numbers)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    breaker = CircuitBreaker(2, open_for=60.0)
+    full = Bulkhead(1)
+    pipeline = Fallback("x").wrap(Retry(on=(Boom, CircuitOpen), backoff=[0]), breaker, Timeout(60.0))
+
+    async def main() -> None:
+        for _ in range(3):
+            await world.execute(pipeline, Script(Boom()).function())
+        breaker.close()
+        await world.attempt(Timeout(60.0), Script("never").function(), Context(timeout=0))
+
+        async def outer(ctx: Context) -> None:
+            assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)
+
+        await world.execute(full, outer)
+
+    world.run(main)
+    assert built == []
+    unsubscribe = events.subscribe(lambda event: None)
+    world.run(main)
+    unsubscribe()
+    assert set(built) == {kind.__name__ for kind in KINDS}, "the trap would have noticed each kind"
+
+
+def test_only_the_kinds_that_somebody_hears_are_built(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener for one kind does not make the others cost."""
+    monkeypatch.setattr(events.AttemptFailed, "__init__", None)
+    monkeypatch.setattr(events.ExecutionFinished, "__init__", None)
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.RetryScheduled)
+
+    async def main() -> object:
+        return await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
+
+    try:
+        assert isinstance(world.run(main), Boom)
+    finally:
+        unsubscribe()
+    assert kinds(seen) == [events.RetryScheduled]
+
+
+def test_the_errors_of_deadlines_are_told_like_others(world: World, heard: list[Any]) -> None:
+    """An execution whose budget is used up fails with `DeadlineExceeded`, and that is its outcome."""
+
+    async def main() -> object:
+        return await world.attempt(Retry(), Script("never").function(), Context(timeout=0))
+
+    world.run(main)
+    [finished] = heard
+    assert isinstance(finished.outcome.error, DeadlineExceeded)
+    assert finished.attempts == 0
+
+
+def test_a_timeout_is_told_before_the_fallback_that_answers_it(world: World, heard: list[Any]) -> None:
+    """Each policy tells of itself, the inner one first."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> object:
+        return await world.execute(Fallback("x", on=TimeoutExceeded).wrap(Timeout(0.01)), hang)
+
+    assert world.run(main) == "x"
+    assert kinds(heard) == [events.TimedOut, events.FallbackUsed, events.ExecutionFinished]
+
+
+def test_a_subscriber_hears_of_both_loops_and_threads() -> None:
+    """Subscriptions are the process's: one listener for every world."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.FallbackUsed)
+    fallback = Fallback("x")
+
+    async def main() -> object:
+        return await fallback.aexecute(Script(Boom()).function())
+
+    asyncio.run(main())
+    anyio.run(main, backend="trio")
+    thread = threading.Thread(target=fallback.execute, args=[lambda ctx: 1 / 0])
+    thread.start()
+    thread.join()
+    unsubscribe()
+    assert len(seen) == 3

@@ -66,7 +66,7 @@ class _Envelope(Backoff):
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
-        spread, source = self._spread, rng or SHARED_RANDOMNESS
+        spread, source = self._spread, SHARED_RANDOMNESS if rng is None else rng
         return self._curve() if spread is None else (spread(source, value) for value in self._curve())
 
 
@@ -167,7 +167,7 @@ class Decorrelated(Backoff):
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
-        source = rng or SHARED_RANDOMNESS
+        source = SHARED_RANDOMNESS if rng is None else rng
         limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
         delay = self.base
         while True:

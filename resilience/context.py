@@ -2,10 +2,9 @@
 
 A context is handed inwards and never changed. A policy that gives less time, or starts another
 attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
-other. The *root* of an execution carries what is common to all of it: the function, the world, the
-operation. A child has only what may differ, and a link to its root.
+other. It also carries the call itself to the innermost stage of the chain, which makes it.
 
-Contexts are made on every call, so they are slotted, and made by `_fresh` and `_derived` without the
+Contexts are made on every call, so they are slotted, and made by `begin` and `derive` without the
 detour by `__init__` (half the time on CPython 3.11 to 3.13).
 """
 
@@ -135,7 +134,6 @@ class Context:
         "_function",
         "_keywords",
         "_report",
-        "_root",
         "_runtime",
         "_timer",
         "attempt",
@@ -149,11 +147,10 @@ class Context:
 
     _facts: Facts
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
-    _root: Context | None  # None in a root, which alone has the next four
-    _runtime: Runtime | None
-    _function: Callable[..., Any]
+    _runtime: Runtime | None  # None outside an execution, as is the call:
+    _function: Callable[..., Any] | None
     _arguments: tuple[Any, ...] | None  # None: the function takes the context itself
-    _keywords: dict[str, Any]
+    _keywords: dict[str, Any] | None
     _report: Record  # set where this very context was passed to an execution: what happened in that
 
     def __init__(
@@ -172,7 +169,7 @@ class Context:
             raise TypeError(f"properties must be a mapping, not {properties!r}")
         self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
         self.attempt = 1
-        self._timer = self._root = self._runtime = None
+        self._timer = self._runtime = self._function = self._arguments = self._keywords = None
 
     def __repr__(self) -> str:
         parts = [] if self.operation is None else [f"operation={self.operation!r}"]
@@ -257,20 +254,23 @@ class Context:
         :param attempt: the number of the attempt that is about to start.
         :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
         """
-        return _derived(
+        return derive(
             self,
             self.deadline if deadline is None else min(deadline, self.deadline),
             self.attempt if attempt is None else attempt,
             timer or self._timer,
         )
 
+    def until(self, deadline: float) -> Context:
+        """Derive the context of the same attempt with an earlier `deadline`."""
+        return derive(self, deadline, self.attempt, self._timer)
+
     @property
     def runtime(self) -> Runtime:
         """The world in which this execution runs: what a policy may ask for besides the rest of the chain."""
-        runtime = (self._root or self)._runtime
-        if runtime is None:
+        if self._runtime is None:
             raise RuntimeError("a context has a runtime only inside an execution: use the one that you were handed")
-        return runtime
+        return self._runtime
 
     async def sleep(self, seconds: float) -> None:
         """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
@@ -292,25 +292,36 @@ set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
 reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
 
 
-def fresh(function: Callable[..., Any], runtime: Runtime) -> Context:
-    """Make the root of an execution that inherits nothing, of a function that takes the context."""
-    root = _new(Context)
-    root.deadline = inf
-    root.attempt = 1
-    root._facts = NO_FACTS
-    root._timer = root._root = root._arguments = None
-    root._runtime = runtime
-    root._function = function
-    return root
+def begin(
+    runtime: Runtime,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...] | None,
+    keywords: dict[str, Any] | None,
+) -> Context:
+    """Make the context of an execution that inherits nothing."""
+    ctx = _new(Context)
+    ctx.deadline = inf
+    ctx.attempt = 1
+    ctx._facts = NO_FACTS
+    ctx._timer = None
+    ctx._runtime = runtime
+    ctx._function = function
+    ctx._arguments = arguments
+    ctx._keywords = keywords
+    return ctx
 
 
-def _derived(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
+def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
+    """Make the context to hand inwards."""
     child = _new(Context)
     child.deadline = deadline
     child.attempt = attempt
     child._facts = parent._facts
     child._timer = timer
-    child._root = parent._root or parent
+    child._runtime = parent._runtime
+    child._function = parent._function
+    child._arguments = parent._arguments
+    child._keywords = parent._keywords
     return child
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import Context, Facts, Record
+from resilience.context import Context, Facts, Record, get_ambient
 from resilience.outcome import Failure, Outcome, Success
 
 if TYPE_CHECKING:
@@ -24,33 +24,32 @@ class Execution:
 
     :param policy: the name of what is executed.
     :param listeners: those who listen to it alone.
-    :param root: the fresh context of this execution.
+    :param inner: the new context of this execution.
     :param ctx: the context that the caller passed in, if any.
-    :param outer: the ambient context, if any.
     """
 
-    __slots__ = ("_listeners", "_policy", "_record", "_root", "value")
+    __slots__ = ("_listeners", "_policy", "_record", "_inner", "value")
 
     def __init__(
         self,
         policy: str,
         listeners: tuple[Listener, ...],
-        root: Context,
+        inner: Context,
         ctx: Context | None,
-        outer: Context | None,
     ) -> None:
         self._policy = policy
         self._listeners = listeners
-        self._root = root
+        self._inner = inner
         self._record: Record | None = None
         self.value: Any = None
+        outer = get_ambient()
         source = ctx or outer
         if source is not None:
-            root.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
-            root._facts = Facts(source.operation, source.properties)
+            inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
+            inner._facts = Facts(source.operation, source.properties)
         if ctx is not None or self._is_heard():
             self._record = Record()
-            root._facts = root._facts._replace(record=self._record)
+            inner._facts = inner._facts._replace(record=self._record)
             if ctx is not None:
                 ctx._report = self._record
 
@@ -74,7 +73,7 @@ class Execution:
             outcome = Success(self.value)
         elif isinstance(error, Exception):
             outcome = Failure(error)
-        heard = self._root.child()
+        heard = self._inner.child()
         heard._facts = heard._facts._replace(listeners=self._listeners)
         numbers = {"attempts": self._record.attempts, "elapsed": self._record.elapsed, "outcome": outcome}
         events.emit(events.ExecutionFinished, self._policy, heard, **numbers)

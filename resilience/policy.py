@@ -18,8 +18,9 @@ from typing_extensions import TypeVar, override
 
 from resilience import checks, events
 from resilience.callables import is_coroutine_function, is_generator_function, name_of
-from resilience.context import Context, fresh, get_ambient
+from resilience.context import Context, begin, get_ambient
 from resilience.errors import Misuse
+from resilience.events import finishing
 from resilience.execution import Execution
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import make_proxy
@@ -137,7 +138,7 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.aexecute(fn, ctx)
-        return self._run(fresh(fn, BLOCKING), ctx)
+        return self._run(fn, None, None, ctx)
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
         """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
@@ -146,7 +147,7 @@ class Policy(ABC, Generic[D_co]):
         :param ctx: as in `execute`.
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
-        return await self._arun(fresh(fn, TASKS), ctx)  # type: ignore[no-any-return]
+        return await self._arun(fn, None, None, ctx)  # type: ignore[no-any-return]
 
     @overload
     def call(
@@ -165,17 +166,11 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.acall(fn, *args, **kwargs)
-        root = fresh(fn, BLOCKING)
-        root._arguments = args
-        root._keywords = kwargs
-        return self._run(root, None)
+        return self._run(fn, args, kwargs, None)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        root = fresh(fn, TASKS)
-        root._arguments = args
-        root._keywords = kwargs
-        return await self._arun(root, None)  # type: ignore[no-any-return]
+        return await self._arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -187,7 +182,7 @@ class Policy(ABC, Generic[D_co]):
         Failure(error=ZeroDivisionError('division by zero'))
         """
         try:
-            return Success(self._run(fresh(fn, BLOCKING), ctx))
+            return Success(self._run(fn, None, None, ctx))
         except Misuse:
             raise
         except Exception as error:
@@ -257,20 +252,14 @@ class Policy(ABC, Generic[D_co]):
     def _wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            root = fresh(fn, BLOCKING)
-            root._arguments = args
-            root._keywords = kwargs
-            return self._run(root, None)
+            return self._run(fn, args, kwargs, None)
 
         return wrapper
 
     def _async_wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            root = fresh(fn, TASKS)
-            root._arguments = args
-            root._keywords = kwargs
-            return await self._arun(root, None)
+            return await self._arun(fn, args, kwargs, None)
 
         return wrapper
 
@@ -278,27 +267,47 @@ class Policy(ABC, Generic[D_co]):
         """Return the chain that runs this policy around `inner`, in the world that `compose` belongs to."""
         return compose(self, inner)
 
-    def _run(self, root: Context, ctx: Context | None) -> Any:
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        arguments: tuple[Any, ...] | None,
+        keywords: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
         chain = self._blocking_chain
-        if chain is None:
-            chain = self._blocking_chain = self._compose(blocking.compose, blocking.enter)
-        outer = get_ambient()
-        if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
-            return chain(root)
-        with Execution(self.name, self._listeners, root, ctx, outer) as execution:
-            execution.value = chain(root)
+        inner = begin(BLOCKING, fn, arguments, keywords)
+        if chain is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+            return chain(inner)
+        with Execution(self.name, self._listeners, inner, ctx) as execution:
+            execution.value = (chain or self._compose_blocking())(inner)
         return execution.value
 
-    async def _arun(self, root: Context, ctx: Context | None) -> Any:
+    async def _arun(
+        self,
+        fn: Callable[..., Any],
+        arguments: tuple[Any, ...] | None,
+        keywords: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
         chain = self._task_chain
-        if chain is None:
-            chain = self._task_chain = self._compose(tasks.compose, tasks.enter)
-        outer = get_ambient()
-        if ctx is None and outer is None and not (self._listeners or events.finishing.is_heard):
-            return await chain(root)
-        with Execution(self.name, self._listeners, root, ctx, outer) as execution:
-            execution.value = await chain(root)
+        inner = begin(TASKS, fn, arguments, keywords)
+        if chain is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+            return await chain(inner)
+        with Execution(self.name, self._listeners, inner, ctx) as execution:
+            execution.value = await (chain or self._compose_tasks())(inner)
         return execution.value
+
+    def _compose_blocking(self) -> blocking.Stage:
+        chain: blocking.Stage = self._compose(blocking.compose, blocking.enter)
+        if not self._listeners:  # a pipeline with listeners of its own always takes the long way
+            self._blocking_chain = chain
+        return chain
+
+    def _compose_tasks(self) -> tasks.Stage:
+        chain: tasks.Stage = self._compose(tasks.compose, tasks.enter)
+        if not self._listeners:
+            self._task_chain = chain
+        return chain
 
 
 @final

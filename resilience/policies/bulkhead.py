@@ -74,12 +74,15 @@ class Bulkhead(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        if not self._permits.take():
+        permits = self._permits
+        if not permits.take():
             await self._wait(ctx, ctx.runtime)
         try:
             return await call(ctx)
         finally:
-            self._give_back()
+            granted = permits.give_back()
+            if granted:
+                self._wake(granted)
 
     def slot(self) -> Slot:
         """Return a block that holds a permit: `with bulkhead.slot():` or `async with bulkhead.slot():`.
@@ -141,11 +144,6 @@ class Bulkhead(Policy[Never]):
         events.emit(events.CallRejected, self.name, ctx, reason="BulkheadFull", retry_after=None)
         return error
 
-    def _give_back(self) -> None:
-        granted = self._permits.give_back()
-        if granted:
-            self._wake(granted)
-
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
         """Wake those who were granted a permit. One whose world has ended passes it on."""
         while tickets:
@@ -185,4 +183,4 @@ class Slot:
 
     def _release(self) -> None:
         self._held = False
-        self._bulkhead._give_back()
+        self._bulkhead._wake(self._bulkhead._permits.give_back())

@@ -73,14 +73,14 @@ class Timeout(Policy[Never]):
     async def around(self, call: Call[T], ctx: Context) -> T:
         began = clock.now()
         own = began + self._seconds
-        deadline = min(own, ctx.deadline)
+        deadline = own if own < ctx.deadline else ctx.deadline
         try:
             if self._cooperative:
-                return await call(ctx.child(deadline=deadline))
+                return await call(ctx.until(deadline))
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(ctx.child(deadline=deadline))  # that one fires first: nothing to arm
+                    return await call(ctx.until(deadline))  # that one fires first: nothing to arm
                 with ctx.runtime.timer(deadline, self.name, self.max_abandoned) as timer:
                     return await call(ctx.child(deadline=deadline, timer=timer))
         except DeadlineExceeded:
@@ -88,8 +88,8 @@ class Timeout(Policy[Never]):
             if ctx.deadline <= own or clock.now() < own:
                 raise
         finally:
-            if self._cooperative:
-                _look_for_overrun(began, deadline)
+            if self._cooperative and (late := clock.now() - deadline) > 1.0:
+                _warn_of_overrun(late, deadline - began)
         raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began)
 
     def _exceeded(self, ctx: Context, budget: float | None) -> TimeoutExceeded:
@@ -120,12 +120,11 @@ class Timeout(Policy[Never]):
         return f"{self.name}: {self._seconds:g} s for everything inside, {how}"
 
 
-def _look_for_overrun(began: float, deadline: float) -> None:
+def _warn_of_overrun(late: float, limit: float) -> None:
     """Warn of a call that took more than twice its time, and a second more than it."""
-    late = clock.now() - deadline
-    if late > 1.0 and late > deadline - began:
+    if late > limit:
         warnings.warn(
-            f"a call with {max(0.0, deadline - began):.3g} s took {late:.3g} s more: it ignores its deadline; hand "
+            f"a call that had {max(0.0, limit):.3g} s took {late:.3g} s more: it ignores its deadline; hand "
             "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
             RuntimeWarning,
             stacklevel=3,

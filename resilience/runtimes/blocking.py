@@ -147,41 +147,47 @@ BLOCKING: BlockingRuntime = BlockingRuntime()
 
 
 def enter(ctx: Context) -> Any:
-    """Run the user's function: the innermost stage, which finds it in the root of the context."""
-    root = ctx._root or ctx
+    """Make the call: the innermost stage, which finds it in the context."""
     if ctx._timer is not None or ctx._facts is not NO_FACTS:
-        return _enter_watched(root, ctx)
+        return _enter_watched(ctx)
+    function: Any = ctx._function
     token = set_ambient(ctx)
     try:
-        result = root._function(ctx) if root._arguments is None else root._function(*root._arguments, **root._keywords)
+        if ctx._arguments is None:
+            result = function(ctx)
+        elif ctx._keywords:
+            result = function(*ctx._arguments, **ctx._keywords)
+        else:
+            result = function(*ctx._arguments)  # merging an empty dictionary takes 40 ns
     finally:
         reset_ambient(token)
     if type(result) not in PLAIN and is_awaitable(result):
-        raise refuse_awaitable(root._function, result)
+        raise refuse_awaitable(function, result)
     return result
 
 
-def _enter_watched(root: Context, ctx: Context) -> Any:
-    """Do the same where a timer can cut the function off, or somebody will ask what happened."""
+def _enter_watched(ctx: Context) -> Any:
+    """Do the same where a timer can cut the function off, or somebody may ask what happened."""
+    function: Any = ctx._function
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
     worker = None if timer is None else _worker_for(timer)
     record = ctx._facts.record
     if record is not None:
         record.attempts += 1
-    arguments, keywords = ((ctx,), {}) if root._arguments is None else (root._arguments, root._keywords)
+    arguments, keywords = ((ctx,), {}) if ctx._arguments is None else (ctx._arguments, ctx._keywords or {})
     token = set_ambient(ctx)
     try:
         if worker is None:
-            result = root._function(*arguments, **keywords)
+            result = function(*arguments, **keywords)
         else:
-            result = _run_on(worker, timer, workers.Job(root._function, arguments, keywords))
+            result = _run_on(worker, timer, workers.Job(function, arguments, keywords))
     except Exception as error:
         ctx._failed(Failure(error))
         raise
     finally:
         reset_ambient(token)
     if is_awaitable(result):
-        raise refuse_awaitable(root._function, result)
+        raise refuse_awaitable(function, result)
     return result
 
 
@@ -202,9 +208,7 @@ def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> A
 def compose(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the plain function that runs `policy` around `inner`."""
     lowered = lowering.lower(policy.around, drive)
-    if lowered is not None:
-        return partial(lowered, policy, inner)
-    return partial(_driven, policy, inner)
+    return partial(_driven, policy, inner) if lowered is None else lowered(policy, inner)
 
 
 def _driven(policy: Policy[Any], inner: Stage, ctx: Context) -> Any:

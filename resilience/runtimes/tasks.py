@@ -13,6 +13,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import anyio
@@ -172,23 +173,22 @@ TASKS: TaskRuntime = TaskRuntime()
 
 
 async def enter(ctx: Context) -> Any:
-    """Run the user's function: the innermost stage, which finds it in the root of the context."""
-    root = ctx._root or ctx
+    """Make the call: the innermost stage, which finds it in the context."""
+    function: Any = ctx._function
     record = ctx._facts.record
     if record is not None:
         record.attempts += 1
     token = set_ambient(ctx)
     try:
-        if root._arguments is None:
-            awaitable = root._function(ctx)
+        if ctx._arguments is None:
+            awaitable = function(ctx)
         else:
-            awaitable = root._function(*root._arguments, **root._keywords)
-        if not is_awaitable(awaitable):
-            raise refuse_plain(root._function, awaitable)
+            awaitable = function(*ctx._arguments, **(ctx._keywords or {}))
+        if type(awaitable) is not CoroutineType and not is_awaitable(awaitable):
+            raise refuse_plain(function, awaitable)
         return await awaitable
     except Exception as error:
-        if record is not None:
-            ctx._failed(Failure(error))
+        ctx._failed(Failure(error))
         raise
     finally:
         try:

@@ -1,0 +1,421 @@
+"""Pipelines: order, flattening, names and listeners of nested ones, and what they say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    ConsecutiveFailures,
+    Context,
+    FailureRatio,
+    Fallback,
+    Pipeline,
+    Policy,
+    Retry,
+    SlowRatio,
+    Timeout,
+    events,
+)
+from resilience.backoff import Constant, Decorrelated, Exponential, Linear
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+class Tag(Policy):
+    """Says when it is entered and left."""
+
+    def __init__(self, tag: str, log: list[str]) -> None:
+        self.tag = tag
+        self.log = log
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        self.log.append(self.tag)
+        try:
+            return await call(ctx)
+        finally:
+            self.log.append(self.tag.upper())
+
+    def __repr__(self) -> str:
+        return f"Tag({self.tag})"
+
+
+def tags(letters: str, log: list[str] | None = None) -> list[Tag]:
+    return [Tag(letter, [] if log is None else log) for letter in letters]
+
+
+# --- order and flattening --------------------------------------------------------------------
+
+SHAPES: dict[str, Callable[[Any, Any, Any], Pipeline[Any]]] = {
+    "method": lambda a, b, c: a.wrap(b, c),
+    "class": lambda a, b, c: Policy.wrap(a, b, c),
+    "class of a policy": lambda a, b, c: Retry.wrap(a, b, c),
+    "left": lambda a, b, c: a.wrap(b).wrap(c),
+    "right": lambda a, b, c: a.wrap(b.wrap(c)),
+    "nested": lambda a, b, c: Policy.wrap(Policy.wrap(a), Policy.wrap(b, c)),
+    "nested with a name": lambda a, b, c: Policy.wrap(a, Policy.wrap(b, c, name="inner")),
+    "nested with listeners": lambda a, b, c: Policy.wrap(Policy.wrap(a, b, listeners=[print_nothing]), c),
+}
+
+
+def print_nothing(event: object) -> None: ...
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_first_is_outermost_however_it_was_built(world: World, shape: str) -> None:
+    """a(b(c(fn))), and `policies` is flat."""
+    log: list[str] = []
+    policies = tags("abc", log)
+    pipeline = SHAPES[shape](*policies)
+    assert isinstance(pipeline, Pipeline)
+    assert isinstance(pipeline, Policy)
+    assert pipeline.policies == tuple(policies)
+
+    async def fn(ctx: Context) -> str:
+        log.append("-")
+        return "result"
+
+    async def main() -> object:
+        return await world.execute(pipeline, fn)
+
+    assert world.run(main) == "result"
+    assert "".join(log) == "abc-CBA"
+
+
+def test_a_pipeline_wraps_further_and_is_not_changed_by_it() -> None:
+    """What was built stays as it was built."""
+    a, b, c = tags("abc")
+    ab = a.wrap(b)
+    abc = ab.wrap(c)
+    cab = c.wrap(ab)
+    assert ab.policies == (a, b)
+    assert abc.policies == (a, b, c)
+    assert cab.policies == (c, a, b)
+
+
+def test_one_policy_makes_a_pipeline_as_well() -> None:
+    """For the sake of a name or of listeners."""
+    [a] = tags("a")
+    assert a.wrap().policies == (a,)
+    assert Policy.wrap(a).policies == (a,)
+    assert a.wrap(name="alone").name == "alone"
+
+
+def test_a_policy_may_be_in_a_pipeline_twice(world: World) -> None:
+    """It is a policy like another."""
+    log: list[str] = []
+    [a] = tags("a", log)
+    pipeline = a.wrap(a, Policy.wrap(a, name="inner"))
+
+    async def main() -> object:
+        return await world.execute(pipeline, Script("x").function())
+
+    world.run(main)
+    assert pipeline.policies == (a, a, a)
+    assert log == ["a", "a", "a", "A", "A", "A"]
+
+
+def test_policies_is_flat_however_deep_it_is_nested() -> None:
+    """Names and listeners on the way do not hide what is inside."""
+    letters = tags("abcdef")
+    a, b, c, d, e, f = letters
+    inner = Policy.wrap(c, Policy.wrap(d, listeners=[print_nothing]), name="inner")
+    pipeline = Policy.wrap(a, Policy.wrap(b, inner, name="middle"), e.wrap(f))
+    assert pipeline.policies == tuple(letters)
+
+
+@pytest.mark.parametrize("deep", ["flat", "nested", "nested with names"])
+def test_two_hundred_policies_deep(world: World, deep: str) -> None:
+    """Built by a loop somewhere: it runs, in every world, and says what it is."""
+    count = 200
+    log: list[str] = []
+    policies = tags("x" * count, log)
+    if deep == "flat":
+        pipeline = Policy.wrap(*policies)
+    else:
+        pipeline = Policy.wrap(policies[-1])
+        for number, policy in enumerate(policies[-2::-1]):
+            pipeline = policy.wrap(pipeline, name=f"level-{number}" if deep == "nested with names" else None)
+
+    async def main() -> object:
+        return await world.execute(pipeline, Script("fine").function())
+
+    assert world.run(main) == "fine"
+    assert len(log) == 2 * count
+    assert len(pipeline.policies) == count
+    assert repr(pipeline).count("Tag(x)") == count
+    assert pipeline.describe().count("Tag(x)") == count
+
+
+def test_two_hundred_of_our_own_deep(world: World, clock: FakeClock) -> None:
+    """A failure on its way out meets all of them."""
+    policies: list[Policy[Any]] = [
+        kind
+        for _ in range(40)
+        for kind in (Retry(1), CircuitBreaker(), Bulkhead(1), Timeout(5.0), Fallback("x", on=ValueError))
+    ]
+    pipeline = Policy.wrap(*policies)
+
+    async def main() -> object:
+        return await world.attempt(pipeline, Script(Boom("deep")).function())
+
+    assert isinstance(world.run(main), Boom)
+
+
+# --- shared state ----------------------------------------------------------------------------
+
+
+def test_a_breaker_in_two_pipelines_is_one_breaker(world: World, clock: FakeClock) -> None:
+    """What fails in one is refused in the other."""
+    breaker = CircuitBreaker(2)
+    reading, writing = Retry(1).wrap(breaker), Policy.wrap(breaker, Timeout(5.0), name="writing")
+
+    async def main() -> object:
+        await world.attempt(reading, Script(Boom()).function())
+        await world.attempt(writing, Script(Boom()).function())
+        return await world.attempt(reading, Script("never").function())
+
+    assert isinstance(world.run(main), CircuitOpen)
+
+
+def test_a_bulkhead_in_two_pipelines_is_one_bulkhead(world: World) -> None:
+    """And in the pipeline that a pipeline is nested in."""
+    gate = Bulkhead(1)
+    first, second = Retry(1).wrap(gate), Policy.wrap(Fallback("x", on=Boom), gate.wrap(Retry(1)))
+
+    async def outer(ctx: Context) -> object:
+        return await world.attempt(second, Script("never").function())
+
+    async def main() -> list[Any]:
+        return [await world.execute(first, outer), await world.execute(second, Script("after").function())]
+
+    full, after = world.run(main)
+    assert isinstance(full, BulkheadFull)
+    assert after == "after"
+
+
+def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
+    """A Retry counts within one execution: two pipelines that share it do not share its attempts."""
+    retry = Retry(2, on=Boom, backoff=[0])
+    script = Script(Boom())
+
+    async def inner(ctx: Context) -> Any:
+        return await world.execute(Timeout(5.0).wrap(retry), script.function())
+
+    async def main() -> object:
+        return await world.attempt(retry.wrap(Bulkhead(1)), inner)
+
+    world.run(main)
+    assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
+
+
+# --- names and listeners ---------------------------------------------------------------------
+
+
+def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
+    """Errors and events call its policies by their own names."""
+    assert Retry().wrap(Timeout(1.0)).name == "Pipeline"
+    assert Retry().wrap(Timeout(1.0), name="users").name == "users"
+    assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
+
+
+def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock: FakeClock) -> None:
+    """Wrapped, twice, and named: its listeners hear what happens inside it, whoever executes it."""
+    seen: list[tuple[str, str]] = []
+    retry = Retry(2, on=Boom, backoff=[0], name="retry")
+    inner = Policy.wrap(retry, name="inner", listeners=[lambda event: seen.append(("inner", type(event).__name__))])
+    middle = Policy.wrap(Timeout(5.0), inner, name="middle")
+    outer = Policy.wrap(Fallback("x"), middle, listeners=[lambda event: seen.append(("outer", type(event).__name__))])
+
+    async def main() -> object:
+        return await world.execute(outer, Script(Boom(), "fine").function())
+
+    assert world.run(main) == "fine"
+    assert [kind for who, kind in seen if who == "inner"] == ["AttemptFailed", "RetryScheduled"]
+    assert [kind for who, kind in seen if who == "outer"] == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
+    assert "inner" in repr(outer)
+    assert "middle" in repr(outer)
+
+
+def test_an_execution_is_told_by_the_name_of_the_pipeline_that_was_executed(world: World) -> None:
+    """Not by that of a part."""
+    seen: list[str] = []
+    pipeline = Policy.wrap(Retry(name="retry"), Policy.wrap(Timeout(5.0), name="inner"), name="users")
+    unsubscribe = events.subscribe(lambda event: seen.append(event.policy), events.ExecutionFinished)
+
+    async def main() -> None:
+        await world.execute(pipeline, Script("fine").function())
+
+    world.run(main)
+    unsubscribe()
+    assert seen == ["users"]
+
+
+def test_listeners_may_come_from_any_iterable() -> None:
+    """It is read once, when the pipeline is made."""
+    seen: list[Any] = []
+    pipeline = Retry().wrap(listeners=(listener for listener in [seen.append]))
+    for _ in range(2):
+        pipeline.execute(lambda ctx: "x")
+    assert len(seen) == 2
+
+
+# --- what it says of itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Retry(), "Retry()"),
+        (Retry(4), "Retry(attempts=4)"),
+        (Retry(attempts=None, max_elapsed=61), "Retry(attempts=None, max_elapsed=61.0)"),
+        (Retry(backoff=Exponential(0.1, cap=10.0)), "Retry()"),
+        (Retry(backoff=Constant(2)), "Retry(backoff=Constant(2))"),
+        (Retry(backoff=[1, 2.5]), "Retry(backoff=[1.0, 2.5])"),
+        (Retry(on=Boom, name="r"), "Retry(on=<class 'tests.conftest.Boom'>, name='r')"),
+        (Timeout(7.5), "Timeout(seconds=7.5)"),
+        (Timeout(timedelta(minutes=1), cooperative=True), "Timeout(seconds=60.0, cooperative=True)"),
+        (CircuitBreaker(), "CircuitBreaker()"),
+        (CircuitBreaker(3), "CircuitBreaker(trip=ConsecutiveFailures(3))"),
+        (
+            CircuitBreaker(FailureRatio(0.5) | SlowRatio(0.2, slower_than=1.5, last=50), open_for=5, name="db"),
+            "CircuitBreaker(trip=FailureRatio(0.5, min_calls=10, window=30) | "
+            "SlowRatio(0.2, slower_than=1.5, min_calls=10, last=50), open_for=5.0, name='db')",
+        ),
+        (CircuitBreaker(open_for=Linear(2, cap=8)), "CircuitBreaker(open_for=Linear(2, cap=8))"),
+        (Bulkhead(13), "Bulkhead(limit=13)"),
+        (Bulkhead(13, queue=4, max_wait=0.5), "Bulkhead(limit=13, queue=4, max_wait=0.5)"),
+        (Fallback("x"), "Fallback(value='x')"),
+        (Fallback(), "Fallback(value=None)"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_repr_shows_how_a_policy_was_built(policy: Policy[Any], text: str) -> None:
+    """With what differs from the defaults."""
+    assert repr(policy) == text
+
+
+def test_repr_of_a_pipeline_shows_how_it_was_built() -> None:
+    """As the expression that would build it again; nested names where they are."""
+    inner = Policy.wrap(Bulkhead(3), Timeout(2), name="inner")
+    pipeline = Retry(4).wrap(inner, name="users")
+    assert repr(pipeline) == (
+        "Policy.wrap(Retry(attempts=4), Policy.wrap(Bulkhead(limit=3), Timeout(seconds=2.0), name='inner'), "
+        "name='users')"
+    )
+    assert "listeners=[<built-in function print>]" in repr(Retry().wrap(listeners=[print]))
+
+
+#: Policies of which every number is different, and all of those numbers.
+NUMBERS: list[tuple[Policy[Any], list[str]]] = [
+    (
+        Retry(attempts=41, max_elapsed=61.5, backoff=Exponential(0.31, factor=1.7, cap=19)),
+        ["41", "61.5", "0.31", "1.7", "19"],
+    ),
+    (Retry(attempts=41, backoff=Decorrelated(0.31, cap=19)), ["41", "0.31", "19"]),
+    (Retry(attempts=41, backoff=Linear(0.31, cap=19, jitter=0.23)), ["41", "0.31", "19", "0.23"]),
+    (Retry(attempts=41, backoff=[0.31, 19]), ["41", "0.31", "19"]),
+    (Timeout(7.25), ["7.25"]),
+    (Timeout(7.25, cooperative=True), ["7.25"]),
+    (CircuitBreaker(17, open_for=43, probes=2, probe_successes=7, probe_timeout=91.5), ["17", "43", "2", "7", "91.5"]),
+    (CircuitBreaker(FailureRatio(0.47, min_calls=23, window=53)), ["0.47", "23", "53", "30"]),
+    (CircuitBreaker(FailureRatio(0.47, min_calls=23, last=59)), ["0.47", "23", "59"]),
+    (CircuitBreaker(SlowRatio(0.47, slower_than=3.5, min_calls=23, window=53)), ["0.47", "3.5", "23", "53"]),
+    (CircuitBreaker(ConsecutiveFailures(17) | FailureRatio(0.47)), ["17", "0.47"]),
+    (CircuitBreaker(open_for=Exponential(0.31, cap=19)), ["0.31", "19"]),
+    (Bulkhead(13, queue=29, max_wait=3.75), ["13", "29", "3.75"]),
+]
+
+
+@pytest.mark.parametrize(("policy", "numbers"), NUMBERS, ids=lambda it: repr(it) if isinstance(it, Policy) else "")
+def test_describe_says_every_number(policy: Policy[Any], numbers: list[str]) -> None:
+    """In a line, with the name of the policy."""
+    described = policy.describe()
+    assert [number for number in numbers if number not in described] == []
+    assert policy.name in described
+    assert "\n" not in described
+
+
+@pytest.mark.parametrize(
+    ("policy", "number"),
+    [
+        (Timeout(1_234_567.5), "1234567.5"),
+        (Timeout(604_800), "604800"),
+        (Retry(max_elapsed=2_592_000.5), "2592000.5"),
+        (CircuitBreaker(open_for=1_234_567), "1234567"),
+        (CircuitBreaker(probe_timeout=timedelta(minutes=2)), "120 s"),
+        (Bulkhead(1, queue=1, max_wait=1_234_567.5), "1234567.5"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_describe_rounds_no_number(policy: Policy[Any], number: str) -> None:
+    """A month is not 2.592e+06 s, and a `timedelta` is told in seconds as every duration."""
+    assert number in policy.describe()
+
+
+@pytest.mark.parametrize(
+    "backoff",
+    [
+        Constant(1_234_567.5),
+        Linear(1_234_567.5),
+        Exponential(1_234_567.5),
+        Decorrelated(1_234_567.5),
+        Linear(1, 1_234_567.5),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_the_repr_of_a_backoff_rounds_no_number(backoff: object) -> None:
+    """It is what `describe` shows."""
+    assert "1234567.5" in repr(backoff)
+
+
+def test_describe_says_of_a_pipeline_what_each_policy_does() -> None:
+    """A line for each, numbered, outermost first; its own name on top."""
+    pipeline = Policy.wrap(
+        Fallback("nobody", name="answer"),
+        Retry(4),
+        Policy.wrap(CircuitBreaker(7), name="inner"),
+        Timeout(2.5),
+        name="users",
+    )
+    lines = pipeline.describe().splitlines()
+    assert lines[0].startswith("users")
+    assert [line.partition(".")[0] for line in lines[1:]] == ["1", "2", "3", "4"]
+    for line, words in zip(lines[1:], ["answer 'nobody'", "Retry 4", "CircuitBreaker 7", "Timeout 2.5"], strict=True):
+        for word in words.split():
+            assert word in line
+
+
+def test_describe_uses_what_a_policy_of_ones_own_says() -> None:
+    """Its `describe`, or its `repr`."""
+
+    class Described(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await call(ctx)
+
+        def describe(self) -> str:
+            return "does nothing, 7 times"
+
+    described = Described().wrap(*tags("a")).describe()
+    assert "does nothing, 7 times" in described
+    assert "Tag(a)" in described
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_only_policies_can_be_wrapped() -> None:
+    """Nothing, a function, and a class instead of an object are refused; the last with a hint."""
+    with pytest.raises(TypeError, match="at least one"):
+        Policy.wrap()  # type: ignore[call-overload]
+    for stranger in (42, None, "retry", len, object):
+        with pytest.raises(TypeError, match="only policies"):
+            Retry().wrap(stranger)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="make an instance"):
+        Policy.wrap(Retry, Timeout(1.0))  # type: ignore[call-overload]

@@ -6,25 +6,33 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.cells import Result
+from benchmarks.families import layers, threads
 from benchmarks.libraries import BY_HAND, OURS, STACK, UNIFIED
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit to a ratio, the median over the rounds of ours / theirs; or to our own median.
+    """A limit.
 
     :param cell: the name of the result that it looks at.
-    :param against: "by hand", "best unified peer", "best peer" (any library, by its median), or "itself".
-    :param at_most: for the ratio; where it is against itself, in the unit of the result.
+    :param against: "by hand", "best unified peer" or "best peer" (any library): then the median over the rounds of
+        ours / theirs is looked at. Or "itself": then it is the median of our own numbers.
+    :param limit: what that may be, at most.
+    :param at_least: whether it is a lower limit instead.
     :param contestant: whose numbers are ours.
-    :param at_least: for what is better when it is more.
+    :param unit: of the limit.
     """
 
     cell: str
     against: str
-    at_most: float
+    limit: float
+    at_least: bool = False
     contestant: str = OURS
-    at_least: float | None = None
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.cell if self.contestant == OURS else f"{self.cell}, {self.contestant}"
 
 
 BARS = (
@@ -38,6 +46,10 @@ BARS = (
     Bar("asyncio, stack: five, timeout", "best unified peer", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
+    Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
+    Bar("sync, layer: cost", "itself", 110, contestant=layers.REAL, unit="ns"),
+    Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
+    Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
 )
 
 
@@ -55,7 +67,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        return self.value <= self.bar.at_most
+        return self.value >= self.bar.limit if self.bar.at_least else self.value <= self.bar.limit
 
 
 def judge(results: Iterable[Result]) -> Iterator[Verdict]:

@@ -18,6 +18,7 @@ import gc
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import repeat
 from time import perf_counter_ns
 from types import FunctionType
@@ -26,7 +27,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 #: The worlds: blocking code in one thread, and the two event loops.
-SYNC, ASYNCIO, TRIO = WORLDS = ("sync", "asyncio", "trio")
+SYNC, ASYNCIO, TRIO = "sync", "asyncio", "trio"
+
+#: Those that are installed.
+WORLDS = (SYNC, ASYNCIO, TRIO) if find_spec("trio") else (SYNC, ASYNCIO)
 
 #: Tasks are given back to their loop after so many calls, outside the timing: where calls arm timers, cancelled
 #: ones pile up until the loop runs. In real programs it runs at least once per call.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from benchmarks.cells import Cell, Result, Wanted, fine, measure_each
-from benchmarks.libraries import Library
-from benchmarks.timing import WORLDS, Effort
+from benchmarks.cells import Cell, fine
+from benchmarks.timing import WORLDS
 
 ENTRANCES = {"decorator": "four", "call": "four, call", "execute": "four, execute", "proxy": "four, proxy"}
 
@@ -15,7 +12,3 @@ CELLS = [
     for world in WORLDS
     for name, entry in ENTRANCES.items()
 ]
-
-
-def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
-    return measure_each(CELLS, libraries, effort, wanted)

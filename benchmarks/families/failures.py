@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from benchmarks.cells import Cell, Result, Wanted, full, measure_each, opened, with_function
+from benchmarks.cells import Cell, full, opened, with_function
 from benchmarks.functions import failing, failing_twice
-from benchmarks.libraries import Library
-from benchmarks.timing import WORLDS, Effort
+from benchmarks.timing import WORLDS
 
 CELLS = [
     cell
@@ -19,7 +16,3 @@ CELLS = [
         Cell(f"{world}, failure", "fallback", world, entry="fallback", setting=with_function(failing), expected=None),
     )
 ]
-
-
-def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
-    return measure_each(CELLS, libraries, effort, wanted)

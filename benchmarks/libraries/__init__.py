@@ -35,6 +35,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from benchmarks.timing import TRIO, WORLDS
+
 #: Takes a function, returns it protected.
 Protect: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -47,15 +49,23 @@ STACK = "tenacity + breaker + semaphore + timeout"
 UNIFIED = ("resilix", "nopanic", "pyresilience", "hyx")
 
 _MODULES = (
-    "ours by_hand resilix nopanic pyresilience hyx tenacity stamina backoff pybreaker circuitbreaker aiobreaker stack"
+    "ours by_hand by_hand_tasks resilix nopanic pyresilience hyx tenacity stamina backoff pybreaker circuitbreaker "
+    "aiobreaker stack"
 ).split()
 
 
 class Library:
-    """A contestant, with what it enters."""
+    """A contestant, with what it enters.
 
-    def __init__(self, name: str) -> None:
+    :param name: what the tables call it.
+    :param packages: the distributions that it consists of.
+    :param imports: the modules that a user of all that it enters imports.
+    """
+
+    def __init__(self, name: str, *, packages: tuple[str, ...] = (), imports: tuple[str, ...] = ()) -> None:
         self.name = name
+        self.packages = packages
+        self.imports = imports
         self.entries: dict[tuple[str, str], Protect] = {}
 
     def enters(self, entry: str, *worlds: str) -> Callable[[Protect], Protect]:
@@ -70,10 +80,11 @@ class Library:
 
 def load() -> tuple[list[Library], list[str]]:
     """Return the libraries that are installed, and the names of the packages that are not."""
-    libraries, missing = [], []
+    libraries: dict[Library, None] = {}  # a library may have two modules; and the order is that of the reports
+    missing: dict[str, None] = {} if TRIO in WORLDS else {TRIO: None}
     for module in _MODULES:
         try:
-            libraries.append(import_module(f"benchmarks.libraries.{module}").library)
+            libraries[import_module(f"benchmarks.libraries.{module}").library] = None
         except ModuleNotFoundError as error:
-            missing.append(str(error.name))
-    return libraries, list(dict.fromkeys(missing))
+            missing[str(error.name)] = None
+    return list(libraries), list(missing)

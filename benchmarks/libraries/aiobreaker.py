@@ -12,7 +12,7 @@ from benchmarks.functions import FAILURES, OPEN_FOR
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC
 
-library = Library("aiobreaker")
+library = Library("aiobreaker", packages=("aiobreaker",), imports=("aiobreaker",))
 
 
 @library.enters("breaker", SYNC, ASYNCIO)

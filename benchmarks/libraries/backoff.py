@@ -11,7 +11,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC
 
-library = Library("backoff")
+library = Library("backoff", packages=("backoff",), imports=("backoff",))
 
 
 @library.enters("retry", SYNC, ASYNCIO)

@@ -11,7 +11,7 @@ from benchmarks.functions import FAILURES, OPEN_FOR
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 
-library = Library("circuitbreaker")
+library = Library("circuitbreaker", packages=("circuitbreaker",), imports=("circuitbreaker",))
 
 
 @library.enters("breaker", SYNC, ASYNCIO, TRIO)

@@ -16,7 +16,11 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, 
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO
 
-library = Library("hyx")
+library = Library(
+    "hyx",
+    packages=("hyx",),
+    imports=("hyx.bulkhead", "hyx.circuitbreaker", "hyx.fallback", "hyx.retry", "hyx.timeout"),
+)
 
 
 async def nothing(*args: object, **kwargs: object) -> None:

@@ -13,7 +13,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, 
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 
-library = Library("nopanic")
+library = Library("nopanic", packages=("nopanic",), imports=("nopanic",))
 
 
 def new_retry() -> nopanic.retry:
@@ -25,9 +25,7 @@ def new_breaker() -> nopanic.circuit_breaker:
 
 
 def new_four(*inside: Any) -> compose:
-    return compose(
-        nopanic.fallback(None), new_retry(), new_breaker(), nopanic.bulkhead(LIMIT, max_wait=0), *inside
-    )
+    return compose(nopanic.fallback(None), new_retry(), new_breaker(), nopanic.bulkhead(LIMIT, max_wait=0), *inside)
 
 
 @library.enters("retry", SYNC, ASYNCIO, TRIO)

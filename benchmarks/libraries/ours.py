@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
 from benchmarks.libraries import OURS, Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
-from resilience import Bulkhead, CircuitBreaker, Fallback, FailureRatio, Pipeline, Policy, Retry, Timeout, events
+from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Pipeline, Policy, Retry, Timeout, events
 from resilience.backoff import Exponential
 
-library = Library(OURS)
+library = Library(OURS, packages=("resilience-pipeline", "anyio"), imports=("resilience",))
 
 
 def new_retry() -> Retry:

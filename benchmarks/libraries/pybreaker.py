@@ -11,7 +11,7 @@ from benchmarks.functions import FAILURES, OPEN_FOR
 from benchmarks.libraries import Library
 from benchmarks.timing import SYNC
 
-library = Library("pybreaker")
+library = Library("pybreaker", packages=("pybreaker",), imports=("pybreaker",))
 
 
 @library.enters("breaker", SYNC)

@@ -11,7 +11,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, 
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC
 
-library = Library("pyresilience")
+library = Library("pyresilience", packages=("pyresilience",), imports=("pyresilience",))
 
 RETRY = RetryConfig(max_attempts=ATTEMPTS, delay=BASE, max_delay=CAP, retry_on=(FAILURE,))
 BREAKER = CircuitBreakerConfig(failure_threshold=FAILURES, recovery_timeout=OPEN_FOR, success_threshold=1)

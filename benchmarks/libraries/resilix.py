@@ -11,7 +11,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, 
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC
 
-library = Library("resilix")
+library = Library("resilix", packages=("resilix",), imports=("resilix",))
 
 
 @library.enters("retry", SYNC, ASYNCIO)

@@ -1,4 +1,4 @@
-"""What is put together from single-purpose libraries today: tenacity, pybreaker or aiobreaker, a semaphore, a timeout."""
+"""What is put together today: tenacity, a breaker (pybreaker, or aiobreaker for tasks), a semaphore, a timeout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from benchmarks.libraries import STACK, Library, aiobreaker, by_hand, by_hand_tasks, pybreaker, tenacity
 from benchmarks.timing import ASYNCIO, SYNC
 
-library = Library(STACK)
+library = Library(
+    STACK, packages=("tenacity", "pybreaker", "aiobreaker"), imports=("tenacity", "pybreaker", "aiobreaker")
+)
 
 
 @library.enters("four", SYNC)

@@ -12,7 +12,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 
-library = Library("stamina")
+library = Library("stamina", packages=("stamina",), imports=("stamina",))
 
 stamina.instrumentation.set_on_retry_hooks([])
 

@@ -12,7 +12,7 @@ from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 
-library = Library("tenacity")
+library = Library("tenacity", packages=("tenacity",), imports=("tenacity",))
 
 
 @library.enters("retry", SYNC, ASYNCIO, TRIO)

@@ -1,0 +1,269 @@
+"""The benchmarks run, time what they say they time, and give every contestant the same work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import libraries, report, timing
+from benchmarks.bars import BARS, judge
+from benchmarks.cells import Cell, Result, fine
+from benchmarks.families import CELLS, layers
+from benchmarks.functions import ANSWER, ATTEMPTS, FAILURE, FAILURES
+from benchmarks.libraries import BY_HAND, OURS, Library
+from benchmarks.plot import PANELS
+from benchmarks.timing import ASYNCIO, SYNC, WORLDS, Effort, outcome
+
+ROOT = Path(__file__).parents[1]
+
+LIBRARIES, MISSING = libraries.load()
+
+
+def entries(entry: str) -> list[Any]:
+    """Who does a job in which world."""
+    return [
+        pytest.param(library, world, id=f"{library.name} in {world}")
+        for library in LIBRARIES
+        for world in WORLDS
+        if (entry, world) in library.entries
+    ]
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What `python -m benchmarks --smoke` prints, and the run that it writes."""
+    path = tmp_path_factory.mktemp("smoke") / "run.json"
+    command = [sys.executable, "-m", "benchmarks", "--smoke", "--json", str(path)]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    (run,) = json.loads(path.read_text(encoding="utf-8"))
+    return printed, run
+
+
+def test_the_smoke_run_enters_every_cell(smoke: tuple[str, dict[str, Any]]) -> None:
+    """Every cell that anybody can look up in a table has been run by us."""
+    measured = {(cell["group"], cell["cell"]): cell["samples"] for cell in smoke[1]["cells"]}
+    for cell in CELLS:
+        assert OURS in measured[cell.group, cell.name]
+    for samples in measured.values():
+        assert all(values for values in samples.values())
+
+
+def test_the_smoke_run_says_who_is_missing_and_does_not_judge(smoke: tuple[str, dict[str, Any]]) -> None:
+    """Peers that are not installed are named; numbers of a smoke run are called what they are."""
+    printed, run = smoke
+    assert run["about"]["missing"] == MISSING
+    for name in MISSING:
+        assert name in printed.partition("left out:")[2].splitlines()[0]
+    assert "no number above means anything" in printed
+    assert "FAIL" not in printed
+
+
+def test_bars_and_picture_look_at_cells_that_are_measured(smoke: tuple[str, dict[str, Any]]) -> None:
+    """Nothing is passed over because its cell goes by another name."""
+    results = {f"{cell['group']}: {cell['cell']}": cell["samples"] for cell in smoke[1]["cells"]}
+    for bar in BARS:
+        assert bar.contestant in results[bar.cell]
+    for cell, _ in PANELS:
+        assert OURS in results[cell]
+
+
+def test_a_run_reads_back_as_it_was_written() -> None:
+    """The JSON holds all that the tables and the picture need."""
+    run = report.Run(
+        {"python": "3"}, [Result("sync, stack", "four", "ns", {OURS: [412.0, 420.0], BY_HAND: [980.0, 1000.0]})]
+    )
+    again = report.Run.from_json(json.loads(json.dumps(run.to_json())))
+    assert again.about == run.about
+    assert report.table(again.results) == report.table(run.results)
+
+
+# --- the timing core ---
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_timing_orders_known_costs(world: str) -> None:
+    """What does ten times the work takes longer, in every world."""
+
+    def summing(numbers: int) -> Callable[[], Any]:
+        def work() -> int:
+            return sum(range(numbers))
+
+        async def work_later() -> int:
+            return work()
+
+        return work if world == SYNC else work_later
+
+    functions = {str(numbers): summing(numbers) for numbers in (2_000, 20, 200)}
+
+    async def main() -> dict[str, list[float]]:
+        return await timing.interleaved(world, functions, Effort(rounds=5, batches=3, batch=100_000))
+
+    costs = Result("", "", "ns", timing.run(world, main))
+    assert costs.median("20") < costs.median("200") < costs.median("2000")
+    assert costs.ratio("2000", "20") > 5
+
+
+class Ticking:
+    """A clock in nanoseconds that a function advances."""
+
+    def __init__(self, *steps: int) -> None:
+        self._now = 0
+        self._steps = itertools.cycle(steps)
+
+    def read(self) -> int:
+        return self._now
+
+    def work(self) -> None:
+        self._now += next(self._steps)
+
+
+def test_samples_are_nanoseconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many calls a batch makes, a sample is the time of one."""
+    clock = Ticking(50)
+    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
+
+    async def main() -> dict[str, list[float]]:
+        return await timing.interleaved(SYNC, {"work": clock.work}, Effort(rounds=2, batches=3, batch=10_000))
+
+    assert timing.run(SYNC, main) == {"work": [50.0, 50.0]}
+
+
+def test_a_sample_is_the_fastest_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the machine adds, it adds to some of them."""
+    clock = Ticking(90, 50, 70)
+    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
+
+    async def main() -> dict[str, list[float]]:
+        return await timing.interleaved(SYNC, {"work": clock.work}, Effort(rounds=4, batches=3, batch=0))
+
+    assert timing.run(SYNC, main) == {"work": [50.0] * 4}
+
+
+def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contestants are interleaved, so a slow second of the machine falls on all of them."""
+    monkeypatch.setattr(timing.random, "shuffle", random.Random(4).shuffle)
+    calls: list[str] = []
+    functions = {name: lambda name=name: calls.append(name) for name in "abcd"}
+
+    async def main() -> dict[str, list[float]]:
+        return await timing.interleaved(SYNC, functions, Effort(rounds=20, batches=1, batch=0))
+
+    samples = timing.run(SYNC, main)
+    assert {name: len(values) for name, values in samples.items()} == dict.fromkeys("abcd", 20)
+    rounds = ["".join(calls[start : start + 4]) for start in range(4, len(calls), 4)]  # after the calibration
+    assert len(rounds) == 20
+    assert all(sorted(order) == list("abcd") for order in rounds)
+    assert len(set(rounds)) > 5
+
+
+def test_a_contestant_that_does_something_else_is_not_timed() -> None:
+    """Whoever returns a wrong result is an error of the benchmark, not a fast library."""
+    library = Library("a fraud")
+    library.enters("retry", SYNC, ASYNCIO)(lambda fn: lambda: ANSWER + 1)
+    cell = Cell("sync, one policy", "retry", SYNC, entry="retry", setting=fine)
+    with pytest.raises(AssertionError, match="a fraud returned 43"):
+        cell.measure([library], timing.SMOKE)
+
+
+# --- what is made of the samples ---
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """The median of the ratios, so that a round in which the machine was slow counts for both."""
+    result = Result("", "", "ns", {"ours": [1.0, 30.0, 3.0], "theirs": [2.0, 40.0, 1.0]})
+    assert result.ratio("ours", "theirs") == 0.75
+    assert result.best(["theirs", "ours", "nobody"]) == "theirs"
+    assert result.best(["nobody"]) is None
+
+
+def test_bars_are_judged_against_whom_they_name() -> None:
+    """The best peer is a library; hand-written code is another matter."""
+    retry = Result(
+        "sync, one policy", "retry", "ns", {OURS: [120.0], BY_HAND: [10.0], "nopanic": [100.0], "backoff": [999.0]}
+    )
+    five = Result("sync, stack", "five, deadline", "ns", {OURS: [70.0], BY_HAND: [100.0], "nopanic": [10.0]})
+    threads = Result("threads on one pipeline of four", "throughput of 16 / of 1", "", {OURS: [0.9], BY_HAND: [0.1]})
+    verdicts = {verdict.bar.cell: verdict for verdict in judge([retry, five, threads])}
+    assert [(it.opponent, it.value, it.met) for it in verdicts.values()] == [
+        (BY_HAND, 0.7, True),
+        ("nopanic", 1.2, False),
+        ("itself", 0.9, True),
+    ]
+
+
+def test_the_cost_of_a_layer_is_the_slope_of_the_line() -> None:
+    """Costs on a line have its slope and do not deviate; a layer that costs more than the others shows."""
+    straight = [300.0 + 50.0 * n for n in layers.LENGTHS]
+    assert layers.line(straight).slope == pytest.approx(50.0)
+    assert layers.bend(straight) == pytest.approx(0.0, abs=1e-9)
+    assert layers.bend([*straight[:-1], 2 * straight[-1]]) > 20
+
+
+# --- the contestants ---
+
+
+def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others still run, and the missing one is named."""
+    monkeypatch.setitem(sys.modules, "resilix", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.libraries.resilix", raising=False)
+    found, missing = libraries.load()
+    assert "resilix" in missing
+    assert "resilix" not in {library.name for library in found}
+    assert {OURS, BY_HAND} <= {library.name for library in found}
+
+
+@pytest.mark.parametrize(("library", "world"), entries("retry at once"))
+def test_every_retry_makes_the_same_number_of_attempts(library: Library, world: str) -> None:
+    """Three attempts, then the caller gets an error."""
+    work = Counting(world)
+    protected = library.entries["retry at once", world](work.function)
+
+    async def main() -> None:
+        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the library says when it has given up
+            await outcome(world, protected)
+
+    timing.run(world, main)
+    assert work.calls == ATTEMPTS
+
+
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")  # in peers, where they are installed
+@pytest.mark.parametrize(("library", "world"), entries("breaker"))
+def test_every_breaker_opens_after_the_same_number_of_failures(library: Library, world: str) -> None:
+    """Five failures are let through, and nothing after them."""
+    work = Counting(world)
+    protected = library.entries["breaker", world](work.function)
+
+    async def main() -> None:
+        for _ in range(FAILURES + 3):
+            with pytest.raises(Exception):  # noqa: B017, PT011 - the work's, then the library's
+                await outcome(world, protected)
+
+    timing.run(world, main)
+    assert work.calls == FAILURES
+
+
+class Counting:
+    """A function that fails, and counts how often."""
+
+    def __init__(self, world: str) -> None:
+        self.calls = 0
+
+        def fail() -> None:
+            self.calls += 1
+            raise FAILURE("reset")
+
+        async def fail_later() -> None:
+            fail()
+
+        self.function = fail if world == SYNC else fail_later

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count, repeat
 from typing import Literal, Protocol, TypeAlias, final
 
@@ -231,14 +232,22 @@ def _spread(jitter: object) -> Callable[[Randomness, float], float] | None:
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
         raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
     share = checks.ratio("jitter", jitter)
-    return lambda rng, value: min(rng.uniform(value * (1 - share), value * (1 + share)), FOREVER)
+    return partial(_within, share)
 
 
-_NAMED: dict[str, Callable[[Randomness, float], float] | None] = {
-    "full": lambda rng, value: rng.uniform(0, value),
-    "equal": lambda rng, value: value / 2 + rng.uniform(0, value / 2),
-    "none": None,
-}
+def _full(rng: Randomness, value: float) -> float:
+    return rng.uniform(0, value)
+
+
+def _equal(rng: Randomness, value: float) -> float:
+    return value / 2 + rng.uniform(0, value / 2)
+
+
+def _within(share: float, rng: Randomness, value: float) -> float:
+    return min(rng.uniform(value * (1 - share), value * (1 + share)), FOREVER)
+
+
+_NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full, "equal": _equal, "none": None}
 
 
 def _cap(cap: float | None) -> str:

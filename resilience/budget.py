@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, reset_ambient, set_ambient
+from resilience.context import Context, block_context, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
 from resilience.runtimes.tasks import TASKS
 
@@ -43,9 +43,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     def __enter__(self) -> Context:
         if self._token is not None:
             raise RuntimeError("this deadline is in use: open another one")
-        outer = get_ambient() or Context()
-        ctx = outer.child(deadline=clock.now() + self._seconds)
-        ctx._timer = None  # what cuts off around this block does not know the executions inside it
+        ctx = block_context().child(deadline=clock.now() + self._seconds)
         self._token = set_ambient(ctx)
         return ctx
 
@@ -54,23 +52,29 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     ) -> None:
         token, self._token = self._token, None
         if token is not None:
-            reset_ambient(token)
+            restore_ambient(token)
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()
         if ctx.deadline != float("inf"):
-            self._timer = TASKS.timer(ctx.deadline, "deadline", 0)
-            self._timer.__enter__()
+            try:
+                self._timer = TASKS.timer(ctx.deadline, "deadline", 0)
+                self._timer.__enter__()
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
         return ctx
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self.__exit__(kind, error, traceback)
         timer, self._timer = self._timer, None
+        try:
+            swallowed = timer is not None and timer.__exit__(kind, error, traceback)
+        finally:
+            self.__exit__(kind, error, traceback)
         if timer is None:
             return False
-        swallowed = timer.__exit__(kind, error, traceback)
         if timer.fired:
             raise DeadlineExceeded(f"the block did not end within {self._seconds:g} s", timeout=self._seconds)
         return swallowed

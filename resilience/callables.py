@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import CoroutineType, FunctionType
-from typing import TYPE_CHECKING, TypeGuard
+from types import CoroutineType, FunctionType, GeneratorType
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from resilience.errors import AwaitableMisuse
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
 
 _CO_COROUTINE = inspect.CO_COROUTINE
+_CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
 
 
 def is_coroutine_function(fn: object) -> bool:
@@ -54,8 +55,13 @@ def is_generator_function(fn: object) -> bool:
 
 def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
     """Whether `value` can be awaited."""
+    # By type, as `await` does: asking a lazy proxy for its class would make it work.
     kind = type(value)
-    return kind not in PLAIN and (kind is CoroutineType or hasattr(kind, "__await__") or inspect.isawaitable(value))
+    return (
+        kind is CoroutineType
+        or hasattr(kind, "__await__")
+        or (kind is GeneratorType and bool(cast("GeneratorType[Any, Any, Any]", value).gi_code.co_flags & _CO_ITERABLE))
+    )
 
 
 def name_of(fn: object) -> str:

@@ -325,6 +325,27 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
     return child
 
 
+def restore_ambient(token: Token[Context | None]) -> None:
+    """Reset the ambient context at the end of a block that may have been left from elsewhere.
+
+    A coroutine that is closed by another task, or by the collector, runs its `finally` where the block's
+    context never was the ambient one; there is nothing to restore there.
+    """
+    try:
+        reset_ambient(token)
+    except ValueError:
+        return
+
+
+def block_context() -> Context:
+    """Return the ambient context for a block: with its deadline, but without its timer.
+
+    A context follows new tasks and threads; the timer cuts off only the one that armed it.
+    """
+    ctx = current_context()
+    return derive(ctx, ctx.deadline, ctx.attempt, None)
+
+
 def current_context() -> Context:
     """Return the context of the execution that surrounds this code; a fresh, unlimited one where there is none.
 

@@ -1,21 +1,94 @@
-"""An execution that has something to inherit, or somebody to report to.
+"""The way from a call into a chain: composed once, entered on every call.
 
-Most have neither, and go straight to the chain. This one takes over the deadline and the facts of
-the context around it, keeps the record that the caller's `Context` then shows, and tells the
-listeners of `ExecutionFinished`.
+Most executions inherit nothing and report to nobody, and go straight to the chain. The others take
+over the deadline and the facts of the context around them, keep the record that the caller's
+`Context` then shows, and tell the listeners of `ExecutionFinished`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import Context, Facts, Record, get_ambient
+from resilience.context import Context, Facts, Record, begin, get_ambient
+from resilience.events import finishing
 from resilience.outcome import Failure, Outcome, Success
+from resilience.runtimes import blocking, tasks
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.tasks import TASKS
 
 if TYPE_CHECKING:
     from resilience.events import Listener
+    from resilience.policy import Policy
+
+#: Makes the stage of one policy around another stage, in one world.
+StageMaker = Callable[["Policy[Any]", Any], Any]
+
+
+@final
+class Chain:
+    """The chain of a policy, or of a pipeline's parts, for each world; and the way into it."""
+
+    __slots__ = ("_blocking", "_listeners", "_parts", "_policy", "_tasks")
+
+    def __init__(
+        self, policy: Policy[Any], parts: tuple[Policy[Any], ...] = (), listeners: tuple[Listener, ...] = ()
+    ) -> None:
+        self._policy = policy
+        self._parts = parts
+        self._listeners = listeners
+        self._blocking: blocking.Stage | None = None
+        self._tasks: tasks.Stage | None = None
+
+    def compose(self, stage: StageMaker, inner: Any) -> Any:
+        """Return the stage that runs the whole chain around `inner`."""
+        if not self._parts:
+            return stage(self._policy, inner)
+        for part in reversed(self._parts):
+            inner = part._resilience_chain.compose(stage, inner)
+        return inner
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...] | None,
+        keywords: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
+        """Execute a blocking function."""
+        stage = self._blocking
+        inner = begin(BLOCKING, function, arguments, keywords)
+        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+            return stage(inner)
+        with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
+            if stage is None:
+                stage = self.compose(blocking.stage, blocking.enter)
+                if not self._listeners:  # with listeners of its own it always takes this way
+                    self._blocking = stage
+            execution.value = stage(inner)
+        return execution.value
+
+    async def arun(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...] | None,
+        keywords: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
+        """Execute a function whose result is awaited."""
+        stage = self._tasks
+        inner = begin(TASKS, function, arguments, keywords)
+        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+            return await stage(inner)
+        with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
+            if stage is None:
+                stage = self.compose(tasks.stage, tasks.enter)
+                if not self._listeners:
+                    self._tasks = stage
+            execution.value = await stage(inner)
+        return execution.value
 
 
 @final
@@ -28,22 +101,16 @@ class Execution:
     :param ctx: the context that the caller passed in, if any.
     """
 
-    __slots__ = ("_listeners", "_policy", "_record", "_inner", "value")
+    __slots__ = ("_inner", "_listeners", "_policy", "_record", "value")
 
-    def __init__(
-        self,
-        policy: str,
-        listeners: tuple[Listener, ...],
-        inner: Context,
-        ctx: Context | None,
-    ) -> None:
+    def __init__(self, policy: str, listeners: tuple[Listener, ...], inner: Context, ctx: Context | None) -> None:
         self._policy = policy
         self._listeners = listeners
         self._inner = inner
         self._record: Record | None = None
         self.value: Any = None
         outer = get_ambient()
-        source = ctx or outer
+        source = outer if ctx is None else ctx
         if source is not None:
             inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
             inner._facts = Facts(source.operation, source.properties)
@@ -61,13 +128,12 @@ class Execution:
             return
         self._record.ended = clock.now()
         if self._is_heard():
-            self._tell(error)
+            self._tell(self._record, error)
 
     def _is_heard(self) -> bool:
-        return bool(self._listeners) or events.finishing.is_heard
+        return bool(self._listeners) or finishing.is_heard
 
-    def _tell(self, error: BaseException | None) -> None:
-        assert self._record is not None
+    def _tell(self, record: Record, error: BaseException | None) -> None:
         outcome: Outcome[Any] | None = None  # cancelled or interrupted: no outcome
         if error is None:
             outcome = Success(self.value)
@@ -75,5 +141,5 @@ class Execution:
             outcome = Failure(error)
         heard = self._inner.child()
         heard._facts = heard._facts._replace(listeners=self._listeners)
-        numbers = {"attempts": self._record.attempts, "elapsed": self._record.elapsed, "outcome": outcome}
+        numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": outcome}
         events.emit(events.ExecutionFinished, self._policy, heard, **numbers)

@@ -151,14 +151,14 @@ def transient(error: Exception) -> bool:
     """Whether `error` is a network error that may be gone at the next try. The default of Retry's `on`.
 
     True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`) and
-    for the connection and timeout errors of httpx, httpx2, httpcore, requests, urllib3, aiohttp,
+    for the connection and timeout errors of urllib, httpx, httpx2, httpcore, requests, urllib3, aiohttp,
     redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
     SQLAlchemy (connections that were invalidated). Certificate and authentication errors are not
     transient, nor is an HTTP status: a response is an answer.
     """
     if isinstance(error, (ConnectionError, TimeoutError)):
         return True
-    lineage = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__]
+    lineage = [(str(kind.__module__).partition(".")[0], kind.__name__) for kind in type(error).__mro__]
     if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
         return False
     if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
@@ -184,7 +184,7 @@ def _without_sqlstate(error: Any) -> bool:
 
 
 def _reason_is_transient(error: Any) -> bool:
-    """urllib3: `MaxRetryError` wraps what really happened."""
+    """urllib3's `MaxRetryError` and urllib's `URLError` wrap what really happened."""
     reason = getattr(error, "reason", None)
     return isinstance(reason, Exception) and transient(reason)
 
@@ -194,4 +194,5 @@ _BY_CONTENT: dict[tuple[str, str], Callable[[Any], bool]] = {
     ("sqlalchemy", "DBAPIError"): _lost_connection,
     ("psycopg", "OperationalError"): _without_sqlstate,
     ("urllib3", "MaxRetryError"): _reason_is_transient,
+    ("urllib", "URLError"): _reason_is_transient,
 }

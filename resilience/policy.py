@@ -18,15 +18,12 @@ from typing_extensions import TypeVar, override
 
 from resilience import checks, events
 from resilience.callables import is_coroutine_function, is_generator_function, name_of
-from resilience.context import Context, begin, get_ambient
+from resilience.context import Context
 from resilience.errors import Misuse
-from resilience.events import finishing
-from resilience.execution import Execution
+from resilience.execution import Chain
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import make_proxy
-from resilience.runtimes import blocking, tasks
-from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.tasks import TASKS
+from resilience.runtimes import tasks
 
 if TYPE_CHECKING:
     from resilience.events import Listener
@@ -67,11 +64,11 @@ class Policy(ABC, Generic[D_co]):
     'HELLO'
     """
 
-    _name: str | None
-    _listeners: tuple[Listener, ...]
-    # The chain of this policy alone, for each world; composed at the first execution.
-    _blocking_chain: blocking.Stage | None
-    _task_chain: tasks.Stage | None
+    #: What errors and events call this policy: the name of its class, unless it was given another.
+    name: str = "Policy"
+
+    # The one private attribute, under a name that a subclass will not choose.
+    _resilience_chain: Chain
 
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap: _Wrap = _Wrap()
@@ -79,11 +76,18 @@ class Policy(ABC, Generic[D_co]):
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
         self = super().__new__(cls)
-        self._name = None
-        self._listeners = ()
-        self._blocking_chain = None
-        self._task_chain = None
+        object.__setattr__(self, "_resilience_chain", Chain(self))  # so that it may be a frozen dataclass
         return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the policies of a class after it."""
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this very object, so that a copy runs as itself."""
+        return {key: value for key, value in vars(self).items() if key != "_resilience_chain"}
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -93,11 +97,6 @@ class Policy(ABC, Generic[D_co]):
         (`ctx.child(...)`), never a changed one. Only an `Exception` is an outcome: let everything
         else through, and give back what you hold in a `finally`.
         """
-
-    @property
-    def name(self) -> str:
-        """What errors and events call this policy: the name that it was given, or that of its class."""
-        return self._name or type(self).__name__
 
     def settings(self) -> Mapping[str, object]:
         """Return the parameters that this policy was built with, by name."""
@@ -138,7 +137,7 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.aexecute(fn, ctx)
-        return self._run(fn, None, None, ctx)
+        return self._resilience_chain.run(fn, None, None, ctx)
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
         """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
@@ -147,7 +146,7 @@ class Policy(ABC, Generic[D_co]):
         :param ctx: as in `execute`.
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
-        return await self._arun(fn, None, None, ctx)  # type: ignore[no-any-return]
+        return await self._resilience_chain.arun(fn, None, None, ctx)  # type: ignore[no-any-return]
 
     @overload
     def call(
@@ -166,11 +165,11 @@ class Policy(ABC, Generic[D_co]):
         """
         if is_coroutine_function(fn):
             return self.acall(fn, *args, **kwargs)
-        return self._run(fn, args, kwargs, None)
+        return self._resilience_chain.run(fn, args, kwargs, None)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        return await self._arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
+        return await self._resilience_chain.arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -182,7 +181,7 @@ class Policy(ABC, Generic[D_co]):
         Failure(error=ZeroDivisionError('division by zero'))
         """
         try:
-            return Success(self._run(fn, None, None, ctx))
+            return Success(self._resilience_chain.run(fn, None, None, ctx))
         except Misuse:
             raise
         except Exception as error:
@@ -227,8 +226,8 @@ class Policy(ABC, Generic[D_co]):
                 "so nothing that it does would be protected; decorate what each step calls instead"
             )
         if is_coroutine_function(fn):
-            return self._async_wrapper(fn)
-        return self._wrapper(fn)
+            return _async_wrapper(fn, self._resilience_chain.arun)
+        return _wrapper(fn, self._resilience_chain.run)
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods run through this policy; the rest is the client's own.
@@ -247,67 +246,21 @@ class Policy(ABC, Generic[D_co]):
         """
         return make_proxy(client, names, self.acall, True, repr(self))
 
-    # --- inside ---
 
-    def _wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return self._run(fn, args, kwargs, None)
+def _wrapper(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return run(fn, args, kwargs, None)
 
-        return wrapper
+    return wrapper
 
-    def _async_wrapper(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await self._arun(fn, args, kwargs, None)
 
-        return wrapper
+def _async_wrapper(fn: Callable[..., Any], arun: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await arun(fn, args, kwargs, None)
 
-    def _compose(self, compose: Callable[[Policy[Any], Any], Any], inner: Any) -> Any:
-        """Return the chain that runs this policy around `inner`, in the world that `compose` belongs to."""
-        return compose(self, inner)
-
-    def _run(
-        self,
-        fn: Callable[..., Any],
-        arguments: tuple[Any, ...] | None,
-        keywords: dict[str, Any] | None,
-        ctx: Context | None,
-    ) -> Any:
-        chain = self._blocking_chain
-        inner = begin(BLOCKING, fn, arguments, keywords)
-        if chain is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-            return chain(inner)
-        with Execution(self.name, self._listeners, inner, ctx) as execution:
-            execution.value = (chain or self._compose_blocking())(inner)
-        return execution.value
-
-    async def _arun(
-        self,
-        fn: Callable[..., Any],
-        arguments: tuple[Any, ...] | None,
-        keywords: dict[str, Any] | None,
-        ctx: Context | None,
-    ) -> Any:
-        chain = self._task_chain
-        inner = begin(TASKS, fn, arguments, keywords)
-        if chain is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-            return await chain(inner)
-        with Execution(self.name, self._listeners, inner, ctx) as execution:
-            execution.value = await (chain or self._compose_tasks())(inner)
-        return execution.value
-
-    def _compose_blocking(self) -> blocking.Stage:
-        chain: blocking.Stage = self._compose(blocking.compose, blocking.enter)
-        if not self._listeners:  # a pipeline with listeners of its own always takes the long way
-            self._blocking_chain = chain
-        return chain
-
-    def _compose_tasks(self) -> tasks.Stage:
-        chain: tasks.Stage = self._compose(tasks.compose, tasks.enter)
-        if not self._listeners:
-            self._task_chain = chain
-        return chain
+    return wrapper
 
 
 @final
@@ -318,12 +271,17 @@ class Pipeline(Policy[D_co]):
     """
 
     def __init__(self, parts: tuple[Policy[Any], ...], *, name: str | None, listeners: Iterable[Listener]) -> None:
-        self._name = checks.optional_name(name)
+        self._given_name = checks.optional_name(name)
+        self.name = name or "Pipeline"
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             events.check_listener("listeners", listener)
-        # A pipeline without a name or listeners of its own is only a way of writing its policies.
-        self._parts: tuple[Policy[Any], ...] = sum((_dissolved(part) for part in parts), ())
+        self._parts: tuple[Policy[Any], ...] = sum(
+            (part._dissolved() if isinstance(part, Pipeline) else (part,) for part in parts), ()
+        )
+        # The listeners stand around the parts, as one more stage.
+        heard: tuple[Policy[Any], ...] = (_Listening(self._listeners),) if self._listeners else ()
+        self._resilience_chain = Chain(self, heard + self._parts, self._listeners)
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
@@ -332,12 +290,12 @@ class Pipeline(Policy[D_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
-        chain = self._compose(tasks.compose, call)
-        return await chain(ctx)  # type: ignore[no-any-return]
+        stage: Call[T | D_co] = self._resilience_chain.compose(tasks.stage, call)
+        return await stage(ctx)
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return {"policies": self.policies, "name": self._name, "listeners": self._listeners}
+        return {"policies": self.policies, "name": self._given_name, "listeners": self._listeners}
 
     @override
     def describe(self) -> str:
@@ -347,16 +305,18 @@ class Pipeline(Policy[D_co]):
 
     @override
     def __repr__(self) -> str:
-        extras = [f"name={self._name!r}"] if self._name else []
+        extras = [f"name={self._given_name!r}"] if self._given_name else []
         if self._listeners:
             extras.append(f"listeners={list(self._listeners)!r}")
         return f"Policy.wrap({', '.join([repr(part) for part in self._parts] + extras)})"
 
-    @override
-    def _compose(self, compose: Callable[[Policy[Any], Any], Any], inner: Any) -> Any:
-        for part in reversed(self._parts):
-            inner = part._compose(compose, inner)
-        return compose(_Listening(self._listeners), inner) if self._listeners else inner
+    def __reduce__(self) -> Any:
+        """Copy a pipeline as a pipeline of the same policies."""
+        return functools.partial(_wrap, name=self._given_name, listeners=self._listeners), self._parts
+
+    def _dissolved(self) -> tuple[Policy[Any], ...]:
+        # Without a name or listeners of its own it is only a way of writing its policies.
+        return (self,) if self._listeners or self._given_name else self._parts
 
 
 @final
@@ -371,12 +331,6 @@ class _Listening(Policy[Never]):
         inside = ctx.child()
         inside._facts = ctx._facts._replace(listeners=ctx._facts.listeners + self._heard)
         return await call(inside)
-
-
-def _dissolved(part: Policy[Any]) -> tuple[Policy[Any], ...]:
-    if isinstance(part, Pipeline) and not part._listeners and part._name is None:
-        return part._parts
-    return (part,)
 
 
 def _wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:

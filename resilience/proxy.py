@@ -90,9 +90,16 @@ def _public_methods(client: Any) -> list[str]:
         member = inspect.getattr_static(client, name, None)
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
-        if (inspect.isroutine(member) or isinstance(member, functools.partial)) and not is_generator_function(member):
+        if _is_method(member) and not is_generator_function(member):
             found.append(name)
     return found
+
+
+def _is_method(member: object) -> bool:
+    """Whether a class member is a method. A cached property has a `__get__` too, but it is not callable."""
+    if isinstance(member, (functools.partial, functools.partialmethod, functools.singledispatchmethod)):
+        return True
+    return callable(member) and hasattr(type(member), "__get__") and not isinstance(member, type)
 
 
 class _Proxy:

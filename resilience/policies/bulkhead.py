@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Never, TypeVar, final
+from typing import TYPE_CHECKING, Any, Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience import checks, events
 from resilience.clock import clock
-from resilience.context import current_context
+from resilience.context import block_context
 from resilience.errors import BulkheadFull, DeadlineExceeded
 from resilience.policy import Call, Policy
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -70,7 +70,8 @@ class Bulkhead(Policy[Never]):
     ) -> None:
         self._permits: Permits[Waiter] = Permits(checks.whole("limit", limit), checks.whole("queue", queue, least=0))
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
-        self._name = checks.optional_name(name)
+        self._given_name = checks.optional_name(name)
+        self.name = name or "Bulkhead"
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -99,13 +100,17 @@ class Bulkhead(Policy[Never]):
         """Let `limit` calls run at once from now on. More that are running already come to their own end."""
         self._wake(self._permits.resize(checks.whole("limit", limit)))
 
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two bulkheads would let twice as many calls run."""
+        raise TypeError(f"{self.name} holds permits that all its users share; it cannot be copied or pickled")
+
     @override
     def settings(self) -> Mapping[str, object]:
         return {
             "limit": self._permits.limit,
             "queue": self._permits.queue,
             "max_wait": self._max_wait,
-            "name": self._name,
+            "name": self._given_name,
         }
 
     @override
@@ -120,8 +125,7 @@ class Bulkhead(Policy[Never]):
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
         waiter = runtime.waiter()
-        ticket, granted = self._permits.join(waiter)
-        self._wake(granted)
+        ticket = self._join(waiter)
         if ticket.place is Place.GONE:
             raise self._full(ctx, "and the queue is full" if self._permits.queue else "and nobody may wait")
         gives_up_at = inf if self._max_wait is None else clock.now() + self._max_wait
@@ -137,6 +141,19 @@ class Bulkhead(Policy[Never]):
         if budget <= gives_up_at:
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
         raise self._full(ctx, f"after {self._max_wait:g} s in the queue")
+
+    def _join(self, waiter: Waiter) -> Ticket[Waiter]:
+        """Take a place in the queue. Where it is full, drop those whose event loop has ended, and try again."""
+        ticket, granted = self._permits.join(waiter)
+        self._wake(granted)
+        if ticket.place is Place.GONE:
+            dead = [it for it in self._permits.waiters() if not it.waiter.is_alive()]
+            for it in dead:
+                self._wake(self._permits.abandon(it))
+            if dead:
+                ticket, granted = self._permits.join(waiter)
+                self._wake(granted)
+        return ticket
 
     def _full(self, ctx: Context, why: str) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
@@ -178,7 +195,7 @@ class Slot:
         if self._held:
             raise RuntimeError("this slot is in use: ask for another one")
         if not self._bulkhead._permits.take():
-            await self._bulkhead._wait(current_context(), runtime)
+            await self._bulkhead._wait(block_context(), runtime)
         self._held = True
 
     def _release(self) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from resilience import checks, events
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.clock import clock
-from resilience.context import current_context
+from resilience.context import block_context
 from resilience.errors import CircuitIsolated, CircuitOpen
 from resilience.matching import Matcher, On, OnResult
 from resilience.outcome import Failure, Outcome, Success, describe, genuine
@@ -133,7 +133,7 @@ class CircuitBreaker(Policy[Never]):
         self._failures = Matcher(on, ignore)
         self._on_result = checks.optional_callable("on_result", on_result)
         self._on_transition = events.optional_listener("on_transition", on_transition)
-        self._name = checks.optional_name(name)
+        self.name = checks.optional_name(name) or "CircuitBreaker"
         self._opened = 0
         self._rejected = 0
         self._unreported: deque[tuple[Transition, Context | None]] = deque()
@@ -210,6 +210,10 @@ class CircuitBreaker(Policy[Never]):
         as what a call raises is.
         """
         return Guard(self)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two breakers would each know half."""
+        raise TypeError(f"{self.name} holds a circuit that all its users share; it cannot be copied or pickled")
 
     @override
     def settings(self) -> Mapping[str, object]:
@@ -328,7 +332,7 @@ class Guard:
     def __enter__(self) -> None:
         if self._admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
-        self._admission = self._breaker._admit(current_context())
+        self._admission = self._breaker._admit(block_context())
         self._began = clock.now()
 
     def __exit__(
@@ -338,9 +342,9 @@ class Guard:
         if admission is None:
             return
         if error is None:
-            self._breaker._settle(admission, _BLOCK_DONE, self._began, current_context())
+            self._breaker._settle(admission, _BLOCK_DONE, self._began, block_context())
         elif isinstance(error, Exception):
-            self._breaker._settle(admission, Failure(error), self._began, current_context())
+            self._breaker._settle(admission, Failure(error), self._began, block_context())
         else:
             self._breaker._release(admission)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
-from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, final
 
@@ -12,8 +10,8 @@ from typing_extensions import override
 
 from resilience import checks, events
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
-from resilience.clock import clock
-from resilience.context import Context, History, current_context, reset_ambient, set_ambient
+from resilience.clock import FOREVER, clock
+from resilience.context import Context, History, block_context, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
 from resilience.matching import Matcher, On, OnResult, transient
 from resilience.outcome import Failure, Outcome, Success, genuine
@@ -98,7 +96,7 @@ class Retry(Policy[Never]):
         self._retry_after = checks.flag("retry_after", retry_after)
         self._wrap = checks.flag("wrap", wrap)
         self._on_retry = events.optional_listener("on_retry", on_retry)
-        self._name = checks.optional_name(name)
+        self.name = checks.optional_name(name) or "Retry"
         if rng is not None and not callable(getattr(rng, "uniform", None)):
             raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
         self._rng = rng
@@ -223,7 +221,7 @@ class _Course:
 
     async def discard(self, outcome: Outcome[Any], runtime: Runtime) -> None:
         """Close what nobody will see: the result, or the response that an error carries."""
-        rubbish = outcome.value if isinstance(outcome, Success) else getattr(outcome.error, "response", None)
+        rubbish = outcome.value if isinstance(outcome, Success) else _read(outcome.error, "response")
         if rubbish is not None:
             await runtime.close(rubbish)
 
@@ -273,7 +271,7 @@ class Attempts:
 
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
-        self._ctx = current_context()
+        self._ctx = block_context()
         self._began = clock.now()
         self._course: _Course | None = None
         self._current: Attempt | None = None
@@ -346,7 +344,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        reset_ambient(self._token)
+        restore_ambient(self._token)
         if not isinstance(error, Exception):
             return False
         delay = self._attempts._delay_after(error)
@@ -368,12 +366,19 @@ def _too_late(policy: str) -> DeadlineExceeded:
 def _asked_delay(outcome: Outcome[Any]) -> float:
     """Return the delay in seconds that an error or a result asks for, 0 for none or for rubbish."""
     carrier = outcome.value if isinstance(outcome, Success) else outcome.error
-    asked = getattr(carrier, "retry_after", None)
-    if isinstance(asked, timedelta):
-        asked = asked.total_seconds()
-    if isinstance(asked, bool) or not isinstance(asked, (int, float)) or not isfinite(asked):
+    asked = _read(carrier, "retry_after")
+    try:
+        return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
+    except (TypeError, ValueError):
         return 0.0
-    return max(0.0, float(asked))
+
+
+def _read(carrier: object, attribute: str) -> Any:
+    """Read an attribute that a foreign object may or may not have. A property that raises has nothing to tell."""
+    try:
+        return getattr(carrier, attribute, None)
+    except Exception:
+        return None
 
 
 def _annotate(error: Exception, note: str) -> None:

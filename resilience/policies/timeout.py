@@ -62,7 +62,8 @@ class Timeout(Policy[Never]):
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
         self._on_timeout = events.optional_listener("on_timeout", on_timeout)
-        self._name = checks.optional_name(name)
+        self._given_name = checks.optional_name(name)
+        self.name = name or "Timeout"
 
     @staticmethod
     def abandoned() -> int:
@@ -111,7 +112,7 @@ class Timeout(Policy[Never]):
             "seconds": self._seconds,
             "cooperative": self._cooperative,
             "on_timeout": self._on_timeout,
-            "name": self._name,
+            "name": self._given_name,
         }
 
     @override

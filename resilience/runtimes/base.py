@@ -42,6 +42,10 @@ class Waiter(Protocol):
         """End the wait. May be called once, from any thread; raises `RuntimeError` if the world has ended."""
         ...
 
+    def is_alive(self) -> bool:
+        """Whether its world still runs. Asked where a queue is full, to drop those who will never come."""
+        ...
+
     async def wait(self, deadline: float, ctx: Context) -> bool:
         """Wait until woken (true) or until `deadline`, an instant on the process clock (false)."""
         ...

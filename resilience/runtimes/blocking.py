@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import override
 
-from resilience.callables import PLAIN, is_awaitable, refuse_awaitable
+from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import clock
 from resilience.context import NO_FACTS, Context, reset_ambient, set_ambient
 from resilience.errors import SuspensionMisuse
@@ -85,6 +85,10 @@ class BlockingWaiter(Waiter):
         self._woken.release()
 
     @override
+    def is_alive(self) -> bool:
+        return True
+
+    @override
     async def wait(self, deadline: float, ctx: Context) -> bool:
         timer = ctx._timer
         end = deadline if timer is None else min(deadline, timer.deadline)
@@ -133,14 +137,13 @@ class BlockingRuntime(Runtime):
 
     @override
     async def close(self, resource: object) -> None:
-        close = getattr(resource, "close", None)
-        if callable(close):
-            try:
-                result = close()
-                if is_awaitable(result):
-                    refuse_awaitable(close, result)  # closed in turn: nobody here can await it
-            except Exception:
-                logger.exception("closing a discarded %s raised", type(resource).__name__)
+        try:
+            close = getattr(resource, "close", None)
+            result = close() if callable(close) else None
+            if is_awaitable(result):
+                close_coroutine(result)  # nobody here can await it
+        except Exception:
+            logger.exception("closing a discarded %s raised", type(resource).__name__)
 
 
 BLOCKING: BlockingRuntime = BlockingRuntime()
@@ -205,7 +208,7 @@ def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> A
     return job.result()
 
 
-def compose(policy: Policy[Any], inner: Stage) -> Stage:
+def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the plain function that runs `policy` around `inner`."""
     lowered = lowering.lower(policy.around, drive)
     return partial(_driven, policy, inner) if lowered is None else lowered(policy, inner)

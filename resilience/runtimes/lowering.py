@@ -69,7 +69,7 @@ def lower(method: object, drive: Drive) -> Callable[..., Any] | None:
 
 def _rewritten(function: FunctionType, drive: Drive) -> FunctionType | None:
     code = function.__code__
-    if code.co_freevars or not code.co_flags & inspect.CO_COROUTINE or code.co_argcount != 3:
+    if not code.co_flags & inspect.CO_COROUTINE or not _takes_call_and_ctx(code) or code.co_freevars:
         return None
     module = _parsed(inspect.getsourcefile(function))
     owner, definition = _find(module, code)
@@ -89,6 +89,11 @@ def _rewritten(function: FunctionType, drive: Drive) -> FunctionType | None:
     make.__kwdefaults__ = {_DRIVE: partial(drive, owner=function.__qualname__.rpartition(".")[0])}
     make.__module__ = function.__module__
     return make
+
+
+def _takes_call_and_ctx(code: CodeType) -> bool:
+    variable = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return (code.co_argcount, code.co_kwonlyargcount, variable) == (3, 0, 0)
 
 
 def _parsed(file: str | None) -> ast.Module:
@@ -194,6 +199,11 @@ class _Lowering(ast.NodeTransformer):
         if handed_on or replaced:
             self._allowed = False
         return node
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        if any(isinstance(inner, ast.Await) for inner in ast.walk(node)):
+            self._allowed = False  # an await makes it an asynchronous generator
+        return self.generic_visit(node)
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         if node.is_async:

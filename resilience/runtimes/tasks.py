@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, reset_ambient, set_ambient
+from resilience.context import Context, restore_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes.base import Runtime, Timer, Waiter
@@ -106,28 +106,50 @@ class ScopeTimer:
 class TaskWaiter(Waiter):
     """A task in a queue. Its event lives in its own loop; to set it from elsewhere is to ask that loop."""
 
-    __slots__ = ("_event", "_post")
+    __slots__ = ("_event", "_is_alive", "_post")
 
     def __init__(self) -> None:
         self._event = anyio.Event()
         self._post: Callable[[Callable[[], object]], object]
-        if _asyncio_task() is not None:
-            self._post = asyncio.get_running_loop().call_soon_threadsafe
+        self._is_alive: Callable[[], bool]
+        task = _asyncio_task()
+        if task is not None:
+            loop = task.get_loop()
+            self._post = loop.call_soon_threadsafe
+            self._is_alive = lambda: not loop.is_closed()
         else:
             self._post = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+            self._is_alive = partial(_takes_work, self._post)
 
     @override
     def wake(self) -> None:
         self._post(self._event.set)
 
     @override
+    def is_alive(self) -> bool:
+        return self._is_alive()
+
+    @override
     async def wait(self, deadline: float, ctx: Context) -> bool:
         if deadline == float("inf"):
             await self._event.wait()
         else:
-            with anyio.move_on_after(max(0.0, deadline - clock.now())):
+            with TASKS.timer(deadline, "queue", 0):
                 await self._event.wait()
         return self._event.is_set()
+
+
+def _takes_work(post: Callable[..., object]) -> bool:
+    """Whether a trio run still takes work. Asking is the only way to know; asked twice it is asked once."""
+    try:
+        post(_nothing, idempotent=True)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    return
 
 
 @final
@@ -154,19 +176,18 @@ class TaskRuntime(Runtime):
             result = function(*args)
             return await result if is_awaitable(result) else result
         finally:
-            reset_ambient(token)
+            restore_ambient(token)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
     async def close(self, resource: object) -> None:
-        close = getattr(resource, "aclose", None) or getattr(resource, "close", None)
-        if callable(close):
-            try:
-                result = close()
-                if is_awaitable(result):
-                    await result
-            except Exception:
-                logger.exception("closing a discarded %s raised", type(resource).__name__)
+        try:
+            close = getattr(resource, "aclose", None) or getattr(resource, "close", None)
+            result = close() if callable(close) else None
+            if is_awaitable(result):
+                await result
+        except Exception:
+            logger.exception("closing a discarded %s raised", type(resource).__name__)
 
 
 TASKS: TaskRuntime = TaskRuntime()
@@ -180,10 +201,7 @@ async def enter(ctx: Context) -> Any:
         record.attempts += 1
     token = set_ambient(ctx)
     try:
-        if ctx._arguments is None:
-            awaitable = function(ctx)
-        else:
-            awaitable = function(*ctx._arguments, **(ctx._keywords or {}))
+        awaitable = function(ctx) if ctx._arguments is None else function(*ctx._arguments, **(ctx._keywords or {}))
         if type(awaitable) is not CoroutineType and not is_awaitable(awaitable):
             raise refuse_plain(function, awaitable)
         return await awaitable
@@ -191,12 +209,9 @@ async def enter(ctx: Context) -> Any:
         ctx._failed(Failure(error))
         raise
     finally:
-        try:
-            reset_ambient(token)
-        except ValueError:
-            pass  # the coroutine is being closed from elsewhere, where this context was never ambient
+        restore_ambient(token)
 
 
-def compose(policy: Policy[Any], inner: Stage) -> Stage:
+def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the coroutine function that runs `policy` around `inner`."""
     return partial(policy.around, inner)

@@ -22,6 +22,7 @@ from typing import Any, final
 from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import WorkersExhausted
+from resilience.events import logger
 
 #: Seconds after which a worker without work ends.
 IDLE = 30.0
@@ -84,13 +85,22 @@ class Job:
         except BaseException as error:  # whatever it is belongs to the caller
             self._error = error
 
-    def finish(self) -> None:
-        """Hand the outcome over, or drop it if nobody waits for it."""
-        if self._claim.acquire(blocking=False):
-            self._done.release()
-            return
-        close_coroutine(self._value)
+    def is_wanted(self) -> bool:
+        """Decide that the outcome will be delivered; false if the caller has left."""
+        return self._claim.acquire(blocking=False)
+
+    def deliver(self) -> None:
+        """Let the caller have the outcome."""
+        self._done.release()
+
+    def drop(self) -> None:
+        """Let go of an outcome that nobody wants."""
+        value, self._value, self._error = self._value, None, None
         pool.count_abandoned(-1)
+        try:
+            close_coroutine(value)
+        except Exception:
+            logger.exception("closing what an abandoned call returned raised")
 
 
 @final
@@ -112,11 +122,16 @@ class Worker(threading.Thread):
         """Wait for work and do it, until none has come for a while."""
         while self._wake.acquire(timeout=IDLE) or not pool.retire(self):
             job, self._job = self._job, None
-            if job is not None:
-                job.run()
+            if job is None:
+                continue
+            job.run()
+            if job.is_wanted():
                 pool.idle.append(self)  # before the caller hears of it, so that its next call finds this worker
-                job.finish()
-                del job  # an idle worker keeps nobody's result alive
+                job.deliver()
+            else:
+                job.drop()
+                pool.idle.append(self)
+            del job  # an idle worker keeps nobody's result alive
 
 
 @final

@@ -93,6 +93,11 @@ class Permits(Generic[W]):
 
     # --- the queue ---
 
+    def waiters(self) -> list[Ticket[W]]:
+        """Return those who wait now, in order."""
+        with self._lock:
+            return list(self._waiting)
+
     def join(self, waiter: W) -> tuple[Ticket[W], list[Ticket[W]]]:
         """Join the queue. The ticket may be granted at once, and is gone if the queue is full."""
         ticket = Ticket(waiter)

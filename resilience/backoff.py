@@ -23,7 +23,7 @@ from typing import Literal, Protocol, TypeAlias, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration
+from resilience.checks import Duration, exact
 from resilience.clock import FOREVER
 
 __all__ = ["Backoff", "Constant", "Decorrelated", "Exponential", "Jitter", "Linear", "Randomness"]
@@ -84,7 +84,7 @@ class Constant(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Constant({self.delay:g}{_tail(self.jitter, 'none')})"
+        return f"Constant({exact(self.delay)}{_tail(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -106,7 +106,7 @@ class Linear(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Linear({self.step:g}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
+        return f"Linear({exact(self.step)}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -135,8 +135,8 @@ class Exponential(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        factor = "" if self.factor == 2.0 else f", factor={self.factor:g}"
-        return f"Exponential({self.base:g}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
+        factor = "" if self.factor == 2.0 else f", factor={exact(self.factor)}"
+        return f"Exponential({exact(self.base)}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -164,7 +164,7 @@ class Decorrelated(Backoff):
             raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
 
     def __repr__(self) -> str:
-        return f"Decorrelated({self.base:g}{_cap(self.cap)})"
+        return f"Decorrelated({exact(self.base)}{_cap(self.cap)})"
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
@@ -216,7 +216,7 @@ def as_backoff(name: str, value: object) -> Backoff:
             raise ValueError(f"{name} must hold at least one delay, not {value!r}")
         return _Given(tuple(min(checks.seconds(f"a delay in {name}", it, zero=True), FOREVER) for it in value))
     if callable(value) and not isinstance(value, type):
-        return _Given(value)
+        return _Given(checks.plain_function(name, value))
     hint = f"; did you mean Constant({value!r})?" if isinstance(value, (int, float)) else ""
     raise TypeError(
         f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{hint}"
@@ -251,7 +251,7 @@ _NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full,
 
 
 def _cap(cap: float | None) -> str:
-    return "" if cap is None else f", cap={cap:g}"
+    return "" if cap is None else f", cap={exact(cap)}"
 
 
 def _tail(jitter: Jitter, default: str) -> str:

@@ -10,13 +10,22 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from resilience.callables import is_coroutine_function, name_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: A length of time: seconds, or a `timedelta`.
 Duration: TypeAlias = float | timedelta
 
+F = TypeVar("F", bound="Callable[..., object]")
 C = TypeVar("C", bound="Callable[..., object] | None")
+
+
+def exact(value: float) -> str:
+    """Return a number as it was written: every digit, and no `.0`."""
+    text = repr(float(value))
+    return text.removesuffix(".0")
 
 
 def number(name: str, value: object) -> float:
@@ -72,6 +81,15 @@ def flag(name: str, value: object) -> bool:
     """Return a real boolean; a truthy something is more likely an argument in the wrong place."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def plain_function(name: str, value: F) -> F:
+    """Return a callable that gives its answer when it is called; refuse one that has to be awaited."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
+    if is_coroutine_function(value):
+        raise TypeError(f"{name} must be a plain function: nobody awaits the coroutine function {name_of(value)}")
     return value
 
 

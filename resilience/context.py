@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.errors import DeadlineExceeded
-from resilience.outcome import Outcome, describe
+from resilience.errors import DeadlineExceeded, Misuse
+from resilience.outcome import Failure, Outcome, describe
 
 if TYPE_CHECKING:
     from resilience.events import Listener
@@ -67,6 +67,14 @@ class History:
             self._last = (*self._last, failed)[-self.LAST :]
         self.count += 1
 
+    def forget_last(self) -> None:
+        """Forget the latest failure."""
+        if self._last:
+            self._last = self._last[:-1]
+        else:
+            self._first = self._first[:-1]
+        self.count -= 1
+
     @property
     def failures(self) -> tuple[FailedAttempt, ...]:
         """The first few and the last few, in the order in which they happened."""
@@ -84,13 +92,31 @@ class History:
 class Record:
     """What happened in one execution. Kept only where somebody can read it afterwards."""
 
-    __slots__ = ("attempts", "began", "ended", "history")
+    __slots__ = ("_noted", "attempts", "began", "ended", "history")
 
     def __init__(self) -> None:
         self.attempts: int = 0
         self.history: History = History()
         self.began: float = clock.now()
         self.ended: float | None = None
+        self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
+
+    def begin_attempt(self) -> None:
+        """Note the failure of what comes now as one of its own, even if its error is made where the last one lay."""
+        self._noted = None
+
+    def note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
+        """Remember why an attempt failed, once: an error passes by many who could note it.
+
+        :param instead_of: the error that was noted before a policy made this one of it.
+        """
+        if not isinstance(outcome, Failure):
+            self.history.add(outcome)
+        elif self._noted != id(outcome.error) and not isinstance(outcome.error, Misuse):
+            if instead_of is not None and self._noted == id(instead_of):
+                self.history.forget_last()
+            self.history.add(outcome)
+            self._noted = id(outcome.error)
 
     @property
     def elapsed(self) -> float:
@@ -276,10 +302,10 @@ class Context:
         """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
         await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self)
 
-    def _failed(self, outcome: Outcome[object]) -> None:
+    def _note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
         """Remember a failed attempt, if anybody can ask for it afterwards."""
         if self._facts.record is not None:
-            self._facts.record.history.add(outcome)
+            self._facts.record.note(outcome, instead_of=instead_of)
 
 
 _new = object.__new__

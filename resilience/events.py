@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
-from resilience.callables import is_coroutine_function, name_of
+from resilience import checks
 from resilience.clock import clock
 from resilience.context import NOTHING
 
@@ -217,7 +217,7 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     'no retry, no event'
     >>> unsubscribe()
     """
-    check_listener("listener", listener)
+    checks.plain_function("listener", listener)
     for kind in kinds:
         if kind not in _subscribers:
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
@@ -261,20 +261,10 @@ class _Subscription:
         return self._listener(event)
 
 
-def check_listener(name: str, value: object) -> None:
-    """Refuse what cannot be a listener."""
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, not {value!r}")
-    if is_coroutine_function(value):
-        raise TypeError(
-            f"{name} must be a plain function, not the coroutine function {name_of(value)}: nobody awaits it"
-        )
-
-
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
     """Return a listener, or None."""
     if value is not None:
-        check_listener(name, value)
+        checks.plain_function(name, value)
     return value
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
+from resilience import checks
 from resilience.errors import DeadlineExceeded, Misuse, Rejected
 from resilience.outcome import StoppedIteration
 
@@ -86,8 +87,13 @@ def _condition(name: str, value: Any) -> _Condition:
         return value
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
-    predicate: Callable[[Exception], object] = value
+    predicate: Callable[[Exception], object] = checks.plain_function(name, value)
     return predicate
+
+
+def optional_predicate(name: str, value: OnResult | None) -> OnResult | None:
+    """Return a predicate over results, or None."""
+    return None if value is None else checks.plain_function(name, value)
 
 
 def _exception_type(name: str, value: object) -> None:

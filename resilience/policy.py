@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeAlia
 
 from typing_extensions import TypeVar, override
 
-from resilience import checks, events
+from resilience import checks
 from resilience.callables import is_coroutine_function, is_generator_function, name_of
 from resilience.context import Context
 from resilience.errors import Misuse
@@ -275,7 +275,7 @@ class Pipeline(Policy[D_co]):
         self.name = name or "Pipeline"
         self._listeners = tuple(listeners)
         for listener in self._listeners:
-            events.check_listener("listeners", listener)
+            checks.plain_function("listeners", listener)
         self._parts: tuple[Policy[Any], ...] = sum(
             (part._dissolved() if isinstance(part, Pipeline) else (part,) for part in parts), ()
         )

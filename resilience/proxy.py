@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast, final
 from typing_extensions import override
 
 from resilience.callables import close_coroutine, is_coroutine_function, is_generator_function, name_of
+from resilience.errors import AwaitableMisuse
 
 C = TypeVar("C")
 Run = Callable[..., Any]
@@ -128,16 +129,17 @@ class _Proxy:
 @functools.lru_cache(maxsize=256)
 def _class_for(client_class: type) -> type:
     body: dict[str, Any] = {name: _forward(name) for name in _FORWARDED if _defines(client_class, name)}
-    if hasattr(client_class, "__enter__"):
+    if _defines(client_class, "__enter__"):
         body["__enter__"] = _enter
-    if hasattr(client_class, "__aenter__"):
+    if _defines(client_class, "__aenter__"):
         body["__aenter__"] = _aenter
-    body["__class__"] = property(lambda proxy: client_class)  # isinstance() sees the client
+    body["__class__"] = property(lambda proxy: proxy._resilience_client.__class__)  # isinstance() sees the client
     return type(f"{client_class.__name__}Proxy", (_Proxy,), body)
 
 
 def _defines(client_class: type, name: str) -> bool:
-    return getattr(client_class, name, None) is not getattr(object, name, None)
+    """Whether instances have this special method: looked up as Python does, past the metaclass and `object`."""
+    return any(name in vars(kind) for kind in client_class.__mro__ if kind is not object)
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -200,7 +202,7 @@ class _Pending(Coroutine[Any, Any, Any]):
             manager = self._enter()
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
-                raise TypeError(f"{type(manager).__name__} is no async context manager: use `await`")
+                raise AwaitableMisuse(f"{type(manager).__name__} is no asynchronous context manager: use `await`")
             value = await manager.__aenter__()
             self._entered = manager
             return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks, events
+from resilience.checks import exact
 from resilience.clock import clock
 from resilience.context import block_context
 from resilience.errors import BulkheadFull, DeadlineExceeded
@@ -117,7 +118,7 @@ class Bulkhead(Policy[Never]):
     def describe(self) -> str:
         waiting = f"{self._permits.queue} may wait" if self._permits.queue else "nobody waits"
         if self._permits.queue and self._max_wait is not None:
-            waiting += f", at most {self._max_wait:g} s"
+            waiting += f", at most {exact(self._max_wait)} s"
         return f"{self.name}: at most {self._permits.limit} at once, {waiting}"
 
     # --- inside ---
@@ -140,7 +141,7 @@ class Bulkhead(Policy[Never]):
             return
         if budget <= gives_up_at:
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
-        raise self._full(ctx, f"after {self._max_wait:g} s in the queue")
+        raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue")
 
     def _join(self, waiter: Waiter) -> Ticket[Waiter]:
         """Take a place in the queue. Where it is full, drop those whose event loop has ended, and try again."""

@@ -13,10 +13,11 @@ from typing_extensions import override
 
 from resilience import checks, events
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
+from resilience.checks import exact
 from resilience.clock import clock
 from resilience.context import block_context
 from resilience.errors import CircuitIsolated, CircuitOpen
-from resilience.matching import Matcher, On, OnResult
+from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Outcome, Success, describe, genuine
 from resilience.policy import Call, Policy
 from resilience.state.circuit import (
@@ -121,9 +122,11 @@ class CircuitBreaker(Policy[Never]):
     ) -> None:
         condition = as_trip(trip)
         opening = _as_open_period(open_for)
+        self._opening = opening
+        self._openings = opening.delays()
         self._circuit = Circuit(
             condition,
-            opening.delays,
+            next(self._openings),
             checks.whole("probes", probes),
             checks.whole("probe_successes", probe_successes),
             checks.optional_seconds("probe_timeout", probe_timeout),
@@ -131,7 +134,7 @@ class CircuitBreaker(Policy[Never]):
         self._timed = condition.slower_than < inf  # reading the clock costs 50 ns: only where slowness counts
         self._lock = threading.RLock()
         self._failures = Matcher(on, ignore)
-        self._on_result = checks.optional_callable("on_result", on_result)
+        self._on_result = optional_predicate("on_result", on_result)
         self._on_transition = events.optional_listener("on_transition", on_transition)
         self.name = checks.optional_name(name) or "CircuitBreaker"
         self._opened = 0
@@ -143,7 +146,7 @@ class CircuitBreaker(Policy[Never]):
             "open_for": opening.delay if isinstance(opening, Constant) else opening,
             "probes": probes,
             "probe_successes": probe_successes,
-            "probe_timeout": probe_timeout,
+            "probe_timeout": checks.optional_seconds("probe_timeout", probe_timeout),
             "on": on,
             "on_result": on_result,
             "ignore": ignore,
@@ -200,7 +203,9 @@ class CircuitBreaker(Policy[Never]):
     def close(self) -> None:
         """Let calls pass again, and count from zero. Results of calls that are under way no longer count."""
         with self._lock:
-            self._note_locked(self._circuit.close(), None)
+            transitions = self._circuit.close()
+            self._note_locked(transitions, None)
+        self._draw(transitions)
         self._report()
 
     def guard(self) -> Guard:
@@ -223,13 +228,13 @@ class CircuitBreaker(Policy[Never]):
     def describe(self) -> str:
         settings = self._settings
         open_for = settings["open_for"]
-        lasts = f"{open_for:g} s" if isinstance(open_for, float) else repr(open_for)
+        lasts = f"{exact(open_for)} s" if isinstance(open_for, float) else repr(open_for)
         text = (
             f"{self.name}: opens on {settings['trip']!r} for {lasts}; {settings['probes']} at a time may probe, "
             f"{settings['probe_successes']} must succeed to close it"
         )
         timeout = settings["probe_timeout"]
-        return text if timeout is None else f"{text}; a probe may take {timeout} s"
+        return f"{text}; a probe may take {exact(timeout)} s" if isinstance(timeout, float) else text
 
     # --- inside ---
 
@@ -282,6 +287,7 @@ class CircuitBreaker(Policy[Never]):
             transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
             self._note_locked(transitions, ctx)
         if transitions:
+            self._draw(transitions)
             self._report()
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
@@ -305,6 +311,14 @@ class CircuitBreaker(Policy[Never]):
         for transition in transitions:
             self._unreported.append((transition, ctx))
             self._opened += transition.new is CircuitState.OPEN
+
+    def _draw(self, transitions: list[Transition]) -> None:
+        """Draw how long the next open period will last. Outside the lock: a backoff may be a user's code."""
+        for transition in transitions:
+            if transition.new is CircuitState.CLOSED:
+                self._openings = self._opening.delays()
+            if transition.new in (CircuitState.CLOSED, CircuitState.OPEN):
+                self._circuit.opens_for = next(self._openings, self._circuit.opens_for)
 
     def _report(self) -> None:
         """Report the transitions in order, once each, outside the lock: one thread at a time holds the baton."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast,
 from typing_extensions import override
 
 from resilience import checks, events
-from resilience.matching import Matcher, On, OnResult
+from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.policy import Call, Policy
 
@@ -114,7 +114,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._value = None if value is _NOT_GIVEN else value
         self._handler = checks.optional_callable("handler", handler)
         self._failures = Matcher(on, ignore, own=True)
-        self._on_result = checks.optional_callable("on_result", on_result)
+        self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = events.optional_listener("on_fallback", on_fallback)
         self.name = checks.optional_name(name) or "Fallback"
         self._settings = {
@@ -143,10 +143,17 @@ class Fallback(Policy[A_co], Generic[A_co]):
         events.emit(events.FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
         if self._handler is None:
             return cast("A_co", self._value)
+        original = outcome.error if isinstance(outcome, Failure) else None
+        traceback = None if original is None else original.__traceback__
         try:
             return cast("A_co", await ctx.runtime.run(self._handler, ctx, outcome, ctx))
+        except Exception as error:
+            if error is original:
+                # The handler raised it again, and has it in a local: without that frame there is no cycle.
+                error.__traceback__ = traceback
+            raise
         finally:
-            del outcome  # where the handler raises, its traceback holds this frame: no cycle through the original
+            del outcome, original, traceback
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -10,10 +10,11 @@ from typing_extensions import override
 
 from resilience import checks, events
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
+from resilience.checks import exact
 from resilience.clock import FOREVER, clock
 from resilience.context import Context, History, block_context, restore_ambient, set_ambient
-from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
-from resilience.matching import Matcher, On, OnResult, transient
+from resilience.errors import DeadlineExceeded, RetriesExhausted
+from resilience.matching import Matcher, On, OnResult, optional_predicate, transient
 from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.policy import Call, Policy
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -90,7 +91,7 @@ class Retry(Policy[Never]):
     ) -> None:
         self._attempts = None if attempts is None else checks.whole("attempts", attempts)
         self._failures = Matcher(on, ignore)
-        self._on_result = checks.optional_callable("on_result", on_result)
+        self._on_result = optional_predicate("on_result", on_result)
         self._backoff = as_backoff("backoff", backoff)
         self._max_elapsed = checks.optional_seconds("max_elapsed", max_elapsed)
         self._retry_after = checks.flag("retry_after", retry_after)
@@ -166,7 +167,7 @@ class Retry(Policy[Never]):
         how_often = "as many attempts as time allows" if self._attempts is None else f"up to {self._attempts} attempts"
         parts = [f"{self.name}: {how_often}, waiting {self._backoff!r}"]
         if self._max_elapsed is not None:
-            parts.append(f"none begins after {self._max_elapsed:g} s")
+            parts.append(f"none begins after {exact(self._max_elapsed)} s")
         return "; ".join(parts)
 
 
@@ -191,14 +192,17 @@ class _Course:
             return False
         await self.discard(outcome, runtime)
         await runtime.sleep(delay, self._ctx)
-        return self.may_start(outcome)
+        if self.may_start(outcome):
+            return True
+        if isinstance(outcome, Success) and not self._retry._wrap:
+            raise DeadlineExceeded("time ran out in a wait that took too long; the last result was closed before it")
+        return False
 
     def delay_after(self, outcome: Outcome[Any]) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; tell the listeners which."""
         retry, ctx = self._retry, self._ctx
         self._history.add(outcome)
-        if isinstance(outcome, Success) or isinstance(outcome.error, Rejected):
-            ctx._failed(outcome)  # any other failure was noted where the function was left
+        ctx._note(outcome)
         elapsed = clock.now() - self._began
         events.emit(events.AttemptFailed, retry.name, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
         reason: _Reason
@@ -227,9 +231,15 @@ class _Course:
 
     def may_start(self, outcome: Outcome[Any]) -> bool:
         """Begin the next attempt; false if the wait took so long that its time is over."""
-        if self._ctx.expired:
+        retry, ctx = self._retry, self._ctx
+        if ctx.expired:
             self._give_up("deadline", outcome)
             return False
+        if retry._max_elapsed is not None and clock.now() - self._began >= retry._max_elapsed:
+            self._give_up("max_elapsed", outcome)
+            return False
+        if ctx._facts.record is not None:
+            ctx._facts.record.begin_attempt()
         self.attempt += 1
         return True
 

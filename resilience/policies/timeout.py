@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience import checks, events
+from resilience.checks import exact
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure
@@ -75,36 +77,58 @@ class Timeout(Policy[Never]):
         began = clock.now()
         own = began + self._seconds
         deadline = own if own < ctx.deadline else ctx.deadline
+        found_over: Exception | None = None
         try:
             if self._cooperative:
-                return await call(ctx.until(deadline))
+                result = await call(ctx.until(deadline))
+                if clock.now() - deadline > 1.0:
+                    self._look_for_overrun(ctx, began, deadline)
+                return result
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
                     return await call(ctx.until(deadline))  # that one fires first: nothing to arm
                 with ctx.runtime.timer(deadline, self.name, self.max_abandoned) as timer:
                     return await call(ctx.child(deadline=deadline, timer=timer))
-        except DeadlineExceeded:
+        except DeadlineExceeded as error:
             # Somebody inside found no time left. Where that was our limit, not the execution's, it is our timeout.
             if ctx.deadline <= own or clock.now() < own:
                 raise
+            found_over = error
+        except Exception:
+            if self._cooperative:
+                self._look_for_overrun(ctx, began, deadline)
+            raise
+        try:
+            raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, found_over)
         finally:
-            if self._cooperative and (late := clock.now() - deadline) > 1.0:
-                _warn_of_overrun(late, deadline - began)
-        raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began)
+            del found_over
 
-    def _exceeded(self, ctx: Context, budget: float | None) -> TimeoutExceeded:
+    def _exceeded(self, ctx: Context, budget: float | None, found_over: Exception | None) -> TimeoutExceeded:
         """Make the error: this policy's own, or where it was `budget` (in seconds) that ran out, the execution's."""
         error: TimeoutExceeded
         if budget is None:
             limit = self._seconds
-            error = TimeoutExceeded(f"no result within {limit:g} s", policy=self.name, timeout=limit)
+            error = TimeoutExceeded(f"no result within {exact(limit)} s", policy=self.name, timeout=limit)
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
-        ctx._failed(Failure(error))
+        ctx._note(Failure(error), instead_of=found_over)
         events.emit(events.TimedOut, self.name, ctx, self._on_timeout, timeout=limit, by_deadline=budget is not None)
         return error
+
+    def _look_for_overrun(self, ctx: Context, began: float, deadline: float) -> None:
+        """Warn of a call that took more than twice its time, and a second more than it."""
+        limit = max(0.0, deadline - began)
+        late = clock.now() - began - limit
+        if late > max(1.0, limit):
+            call = self.name if ctx.operation is None else f"{self.name} ({ctx.operation})"
+            warnings.warn(
+                f"{call}: a call that had {limit:.3g} s took {late:.3g} s more, so it ignores its deadline; hand "
+                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
+                RuntimeWarning,
+                stacklevel=_frames_of_ours(),
+            )
 
     @override
     def settings(self) -> Mapping[str, object]:
@@ -118,15 +142,14 @@ class Timeout(Policy[Never]):
     @override
     def describe(self) -> str:
         how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
-        return f"{self.name}: {self._seconds:g} s for everything inside, {how}"
+        return f"{self.name}: {exact(self._seconds)} s for everything inside, {how}"
 
 
-def _warn_of_overrun(late: float, limit: float) -> None:
-    """Warn of a call that took more than twice its time, and a second more than it."""
-    if late > limit:
-        warnings.warn(
-            f"a call that had {max(0.0, limit):.3g} s took {late:.3g} s more: it ignores its deadline; hand "
-            "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def _frames_of_ours() -> int:
+    """Return the `stacklevel` at which a warning names the user's line, whatever policies stand between."""
+    frame = sys._getframe(1)
+    level = 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
+        frame = frame.f_back
+        level += 1
+    return level

@@ -22,8 +22,8 @@ from typing_extensions import override
 from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import clock
 from resilience.context import NO_FACTS, Context, reset_ambient, set_ambient
-from resilience.errors import SuspensionMisuse
-from resilience.events import logger
+from resilience.errors import SuspensionMisuse, WorkersExhausted
+from resilience.events import CallRejected, emit, logger
 from resilience.outcome import Failure, StoppedIteration
 from resilience.runtimes import lowering, workers
 from resilience.runtimes.base import Runtime, Waiter
@@ -173,10 +173,11 @@ def _enter_watched(ctx: Context) -> Any:
     """Do the same where a timer can cut the function off, or somebody may ask what happened."""
     function: Any = ctx._function
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
-    worker = None if timer is None else _worker_for(timer)
+    worker = None if timer is None else _worker_for(timer, ctx)
     record = ctx._facts.record
     if record is not None:
         record.attempts += 1
+        record.begin_attempt()
     arguments, keywords = ((ctx,), {}) if ctx._arguments is None else (ctx._arguments, ctx._keywords or {})
     token = set_ambient(ctx)
     try:
@@ -185,7 +186,7 @@ def _enter_watched(ctx: Context) -> Any:
         else:
             result = _run_on(worker, timer, workers.Job(function, arguments, keywords))
     except Exception as error:
-        ctx._failed(Failure(error))
+        ctx._note(Failure(error))
         raise
     finally:
         reset_ambient(token)
@@ -194,10 +195,14 @@ def _enter_watched(ctx: Context) -> Any:
     return result
 
 
-def _worker_for(timer: BlockingTimer) -> workers.Worker:
+def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker:
     if clock.now() >= timer.deadline:
         raise Expired(timer)  # no attempt starts after its time is over
-    return workers.pool.take(timer.policy, timer.max_abandoned)
+    try:
+        return workers.pool.take(timer.policy, timer.max_abandoned)
+    except WorkersExhausted:
+        emit(CallRejected, timer.policy, ctx, reason="WorkersExhausted", retry_after=None)
+        raise
 
 
 def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> Any:

@@ -66,10 +66,12 @@ class AsyncioTimer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> bool:
         self._handle.cancel()
+        task = self._task
+        del self._task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
         if not self._expiring:
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
-        mine = self._task.uncancel() <= self._cancelling
+        mine = task.uncancel() <= self._cancelling
         self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
         return self.fired
 
@@ -199,6 +201,7 @@ async def enter(ctx: Context) -> Any:
     record = ctx._facts.record
     if record is not None:
         record.attempts += 1
+        record.begin_attempt()
     token = set_ambient(ctx)
     try:
         awaitable = function(ctx) if ctx._arguments is None else function(*ctx._arguments, **(ctx._keywords or {}))
@@ -206,7 +209,7 @@ async def enter(ctx: Context) -> Any:
             raise refuse_plain(function, awaitable)
         return await awaitable
     except Exception as error:
-        ctx._failed(Failure(error))
+        ctx._note(Failure(error))
         raise
     finally:
         restore_ambient(token)

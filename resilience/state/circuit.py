@@ -19,7 +19,6 @@ any method of the same thread.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
 from typing import ClassVar, NamedTuple, TypeAlias, final
 
 from resilience.state.trips import Tally, Trip
@@ -114,19 +113,19 @@ class Transition(NamedTuple):
 class Circuit:
     """The machine. Every method that can move it returns the transitions that it made, in order."""
 
-    __slots__ = ("_open_for", "_openings", "_probe_successes", "_probe_timeout", "_probes", "_trip", "period")
+    __slots__ = ("_probe_successes", "_probe_timeout", "_probes", "_trip", "opens_for", "period")
 
     def __init__(
         self,
         trip: Trip,
-        open_for: Callable[[], Iterator[float]],
+        opens_for: float,
         probes: int,
         probe_successes: int,
         probe_timeout: float | None,
     ) -> None:
         self._trip = trip
-        self._open_for = open_for
-        self._openings = open_for()
+        #: Seconds that the next open period will last. Its owner may change it between two of them.
+        self.opens_for: float = opens_for
         self._probes = probes
         self._probe_successes = probe_successes
         self._probe_timeout = probe_timeout
@@ -191,11 +190,10 @@ class Circuit:
     # --- inside ---
 
     def _open(self, now: float, failure: str) -> list[Transition]:
-        lasts = next(self._openings)
+        lasts = self.opens_for
         return self._move(Open(lasts, now + lasts, failure), retry_after=lasts)
 
     def _close(self) -> list[Transition]:
-        self._openings = self._open_for()
         return self._move(Closed(self._trip.tally()))
 
     def _move(self, period: Period, retry_after: float | None = None) -> list[Transition]:

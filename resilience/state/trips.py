@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 from typing_extensions import override
 
 from resilience import checks
+from resilience.checks import exact
 from resilience.state.windows import CountWindow, TimeWindow, Window
 
 if TYPE_CHECKING:
@@ -82,8 +83,9 @@ class _Share(Trip):
         else:
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
-    def _span(self) -> str:
-        return f"window={self.window:g}" if self.last is None else f"last={self.last}"
+    def _window(self) -> str:
+        window = f"last={self.last}" if self.window is None else f"window={exact(self.window)}"
+        return f"min_calls={self.min_calls}, {window}"
 
     @override
     def tally(self) -> Tally:
@@ -107,7 +109,7 @@ class FailureRatio(_Share):
         super().__init__(ratio, min_calls, window, last)
 
     def __repr__(self) -> str:
-        return f"FailureRatio({self.ratio:g}, min_calls={self.min_calls}, {self._span()})"
+        return f"FailureRatio({exact(self.ratio)}, {self._window()})"
 
 
 @final
@@ -134,9 +136,7 @@ class SlowRatio(_Share):
         self.slower_than: float = checks.seconds("slower_than", slower_than)
 
     def __repr__(self) -> str:
-        return (
-            f"SlowRatio({self.ratio:g}, slower_than={self.slower_than:g}, min_calls={self.min_calls}, {self._span()})"
-        )
+        return f"SlowRatio({exact(self.ratio)}, slower_than={exact(self.slower_than)}, {self._window()})"
 
 
 @final

@@ -1,0 +1,479 @@
+"""The world of tasks: everything happens in the caller's own task, in asyncio and in trio, and nothing in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Never
+
+import anyio
+import anyio.to_thread
+import pytest
+import trio
+
+from resilience import (
+    Bulkhead,
+    Call,
+    CircuitBreaker,
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+    deadline,
+)
+from resilience.runtimes import workers
+from tests.conftest import Boom, FakeClock, Script, World
+
+LONG = 60.0
+
+PIPELINE = Policy.wrap(
+    Fallback(on=LookupError), Timeout(LONG), Retry(on=Boom, backoff=[0]), CircuitBreaker(), Bulkhead(100), Timeout(30)
+)
+
+
+# --- where things run ---
+
+
+def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:
+    """No task is made for it, no thread, and no context of variables: what it sets, its caller sees."""
+    seen: list[Any] = []
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+
+    async def fn(ctx: Context) -> None:
+        seen.append((anyio.get_current_task().id, threading.get_ident()))
+        variable.set("from inside")
+
+    async def main() -> None:
+        await PIPELINE.aexecute(fn)
+        assert seen == [(anyio.get_current_task().id, threading.get_ident())]
+        assert variable.get() == "from inside"
+
+    tasks_world.run(main)
+
+
+def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World) -> None:
+    """The happy path costs no turn of the loop."""
+
+    async def fn(ctx: Context) -> str:
+        return "at once"
+
+    async def main() -> None:
+        coroutine = PIPELINE.aexecute(fn)
+        with pytest.raises(StopIteration) as done:
+            coroutine.send(None)
+        assert done.value.value == "at once"
+
+    tasks_world.run(main)
+
+
+def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) -> None:
+    """A plain function under the same pipeline runs to its end there; its limit is enforced by a worker."""
+
+    async def main() -> None:
+        assert PIPELINE.execute(lambda ctx: "plain") == "plain"
+        with pytest.raises(TimeoutExceeded):
+            Timeout(0.005).execute(lambda ctx: time.sleep(0.02))
+
+    tasks_world.run(main)
+    end = time.monotonic() + 5
+    while Timeout.abandoned() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a limit that fires."""
+
+    def forbidden(*args: object) -> Never:
+        raise AssertionError("a worker thread was asked for")
+
+    monkeypatch.setattr(workers.Pool, "take", forbidden)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.005).aexecute(lambda ctx: anyio.sleep(10))
+
+    tasks_world.run(main)
+
+
+def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
+    """A retry's wait is a suspension, also one of no seconds."""
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(1)
+            await anyio.sleep(0)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(other)
+            with pytest.raises(Boom):
+                await Retry(20, on=Boom, backoff=[0]).aexecute(Script(Boom()).function())
+            group.cancel_scope.cancel()
+
+    tasks_world.run(main)
+    assert len(turns) >= 15
+
+
+# --- the ambient context ---
+
+
+def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
+    """Tasks at the same time each see their own; nobody sees another's, and all is as before afterwards."""
+    seen: dict[int, list[str | None]] = {n: [] for n in range(5)}
+
+    async def call(n: int) -> None:
+        async def fn(ctx: Context) -> None:
+            for _ in range(3):
+                seen[n].append(current_context().operation)
+                await anyio.sleep(0)
+
+        await PIPELINE.aexecute(fn, Context(operation=f"operation-{n}"))
+        assert current_context().operation is None
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for n in range(5):
+                group.start_soon(call, n)
+
+    tasks_world.run(main)
+    assert seen == {n: [f"operation-{n}"] * 3 for n in range(5)}
+
+
+def test_the_ambient_context_follows_child_tasks_and_threads(tasks_world: World) -> None:
+    """Into a task group and through `anyio.to_thread`, with its deadline."""
+    seen: list[tuple[str | None, float]] = []
+
+    def note() -> None:
+        seen.append((current_context().operation, current_context().deadline))
+
+    async def child() -> None:
+        note()
+
+    async def fn(ctx: Context) -> float:
+        async with anyio.create_task_group() as group:
+            group.start_soon(child)
+        await anyio.to_thread.run_sync(note)
+        return ctx.deadline
+
+    async def main() -> None:
+        limit = await PIPELINE.aexecute(fn, Context(operation="fetch"))
+        assert seen == [("fetch", limit)] * 2
+
+    tasks_world.run(main)
+
+
+def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace() -> None:
+    """A generator's `finally` may run anywhere: where it began is not always where it ends."""
+    ended: list[str] = []
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.append("closed")
+
+    async def main() -> None:
+        bulkhead = Bulkhead(1)
+        coroutine = Policy.wrap(Fallback("instead"), Retry(on=Exception), bulkhead).aexecute(fn)
+        contextvars.copy_context().run(coroutine.send, None)
+        assert bulkhead.stats().in_flight == 1
+        contextvars.copy_context().run(coroutine.close)
+        assert bulkhead.stats().in_flight == 0
+
+    asyncio.run(main())
+    assert ended == ["closed"]
+
+
+def test_a_coroutine_that_is_never_awaited_has_begun_nothing(tasks_world: World) -> None:
+    """Calling `aexecute` makes a coroutine; closing it unstarted leaves no trace."""
+    bulkhead = Bulkhead(1)
+    script = Script("fine")
+
+    async def main() -> None:
+        bulkhead.aexecute(script.function()).close()
+
+    tasks_world.run(main)
+    assert script.calls == 0
+    assert bulkhead.stats().in_flight == 0
+
+
+# --- what can be awaited ---
+
+
+class Reply:
+    """An object that can be awaited and is no coroutine, as aiohttp's requests are."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __await__(self) -> Any:
+        yield from anyio.sleep(0).__await__()
+        return self.value
+
+
+def test_anything_that_can_be_awaited_is(tasks_world: World) -> None:
+    """Under a pipeline of all policies: the object is made anew for each attempt."""
+    made: list[int] = []
+
+    def fn(ctx: Context) -> Reply:
+        made.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise Boom
+        return Reply("fine")
+
+    async def main() -> None:
+        assert await PIPELINE.aexecute(fn) == "fine"
+
+    tasks_world.run(main)
+    assert made == [1, 2]
+
+
+def test_a_future_and_a_task_of_asyncio_can_be_awaited() -> None:
+    """And a limit cancels the task that it waits for, as `await` does."""
+
+    async def main() -> None:
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        future.set_result("done")
+        assert await PIPELINE.aexecute(lambda ctx: future) == "done"
+        task = asyncio.create_task(asyncio.sleep(10))
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.005).aexecute(lambda ctx: task)
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1]], ids=repr)
+def test_a_function_that_returns_nothing_to_await_is_a_misuse(tasks_world: World, value: Any) -> None:
+    """It is called once, and no policy tries it again or answers it."""
+    calls: list[int] = []
+
+    def fn(ctx: Context) -> Any:
+        calls.append(1)
+        return value
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match="cannot be awaited"):
+            await Policy.wrap(Fallback("instead"), Retry(on=Exception, backoff=[0])).aexecute(fn)
+
+    tasks_world.run(main)
+    assert calls == [1]
+
+
+# --- loops ---
+
+
+def test_the_same_policies_serve_many_loops_at_once() -> None:
+    """Two asyncio loops, two trio loops, two threads: each call ends in its own world."""
+
+    def world(name: str) -> list[Any]:
+        it = World(name)
+
+        async def main() -> list[Any]:
+            results: list[Any] = []
+            for n in range(30):
+                results.append(await it.attempt(PIPELINE, Script(Boom(), n).function()))
+                if n % 10 == 0:
+                    results.append(type(await it.attempt(Timeout(0.002), lambda ctx: it.sleep(0.05))))
+            return results
+
+        return it.run(main)  # type: ignore[no-any-return]
+
+    names = ["asyncio", "trio", "asyncio", "trio"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        results = list(pool.map(world, names))
+    expected = [it for n in range(30) for it in ([n, TimeoutExceeded] if n % 10 == 0 else [n])]
+    assert results == [expected] * len(names)
+
+
+def test_trio_may_be_a_guest_in_a_loop_of_asyncio() -> None:
+    """There a task of trio runs in a callback of asyncio: its limit is a scope of trio all the same."""
+    outcome: list[Any] = []
+
+    async def in_trio() -> str:
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.01).aexecute(lambda ctx: trio.sleep(10))
+        bulkhead = Bulkhead(1, queue=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bulkhead.aexecute, lambda ctx: trio.sleep(0.005))
+            await trio.sleep(0)
+            assert await bulkhead.aexecute(Script("after the wait").function()) == "after the wait"
+        return "fine"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            in_trio,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=done.set_result,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+        outcome.append((await asyncio.wait_for(done, 10)).unwrap())
+
+    asyncio.run(main())
+    assert outcome == ["fine"]
+
+
+def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
+    """No slow callback, no coroutine that was not awaited."""
+
+    async def main() -> None:
+        assert await PIPELINE.aexecute(Script(Boom(), "fine").function()) == "fine"
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.005).aexecute(lambda ctx: asyncio.sleep(10))
+
+    asyncio.run(main(), debug=True)
+    gc.collect()
+
+
+def test_timers_that_did_not_fire_do_not_pile_up() -> None:
+    """A limit of a minute on calls of a millisecond: the loop forgets them, many thousands as it may have seen."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        timeout, fn = Timeout(LONG), Script("fine").function()
+        for _ in range(3000):
+            await timeout.aexecute(fn)
+        await asyncio.sleep(0)
+        assert sum(not handle.cancelled() for handle in loop._scheduled) == 0
+        assert len(loop._scheduled) < 500
+
+    asyncio.run(main())
+
+
+# --- being woken ---
+
+
+@pytest.mark.parametrize("waker", ["thread", "asyncio", "trio"])
+def test_a_task_that_queues_is_woken_from_any_world(tasks_world: World, waker: str) -> None:
+    """Its event lives in its own loop; whoever gives the permit back only asks that loop."""
+    bulkhead = Bulkhead(1, queue=1)
+    held, queued = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        def blocking(ctx: Context) -> None:
+            held.set()
+            queued.wait(5)
+            time.sleep(0.005)
+
+        async def task(ctx: Context) -> None:
+            blocking(ctx)
+
+        if waker == "thread":
+            bulkhead.execute(blocking)
+        else:
+            anyio.run(bulkhead.aexecute, task, backend=waker)
+
+    async def main() -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(tell_when_queued)
+            return await bulkhead.aexecute(Script("got in").function())  # type: ignore[no-any-return]
+        raise AssertionError
+
+    async def tell_when_queued() -> None:
+        while not bulkhead.stats().queued:
+            await anyio.sleep(0.001)
+        queued.set()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(5)
+    began = time.monotonic()
+    assert tasks_world.run(main) == "got in"
+    assert time.monotonic() - began < 4
+    holder.join()
+    assert bulkhead.stats().in_flight == 0
+
+
+# --- what a policy may ask for ---
+
+
+class Curious(Policy[Never]):
+    """A user's policy that asks for everything there is."""
+
+    def __init__(self, ask: Callable[[Context], Awaitable[Any]]) -> None:
+        self.ask = ask
+        self.answer: Any = None
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        self.answer = await self.ask(ctx)
+        return await call(ctx)
+
+
+def test_a_policy_may_sleep(world: World, clock: FakeClock) -> None:
+    """`await ctx.sleep(s)` in every world; `timedelta` as well, nonsense not."""
+    policy = Curious(lambda ctx: ctx.sleep(2.5))
+
+    async def main() -> None:
+        assert await world.execute(policy, Script("fine").function()) == "fine"
+        for bad in (-1, float("nan"), "1", True):
+            with pytest.raises((TypeError, ValueError), match="seconds"):
+                await world.execute(Curious(lambda ctx, bad=bad: ctx.sleep(bad)), Script("fine").function())  # type: ignore[misc]
+
+    world.run(main)
+    assert clock.sleeps == [2.5]
+
+
+def test_a_policy_may_set_a_timer(world: World) -> None:
+    """What runs inside its block is cut off at the deadline, and `fired` says so; a quick call is left alone."""
+
+    class Limit(Policy[str]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            with ctx.runtime.timer(ctx.deadline, "limit", 10) as timer:
+                return await call(ctx.child(timer=timer))
+            assert timer.fired
+            return "cut off"
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> None:
+        assert await world.execute(Limit(), hang, Context(timeout=0.01)) == "cut off"
+        assert await world.execute(Limit(), Script("fine").function(), Context(timeout=LONG)) == "fine"
+
+    world.run(main)
+    world.release()
+    end = time.monotonic() + 5
+    while Timeout.abandoned() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def test_a_context_has_a_runtime_only_inside_an_execution() -> None:
+    """One that a user has made does not know yet in which world it will be."""
+    with pytest.raises(RuntimeError, match="inside an execution"):
+        _ = Context().runtime
+
+
+def test_a_policy_that_awaits_something_else_is_named_in_blocking_code() -> None:
+    """Under tasks it would work; in threads there is nobody to wait with."""
+
+    class Careless(Policy[Never]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            await asyncio.sleep(0)
+            return await call(ctx)
+
+    with pytest.raises(RuntimeError, match="Careless"):
+        Policy.wrap(Fallback("instead"), Retry(on=Exception), Careless()).execute(lambda ctx: "fine")
+    assert asyncio.run(Careless().aexecute(Script("fine").function())) == "fine"
+
+
+def test_async_with_deadline_cuts_off_in_both(tasks_world: World) -> None:
+    """It uses the same timer as `Timeout`."""
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(0.01):
+                await anyio.sleep(10)
+
+    tasks_world.run(main)

@@ -114,13 +114,19 @@ class _Loop:
         self._calls = 1
 
     async def calibrate(self, enough: int) -> None:
-        """Find how many calls take long enough; that also warms the function up."""
-        while await self._batch() < enough and self._calls < self._most:
+        """Find how many calls take long enough.
+
+        By the fastest of a few batches, because the first call may compile, import or start a thread.
+        """
+        while await self._fastest(3) < enough and self._calls < self._most:
             self._calls = min(2 * self._calls, self._most)
 
     async def sample(self, batches: int) -> float:
         """Return nanoseconds per call, of the fastest of some batches."""
-        return min([await self._batch() for _ in range(batches)]) / self._calls
+        return await self._fastest(batches) / self._calls
+
+    async def _fastest(self, batches: int) -> int:
+        return min([await self._batch() for _ in range(batches)])
 
     async def _batch(self) -> int:
         await checkpoint(self._world)

@@ -150,6 +150,25 @@ def test_a_sample_is_the_fastest_of_its_batches(monkeypatch: pytest.MonkeyPatch)
     assert timing.run(SYNC, main) == {"work": [50.0] * 4}
 
 
+def test_a_slow_first_call_does_not_make_the_batches_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of calls in a batch is found from what calls cost once everything is in place."""
+    clock = Ticking(50)
+    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
+    calls = 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        for _ in range(100_000 if calls == 1 else 1):
+            clock.work()
+
+    async def main() -> dict[str, list[float]]:
+        return await timing.interleaved(SYNC, {"work": work}, Effort(rounds=1, batches=1, batch=5_000))
+
+    timing.run(SYNC, main)
+    assert calls > 100
+
+
 def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contestants are interleaved, so a slow second of the machine falls on all of them."""
     monkeypatch.setattr(timing.random, "shuffle", random.Random(4).shuffle)
@@ -161,7 +180,7 @@ def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pyt
 
     samples = timing.run(SYNC, main)
     assert {name: len(values) for name, values in samples.items()} == dict.fromkeys("abcd", 20)
-    rounds = ["".join(calls[start : start + 4]) for start in range(4, len(calls), 4)]  # after the calibration
+    rounds = ["".join(calls[start : start + 4]) for start in range(12, len(calls), 4)]  # after the calibration
     assert len(rounds) == 20
     assert all(sorted(order) == list("abcd") for order in rounds)
     assert len(set(rounds)) > 5

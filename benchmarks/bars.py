@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.cells import Result
 from benchmarks.families import layers, threads
-from benchmarks.libraries import BY_HAND, OURS, STACK, UNIFIED
+from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Bar:
     """A limit.
 
     :param cell: the name of the result that it looks at.
-    :param against: "by hand", "best unified peer" or "best peer" (any library): then the median over the rounds of
-        ours / theirs is looked at. Or "itself": then it is the median of our own numbers.
+    :param against: a contestant, "best unified peer" or "best peer" (any library): then the median over the rounds
+        of ours / theirs is looked at. Or "itself": then it is the median of our own numbers.
     :param limit: what that may be, at most.
     :param at_least: whether it is a lower limit instead.
     :param contestant: whose numbers are ours.
@@ -36,13 +36,14 @@ class Bar:
 
 
 BARS = (
-    Bar("sync, stack: five, deadline", "by hand", 0.75),
+    Bar("sync, stack: five, deadline", BY_HAND, 0.75),
+    Bar("sync, stack: five, deadline", BY_HAND_COUNTING, 0.75),
     Bar("sync, stack: four", "best unified peer", 0.65),
     Bar("sync, stack: five, timeout", "best peer", 0.9),
     Bar("sync, one policy: retry", "best peer", 1.0),
     Bar("sync, one policy: breaker", "best peer", 1.0),
     Bar("asyncio, stack: four", "best unified peer", 0.5),
-    Bar("asyncio, stack: five, timeout", "by hand", 0.6),
+    Bar("asyncio, stack: five, timeout", BY_HAND, 0.6),
     Bar("asyncio, stack: five, timeout", "best unified peer", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
@@ -84,12 +85,10 @@ def judge(results: Iterable[Result]) -> Iterator[Verdict]:
 
 def _opponent(bar: Bar, result: Result) -> str | None:
     match bar.against:
-        case "itself":
-            return bar.contestant if bar.contestant in result.samples else None
-        case "by hand":
-            return result.best([BY_HAND])
         case "best unified peer":
             return result.best(UNIFIED)
         case "best peer":
-            return result.best(set(result.samples) - {OURS, BY_HAND, STACK})
-    raise ValueError(f"against whom is {bar.against!r}?")
+            return result.best(set(result.samples) - {OURS, BY_HAND, BY_HAND_COUNTING, STACK})
+        case "itself":
+            return result.best([bar.contestant])
+    return result.best([bar.against])

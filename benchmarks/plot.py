@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cells import Result
 from benchmarks.families import layers
-from benchmarks.libraries import BY_HAND, OURS
+from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS
 from benchmarks.report import Run
 
 PANELS = (
@@ -19,7 +19,7 @@ PANELS = (
     ("asyncio, stack: five, timeout", "five policies with a timeout, asyncio"),
 )
 
-COLOURS = {OURS: "#0b6e4f", BY_HAND: "#555555"}
+COLOURS = {OURS: "#0b6e4f", BY_HAND: "#555555", BY_HAND_COUNTING: "#555555"}
 OTHERS = "#b8b8b8"
 """Ours stands out, and hand-written code; the others are one shade."""
 

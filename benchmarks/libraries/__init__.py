@@ -43,6 +43,7 @@ Protect: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: The name under which our own library runs.
 OURS = "resilience"
 BY_HAND = "by hand"
+BY_HAND_COUNTING = "by hand, counting permits"
 STACK = "tenacity + breaker + semaphore + timeout"
 
 #: Peers that have all of a retry, a breaker, a bulkhead, a fallback and a timeout.
@@ -84,7 +85,8 @@ def load() -> tuple[list[Library], list[str]]:
     missing: dict[str, None] = {} if TRIO in WORLDS else {TRIO: None}
     for module in _MODULES:
         try:
-            libraries[import_module(f"benchmarks.libraries.{module}").library] = None
+            names = vars(import_module(f"benchmarks.libraries.{module}")).values()
+            libraries.update({it: None for it in names if isinstance(it, Library)})
         except ModuleNotFoundError as error:
             missing[str(error.name)] = None
     return list(libraries), list(missing)

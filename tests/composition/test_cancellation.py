@@ -1,0 +1,662 @@
+"""A call that is cancelled leaves everything as if it had never been, wherever it was when that happened.
+
+The harness runs a scene once and counts how often it suspends. Then it runs the scene again for each of these
+points and interferes there: the task is cancelled, the scope around it is cancelled, the cancellation is thrown
+into the coroutine by hand, or the coroutine is closed (`GeneratorExit`). So there is no point at which a permit,
+a probe's slot, a place in a queue or the ambient context could be left behind without a test that sees it.
+
+In threads nothing is cancelled; there the same is done with an interrupt at each wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    current_context,
+    deadline,
+    events,
+)
+from resilience.clock import clock as process_clock
+from tests.conftest import Boom, World
+
+LONG = 60.0
+
+# --- the harness ---
+
+
+class Closed(BaseException):
+    """Says that the coroutine was closed."""
+
+
+class Suspensions:
+    """Awaits a coroutine, counts its suspensions, and interferes at one of them.
+
+    :param at: the number of the suspension, from 1; 0 is none.
+    :param act: called there. What it returns, if anything, is thrown into the coroutine in place of the wait.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, act: Callable[[], BaseException | None]) -> None:
+        self.coroutine = coroutine
+        self.at = at
+        self.act = act
+        self.count = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        resume: Callable[[], Any] = partial(self.coroutine.send, None)
+        while True:
+            try:
+                waiting = resume()
+            except StopIteration as done:
+                return done.value
+            self.count += 1
+            if self.count == self.at and (thrown := self.act()) is not None:
+                if isinstance(thrown, GeneratorExit):
+                    self.coroutine.close()
+                    raise Closed
+                resume = partial(self.coroutine.throw, thrown)
+                continue
+            try:
+                resume = partial(self.coroutine.send, (yield waiting))
+            except BaseException as error:  # the loop's own way of interfering
+                resume = partial(self.coroutine.throw, error)
+
+
+@dataclass
+class Scene:
+    """A call, and what has to hold after it was cancelled.
+
+    :param call: starts it.
+    :param as_before: asserts that it has left nothing behind.
+    :param told: what its listeners heard.
+    """
+
+    call: Callable[[], Coroutine[Any, Any, Any]]
+    as_before: Callable[[], None] = lambda: None
+    told: list[Any] = field(default_factory=list)
+
+
+def cancel_task() -> None:
+    """As `Task.cancel` from outside, while the task waits."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+WAYS = ["asyncio-task", "asyncio-throw", "asyncio-close", "asyncio-scope", "trio-scope"]
+
+
+async def interfere(scene: Scene, way: str, at: int) -> tuple[int, object]:
+    """Run the scene, interfere at one suspension; return how many there were, and the result or what came out."""
+    acts: dict[str, Callable[[], BaseException | None]] = {
+        "task": cancel_task,
+        "throw": asyncio.CancelledError,
+        "close": GeneratorExit,
+    }
+    outcome: object = None
+    with anyio.CancelScope() as scope:
+        acts["scope"] = scope.cancel
+        run = Suspensions(scene.call(), at, acts[way.partition("-")[2]])
+        try:
+            outcome = await run
+        except (Closed, anyio.get_cancelled_exc_class()) as error:
+            outcome = type(error)
+            if scope.cancel_called:
+                raise
+        finally:
+            ambient = current_context()
+            assert (ambient.operation, ambient.remaining()) == (None, float("inf")), "the context is still ambient"
+    if way == "asyncio-task":
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == (1 if run.count >= at > 0 else 0), "the count of cancellations is wrong"
+        while task.cancelling():
+            task.uncancel()
+    return run.count, outcome
+
+
+def sweep(make: Callable[[], Scene], way: str) -> None:
+    """Interfere at every suspension of the scene, one run for each, and look at what is left."""
+    world = World(way.partition("-")[0])
+    points, result = world.run(lambda: interfere(make(), way, 0))
+    assert result == "fine"
+    assert points >= 3
+    for at in range(1, points + 1):
+        scene = make()
+        _, outcome = world.run(partial(interfere, scene, way, at))
+        where = f"{way} at suspension {at} of {points}"
+        assert isinstance(outcome, type), f"{where}: swallowed, {outcome!r} came out"
+        assert Timeout.abandoned() == 0, where
+        finished = [event for event in scene.told if isinstance(event, events.ExecutionFinished)]
+        assert [event.outcome for event in finished] in ([], [None]), f"{where}: it was an outcome to somebody"
+        try:
+            scene.as_before()
+        except AssertionError as error:
+            raise AssertionError(f"{where}: {error}") from error
+
+
+# --- what the scenes are made of ---
+
+
+async def work(ctx: Context | None = None) -> str:
+    """Wait in three ways, and succeed."""
+    await anyio.sleep(0)
+    await anyio.sleep(0.0001)
+    await anyio.sleep(0)
+    return "fine"
+
+
+async def fail_at_first(ctx: Context) -> str:
+    """Fail in the first attempt."""
+    await anyio.sleep(0)
+    if ctx.attempt == 1:
+        raise Boom
+    return await work()
+
+
+def fail(ctx: Context) -> None:
+    """Fail in blocking code."""
+    raise Boom
+
+
+def one_failure_short(**parameters: Any) -> CircuitBreaker:
+    """A closed breaker that opens with the next failure, and begins to count anew with the next success."""
+    breaker = CircuitBreaker(2, **parameters)
+    breaker.capture(fail)
+    return breaker
+
+
+def still_one_failure_short(breaker: CircuitBreaker) -> None:
+    assert breaker.state is CircuitState.CLOSED, "the cancellation was counted as a failure"
+    breaker.capture(fail)
+    assert breaker.state is CircuitState.OPEN, "the cancellation was counted as a success"
+
+
+def about_to_probe(**parameters: Any) -> CircuitBreaker:
+    """An open breaker whose next call is a probe."""
+    breaker = CircuitBreaker(1, open_for=0.0001, **parameters)
+    breaker.capture(fail)
+    time.sleep(0.0002)
+    return breaker
+
+
+def still_about_to_probe(breaker: CircuitBreaker) -> None:
+    assert breaker.state is CircuitState.HALF_OPEN, "the cancelled probe was counted"
+    assert breaker.stats().probes == 0, "the cancelled probe kept its slot"
+    assert breaker.stats().opened == 1
+    assert breaker.execute(lambda ctx: "admitted") == "admitted"
+    assert breaker.state is CircuitState.CLOSED
+
+
+def all_free(bulkhead: Bulkhead) -> None:
+    stats = bulkhead.stats()
+    assert (stats.in_flight, stats.queued) == (0, 0), "a permit or a place in the queue was kept"
+    assert stats.rejected == 0
+    with bulkhead.slot():
+        assert bulkhead.stats().in_flight == 1
+
+
+def executing(policy: Policy[Any], fn: Any = work, as_before: Callable[[], None] = lambda: None) -> Scene:
+    """Return the scene of one execution, with an operation and a budget that must not stay ambient."""
+    scene = Scene(lambda: pipeline.aexecute(fn, Context(operation="scene", timeout=LONG)), as_before)
+    pipeline = Policy.wrap(policy, listeners=[scene.told.append])
+    return scene
+
+
+# --- the scenes ---
+
+
+def each_alone() -> dict[str, Callable[[], Scene]]:
+    def breaker() -> Scene:
+        it = one_failure_short()
+        return executing(it, work, lambda: still_one_failure_short(it))
+
+    def breaker_on_everything() -> Scene:
+        it = one_failure_short(on=BaseException, on_result=lambda value: False)
+        return executing(it, work, lambda: still_one_failure_short(it))
+
+    def probe() -> Scene:
+        it = about_to_probe()
+        return executing(it, work, lambda: still_about_to_probe(it))
+
+    def one_of_many_probes() -> Scene:
+        it = about_to_probe(probes=1, probe_successes=1, probe_timeout=LONG)
+        return executing(it, work, lambda: still_about_to_probe(it))
+
+    def bulkhead() -> Scene:
+        it = Bulkhead(1)
+        return executing(it, work, lambda: all_free(it))
+
+    return {
+        "retry": lambda: executing(Retry(on=BaseException)),
+        "timeout": lambda: executing(Timeout(LONG)),
+        "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),
+        "fallback": lambda: executing(Fallback("instead", on=BaseException)),
+        "breaker": breaker,
+        "breaker-on-everything": breaker_on_everything,
+        "probe": probe,
+        "one-of-many-probes": one_of_many_probes,
+        "bulkhead": bulkhead,
+    }
+
+
+def with_failures() -> dict[str, Callable[[], Scene]]:
+    def retry() -> Scene:
+        return executing(Retry(3, on=Boom, backoff=[0.0001]), fail_at_first)
+
+    def discarding() -> Scene:
+        class Response:
+            async def aclose(self) -> None:
+                await anyio.sleep(0)
+                await anyio.sleep(0.0001)
+
+        async def fn(ctx: Context) -> object:
+            return Response() if ctx.attempt == 1 else await work()
+
+        return executing(Retry(on_result=lambda it: it != "fine", backoff=[0.0001]), fn)
+
+    def handler() -> Scene:
+        async def answer(failure: object, ctx: Context) -> str:
+            return await work()
+
+        return executing(Fallback(handler=answer), fail_at_first)
+
+    def permit_in_each_attempt() -> Scene:
+        bulkhead = Bulkhead(1)
+        return executing(
+            Policy.wrap(Retry(3, on=Boom, backoff=[0.0001]), bulkhead), fail_at_first, lambda: all_free(bulkhead)
+        )
+
+    return {
+        "retry": retry,
+        "discarding": discarding,
+        "handler": handler,
+        "permit-in-each-attempt": permit_in_each_attempt,
+    }
+
+
+def all_together() -> dict[str, Callable[[], Scene]]:
+    def usual() -> Scene:
+        breaker, bulkhead = about_to_probe(), Bulkhead(1)
+
+        def as_before() -> None:
+            still_about_to_probe(breaker)
+            all_free(bulkhead)
+
+        pipeline = Policy.wrap(
+            Fallback("instead"), Timeout(LONG), breaker, bulkhead, Retry(on=Boom, backoff=[0.0001]), Timeout(LONG / 2)
+        )
+        return executing(pipeline, fail_at_first, as_before)
+
+    def nested() -> Scene:
+        breaker, outer, inner = one_failure_short(), Bulkhead(1), Bulkhead(1)
+
+        def as_before() -> None:
+            still_one_failure_short(breaker)
+            all_free(outer)
+            all_free(inner)
+
+        async def fn(ctx: Context) -> Any:
+            await anyio.sleep(0)
+            return await Policy.wrap(Retry(on=Boom, backoff=[0]), inner, Timeout(LONG)).aexecute(fail_at_first)
+
+        return executing(Policy.wrap(Timeout(LONG), breaker, outer), fn, as_before)
+
+    def twice() -> Scene:
+        bulkhead = Bulkhead(2)
+        pipeline = Policy.wrap(Timeout(LONG), bulkhead, Timeout(LONG), bulkhead, Timeout(LONG, cooperative=True))
+        return executing(pipeline, work, lambda: all_free(bulkhead))
+
+    return {"usual": usual, "nested": nested, "twice": twice}
+
+
+def as_blocks() -> dict[str, Callable[[], Scene]]:
+    def attempts() -> Scene:
+        async def call() -> str:
+            async with deadline(LONG):
+                async for attempt in Retry(on=Boom, backoff=[0.0001]).attempts():
+                    with attempt:
+                        await anyio.sleep(0)
+                        if attempt.number == 1:
+                            raise Boom
+                        return await work()
+            raise AssertionError
+
+        return Scene(call)
+
+    def guard() -> Scene:
+        breaker = about_to_probe()
+
+        async def call() -> str:
+            async with breaker.guard():
+                return await work()
+
+        return Scene(call, lambda: still_about_to_probe(breaker))
+
+    def slot() -> Scene:
+        bulkhead = Bulkhead(1)
+
+        async def call() -> str:
+            async with bulkhead.slot():
+                return await work()
+
+        return Scene(call, lambda: all_free(bulkhead))
+
+    def budget() -> Scene:
+        async def call() -> str:
+            with deadline(LONG):
+                async with deadline(LONG / 2):
+                    return await work()
+
+        return Scene(call)
+
+    return {"attempts": attempts, "guard": guard, "slot": slot, "deadline": budget}
+
+
+SCENES = {
+    f"{group.__name__}-{name}": make
+    for group in (each_alone, with_failures, all_together, as_blocks)
+    for name, make in group().items()
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", SCENES.values(), ids=SCENES.keys())
+def test_a_call_that_is_cancelled_leaves_everything_as_it_was(make: Callable[[], Scene], way: str) -> None:
+    """At whichever of its suspensions."""
+    sweep(make, way)
+
+
+# --- queues ---
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, turns: int) -> None:
+    """Before its grant, at the moment of it, after it: whoever waits behind it gets in, and nothing is lost.
+
+    Whoever holds the permit gives it back after so many turns of the loop.
+    """
+    world = World(way.partition("-")[0])
+    behind: list[str] = []
+
+    async def run(at: int) -> tuple[int, object, Bulkhead]:
+        bulkhead = Bulkhead(1, queue=5)
+        slot = bulkhead.slot()
+        slot.__enter__()
+
+        async def give_back() -> None:
+            for _ in range(turns):
+                await anyio.sleep(0)
+            slot.__exit__(None, None, None)
+
+        async def wait_behind() -> None:
+            while not bulkhead.stats().queued and slot._held:
+                await anyio.sleep(0)
+            behind.append(await bulkhead.aexecute(work))
+
+        scene = executing(Policy.wrap(Timeout(LONG), bulkhead))
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(give_back)
+                group.start_soon(wait_behind)
+                count, outcome = await interfere(scene, way, at)
+        return count, outcome, bulkhead
+
+    points, outcome, _ = world.run(lambda: run(0))
+    assert outcome == "fine"
+    for at in range(1, points + 1):
+        behind.clear()
+        _, outcome, bulkhead = world.run(partial(run, at))
+        where = f"{way} at suspension {at} of {points}"
+        assert isinstance(outcome, type) or at == points, f"{where}: swallowed"
+        assert behind == ["fine"], f"{where}: the one behind was forgotten"
+        all_free(bulkhead)
+
+
+def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
+    """Half of those in a queue go away together, in the very turn in which permits come back."""
+    bulkhead = Bulkhead(2, queue=40)
+    done: list[int] = []
+
+    async def call(n: int) -> None:
+        await bulkhead.aexecute(work)
+        done.append(n)
+
+    async def main() -> None:
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as staying, anyio.create_task_group() as going:
+                for n in range(40):
+                    (going if n % 2 else staying).start_soon(call, n)
+                while bulkhead.stats().in_flight < 2:
+                    await anyio.sleep(0)
+                await anyio.sleep(0.0003)
+                going.cancel_scope.cancel()
+
+    tasks_world.run(main)
+    assert [n for n in range(0, 40, 2) if n not in done] == []
+    all_free(bulkhead)
+
+
+# --- before it has begun, and when it has ended ---
+
+
+def test_a_task_that_is_cancelled_before_it_began_has_done_nothing() -> None:
+    """Its coroutine is thrown away unstarted."""
+    entered: list[int] = []
+    bulkhead = Bulkhead(1)
+
+    async def fn(ctx: Context) -> None:
+        entered.append(1)
+
+    async def main() -> None:
+        task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert entered == []
+    all_free(bulkhead)
+
+
+def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned() -> None:
+    """The cancellation is delivered at the next suspension, and there is none inside."""
+
+    async def fn(ctx: Context) -> str:
+        cancel_task()
+        return "fine"
+
+    async def main() -> None:
+        task = asyncio.create_task(call())
+        assert await task == "fine"
+
+    async def call() -> Any:
+        result = await Policy.wrap(Fallback("instead"), Timeout(LONG), Bulkhead(1)).aexecute(fn)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        return result
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
+    """Nobody has cancelled the task; what travels is no outcome all the same."""
+    told: list[Any] = []
+    breaker = one_failure_short(on=BaseException)
+    policy = Policy.wrap(Fallback("instead", on=BaseException), Retry(on=BaseException), breaker, Timeout(LONG))
+    pipeline = Policy.wrap(policy, listeners=[told.append])
+
+    async def fn(ctx: Context) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await anyio.sleep(0)
+            except BaseException as error:
+                kept.append(error)
+                raise
+        raise kept[0]
+
+    kept: list[BaseException] = []
+
+    async def main() -> None:
+        try:
+            await pipeline.aexecute(fn)
+        except BaseException as error:
+            assert error is kept[0]  # noqa: PT017
+        else:
+            raise AssertionError("the cancellation was swallowed")
+
+    tasks_world.run(main)
+    assert [type(event) for event in told] == [events.ExecutionFinished]
+    assert told[0].outcome is None
+    still_one_failure_short(breaker)
+
+
+# --- threads: an interrupt at each wait ---
+
+
+class Interruptions:
+    """Counts the waits of blocking code, and interrupts one of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.at = 0
+        self._sleep = process_clock.sleep
+        self._wait = process_clock.wait
+        patch.setattr(process_clock, "sleep", self.sleep)
+        patch.setattr(process_clock, "wait", self.wait)
+
+    def begin(self, at: int) -> None:
+        self.count, self.at = 0, at
+
+    def _check(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            raise KeyboardInterrupt
+
+    def sleep(self, seconds: float) -> None:
+        self._check()
+        self._sleep(seconds)
+
+    def wait(self, waitable: Any, seconds: float | None) -> bool:
+        self._check()
+        return self._wait(waitable, seconds)
+
+
+def test_an_interrupt_at_any_wait_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the function runs on a worker, between two attempts, and in the second one."""
+    interruptions = Interruptions(monkeypatch)
+    told: list[Any] = []
+
+    def fn(ctx: Context) -> str:
+        if ctx.attempt == 1:
+            raise Boom
+        return "fine"
+
+    for at in range(4):
+        breaker, bulkhead = about_to_probe(on=BaseException), Bulkhead(1)
+        told.clear()
+        pipeline = Policy.wrap(
+            Fallback("instead", on=BaseException),
+            breaker,
+            bulkhead,
+            Retry(on=BaseException, backoff=[0.0001]),
+            Timeout(LONG),
+            listeners=[told.append],
+        )
+        interruptions.begin(at)
+        if at == 0:
+            assert pipeline.execute(fn) == "fine"
+            assert interruptions.count == 3  # worker, sleep, worker
+            continue
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.execute(fn, Context(operation="scene"))
+        interruptions.begin(0)
+        assert current_context().operation is None
+        assert [event.outcome for event in told if isinstance(event, events.ExecutionFinished)] == [None]
+        assert not [event for event in told if isinstance(event, events.FallbackUsed)]
+        still_about_to_probe(breaker)
+        all_free(bulkhead)
+        end = time.monotonic() + 5
+        while Timeout.abandoned() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert Timeout.abandoned() == 0
+
+
+@pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
+def test_an_interrupt_in_a_queue_leaves_it_or_passes_the_permit_on(
+    monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    """Also where the permit was granted in the moment of the interrupt: who waits behind gets it."""
+    bulkhead = Bulkhead(1, queue=2)
+    behind: list[str] = []
+    slot = bulkhead.slot()
+    slot.__enter__()
+    waiter = threading.Thread(target=lambda: behind.append(bulkhead.execute(lambda ctx: "got in")))
+    real = process_clock.wait
+    main = threading.get_ident()
+
+    def wait(waitable: Any, seconds: float | None) -> bool:
+        if threading.get_ident() != main:
+            return real(waitable, seconds)
+        waiter.start()
+        end = time.monotonic() + 5
+        while bulkhead.stats().queued < 2 and time.monotonic() < end:
+            time.sleep(0.001)
+        if granted:
+            slot.__exit__(None, None, None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process_clock, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        bulkhead.execute(lambda ctx: "not reached")
+    if not granted:
+        assert bulkhead.stats().queued == 1
+        slot.__exit__(None, None, None)
+    waiter.join(5)
+    assert behind == ["got in"]
+    all_free(bulkhead)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_an_interrupt_of_the_function_leaves_everything_as_it_was(kind: type[BaseException]) -> None:
+    """In the first attempt, and in the second; on a worker, and in the calling thread."""
+    for cooperative in (False, True):
+        for attempt in (1, 2):
+            breaker, bulkhead = one_failure_short(on=BaseException), Bulkhead(1)
+
+            def fn(ctx: Context, attempt: int = attempt) -> None:
+                raise kind() if ctx.attempt == attempt else Boom()
+
+            pipeline = Policy.wrap(
+                Fallback("instead", on=BaseException),
+                breaker,
+                bulkhead,
+                Retry(on=BaseException, backoff=[0]),
+                Timeout(LONG, cooperative=cooperative),
+            )
+            with pytest.raises(kind):
+                pipeline.execute(fn)
+            still_one_failure_short(breaker)
+            all_free(bulkhead)

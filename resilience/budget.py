@@ -9,7 +9,7 @@ from resilience import checks
 from resilience.clock import clock
 from resilience.context import Context, block_context, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
-from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.tasks import timer_until
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -58,7 +58,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         ctx = self.__enter__()
         if ctx.deadline != float("inf"):
             try:
-                self._timer = TASKS.timer(ctx.deadline, "deadline", 0)
+                self._timer = timer_until(ctx.deadline)
                 self._timer.__enter__()
             except BaseException:
                 self.__exit__(None, None, None)

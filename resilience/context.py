@@ -287,9 +287,9 @@ class Context:
             timer or self._timer,
         )
 
-    def until(self, deadline: float) -> Context:
-        """Derive the context of the same attempt with an earlier `deadline`."""
-        return derive(self, deadline, self.attempt, self._timer)
+    def until(self, deadline: float, timer: Timer | None = None, /) -> Context:
+        """Derive the context of the same attempt with an earlier `deadline`, and the timer that enforces it."""
+        return derive(self, deadline, self.attempt, timer or self._timer)
 
     @property
     def runtime(self) -> Runtime:

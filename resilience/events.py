@@ -261,6 +261,11 @@ class _Subscription:
         return self._listener(event)
 
 
+def is_heard(kind: type[Event], ctx: Context | None) -> bool:
+    """Whether anybody listens for events of this kind: asked where even the numbers cost something."""
+    return bool(_subscribers[kind]) or (ctx is not None and bool(ctx._facts.listeners))
+
+
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
     """Return a listener, or None."""
     if value is not None:

@@ -7,7 +7,7 @@ over the deadline and the facts of the context around them, keep the record that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
@@ -70,18 +70,21 @@ class Chain:
             execution.value = stage(inner)
         return execution.value
 
-    async def arun(
+    def arun(
         self,
         function: Callable[..., Any],
         arguments: tuple[Any, ...] | None,
         keywords: dict[str, Any] | None,
         ctx: Context | None,
-    ) -> Any:
-        """Execute a function whose result is awaited."""
+    ) -> Awaitable[Any]:
+        """Execute a function whose result is awaited. What this returns is to be awaited at once."""
         stage = self._tasks
         inner = begin(TASKS, function, arguments, keywords)
         if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-            return await stage(inner)
+            return stage(inner)  # and not `await`: one coroutine less
+        return self._arun_watched(stage, inner, ctx)
+
+    async def _arun_watched(self, stage: tasks.Stage | None, inner: Context, ctx: Context | None) -> Any:
         with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
             if stage is None:
                 stage = self.compose(tasks.stage, tasks.enter)

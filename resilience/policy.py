@@ -272,7 +272,7 @@ class Pipeline(Policy[D_co]):
 
     def __init__(self, parts: tuple[Policy[Any], ...], *, name: str | None, listeners: Iterable[Listener]) -> None:
         self._given_name = checks.optional_name(name)
-        self.name = name or "Pipeline"
+        self.name: str = name or "Pipeline"
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             checks.plain_function("listeners", listener)

@@ -72,7 +72,7 @@ class Bulkhead(Policy[Never]):
         self._permits: Permits[Waiter] = Permits(checks.whole("limit", limit), checks.whole("queue", queue, least=0))
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
         self._given_name = checks.optional_name(name)
-        self.name = name or "Bulkhead"
+        self.name: str = name or "Bulkhead"
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -158,7 +158,8 @@ class Bulkhead(Policy[Never]):
 
     def _full(self, ctx: Context, why: str) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
-        error = BulkheadFull(f"{limit} calls are running {why}", policy=self.name, limit=limit, queue=queue)
+        running = "1 call is running" if limit == 1 else f"{limit} calls are running"
+        error = BulkheadFull(f"{running} {why}", policy=self.name, limit=limit, queue=queue)
         events.emit(events.CallRejected, self.name, ctx, reason="BulkheadFull", retry_after=None)
         return error
 

@@ -136,7 +136,7 @@ class CircuitBreaker(Policy[Never]):
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_transition = events.optional_listener("on_transition", on_transition)
-        self.name = checks.optional_name(name) or "CircuitBreaker"
+        self.name: str = checks.optional_name(name) or "CircuitBreaker"
         self._opened = 0
         self._rejected = 0
         self._unreported: deque[tuple[Transition, Context | None]] = deque()
@@ -239,36 +239,39 @@ class CircuitBreaker(Policy[Never]):
     # --- inside ---
 
     def _admit(self, ctx: Context | None) -> Admission:
+        """Admit a call that did not find the circuit closed, or raise."""
         now = clock.now()
-        with self._lock:
-            admission, transitions = self._circuit.admit(now)
-            self._note_locked(transitions, ctx)
-            period = self._circuit.period
-            if admission is None:
-                self._rejected += 1
-        try:
-            self._report()
-        except BaseException:  # a listener was interrupted: the call will not be made
+        period = self._circuit.period
+        if type(period) is not Open or now >= period.until:
+            with self._lock:
+                admission, transitions = self._circuit.admit(now)
+                period = self._circuit.period
+                self._note_locked(transitions, ctx)
+            try:
+                self._report()
+            except BaseException:  # a listener was interrupted: the call will not be made
+                if admission is not None:
+                    self._release(admission)
+                raise
             if admission is not None:
-                self._release(admission)
-            raise
-        if admission is None:
-            raise self._refusal(period, now, ctx)
-        return admission
+                return admission
+        raise self._refusal(period, now, ctx)
 
     def _refusal(self, period: Period, now: float, ctx: Context | None) -> CircuitOpen:
+        """Count a call that was not made, and make its error."""
+        with self._lock:
+            self._rejected += 1
+        kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
         retry_after = _retry_after(period, now)
-        kind = CircuitIsolated if isinstance(period, Isolated) else CircuitOpen
-        why = {
-            CircuitState.OPEN: f"the circuit is open for another {retry_after or 0.0:.3g} s",
-            CircuitState.HALF_OPEN: "the circuit is half-open and all its probes are out",
-            CircuitState.ISOLATED: "the circuit was opened by hand",
-        }[period.state]
-        last_failure = None if isinstance(period, Closed) else period.last_failure
-        if last_failure is not None:
-            why += f", after {last_failure}"
-        events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
-        return kind(why, policy=self.name, retry_after=retry_after, state=period.state, last_failure=last_failure)
+        if events.is_heard(events.CallRejected, ctx):
+            events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
+        return kind(
+            period.why,
+            policy=self.name,
+            retry_after=retry_after,
+            state=period.state,
+            last_failure=period.last_failure,
+        )
 
     def _settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
         """Record what an admitted call ended with, if it says anything about the dependency."""

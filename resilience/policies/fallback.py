@@ -116,7 +116,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = events.optional_listener("on_fallback", on_fallback)
-        self.name = checks.optional_name(name) or "Fallback"
+        self.name: str = checks.optional_name(name) or "Fallback"
         self._settings = {
             "value": self._value,
             "handler": handler,

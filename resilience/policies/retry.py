@@ -97,7 +97,7 @@ class Retry(Policy[Never]):
         self._retry_after = checks.flag("retry_after", retry_after)
         self._wrap = checks.flag("wrap", wrap)
         self._on_retry = events.optional_listener("on_retry", on_retry)
-        self.name = checks.optional_name(name) or "Retry"
+        self.name: str = checks.optional_name(name) or "Retry"
         if rng is not None and not callable(getattr(rng, "uniform", None)):
             raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
         self._rng = rng

@@ -65,7 +65,7 @@ class Timeout(Policy[Never]):
         self._cooperative = checks.flag("cooperative", cooperative)
         self._on_timeout = events.optional_listener("on_timeout", on_timeout)
         self._given_name = checks.optional_name(name)
-        self.name = name or "Timeout"
+        self.name: str = name or "Timeout"
 
     @staticmethod
     def abandoned() -> int:
@@ -88,8 +88,8 @@ class Timeout(Policy[Never]):
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
                     return await call(ctx.until(deadline))  # that one fires first: nothing to arm
-                with ctx.runtime.timer(deadline, self.name, self.max_abandoned) as timer:
-                    return await call(ctx.child(deadline=deadline, timer=timer))
+                with ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None) as timer:
+                    return await call(ctx.until(deadline, timer))
         except DeadlineExceeded as error:
             # Somebody inside found no time left. Where that was our limit, not the execution's, it is our timeout.
             if ctx.deadline <= own or clock.now() < own:

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
     from resilience.context import Context
 
 
+class TimerOwner(Protocol):
+    """Whose timer it is."""
+
+    @property
+    def name(self) -> str:
+        """What errors and events call it."""
+        ...
+
+    @property
+    def max_abandoned(self) -> int:
+        """How many functions that were walked away from may run before another is refused. Of threads only."""
+        ...
+
+
 class Timer(Protocol):
     """A limit that cuts off what runs inside its `with` block.
 
@@ -59,12 +73,11 @@ class Runtime(ABC):
         """Wait for `seconds`; cut off by the timers around."""
 
     @abstractmethod
-    def timer(self, deadline: float, policy: str, max_abandoned: int) -> Timer:
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> Timer:
         """Make a timer that fires at `deadline` (on the process clock) once its block is entered.
 
-        :param policy: the name of its owner.
-        :param max_abandoned: how many functions that were walked away from may be running in the process
-            before another one is refused. Only threads are walked away from.
+        :param limit: the seconds from now until then, where that is the owner's constant limit: such timers of
+            one event loop end in the order in which they begin. None where it is somebody else's deadline.
         """
 
     @abstractmethod

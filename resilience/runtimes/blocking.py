@@ -26,7 +26,7 @@ from resilience.errors import SuspensionMisuse, WorkersExhausted
 from resilience.events import CallRejected, emit, logger
 from resilience.outcome import Failure, StoppedIteration
 from resilience.runtimes import lowering, workers
-from resilience.runtimes.base import Runtime, Waiter
+from resilience.runtimes.base import Runtime, TimerOwner, Waiter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,12 +52,11 @@ class Expired(BaseException):
 class BlockingTimer:
     """A limit that everything that waits below it looks at: the innermost stage, sleeps and queues."""
 
-    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
+    __slots__ = ("deadline", "fired", "owner")
 
-    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
+    def __init__(self, owner: TimerOwner, deadline: float) -> None:
+        self.owner: TimerOwner = owner
         self.deadline: float = deadline
-        self.policy: str = policy
-        self.max_abandoned: int = max_abandoned
         self.fired: bool = False
 
     def __enter__(self) -> Self:
@@ -108,14 +107,15 @@ class BlockingRuntime(Runtime):
     async def sleep(self, seconds: float, ctx: Context) -> None:
         timer = ctx._timer
         if not isinstance(timer, BlockingTimer) or seconds < (left := timer.deadline - clock.now()):
-            clock.sleep(seconds)
+            if seconds > 0:  # `time.sleep(0)` takes 50 us
+                clock.sleep(seconds)
             return
         clock.sleep(max(0.0, left))
         raise Expired(timer)
 
     @override
-    def timer(self, deadline: float, policy: str, max_abandoned: int) -> BlockingTimer:
-        return BlockingTimer(deadline, policy, max_abandoned)
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> BlockingTimer:
+        return BlockingTimer(owner, deadline)
 
     @override
     def waiter(self) -> BlockingWaiter:
@@ -199,9 +199,9 @@ def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker:
     if clock.now() >= timer.deadline:
         raise Expired(timer)  # no attempt starts after its time is over
     try:
-        return workers.pool.take(timer.policy, timer.max_abandoned)
+        return workers.pool.take(timer.owner.name, timer.owner.max_abandoned)
     except WorkersExhausted:
-        emit(CallRejected, timer.policy, ctx, reason="WorkersExhausted", retry_after=None)
+        emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None)
         raise
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
@@ -24,7 +25,7 @@ from resilience.clock import clock
 from resilience.context import Context, restore_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
-from resilience.runtimes.base import Runtime, Timer, Waiter
+from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -48,36 +49,105 @@ def _asyncio_task() -> asyncio.Task[Any] | None:
 class AsyncioTimer:
     """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
 
-    __slots__ = ("_cancelling", "_expiring", "_handle", "_task", "deadline", "fired")
+    __slots__ = ("_alarms", "_cancelling", "_task", "deadline", "expiring", "fired")
 
-    def __init__(self, deadline: float, task: asyncio.Task[Any]) -> None:
+    def __init__(self, deadline: float, task: asyncio.Task[Any], alarms: Alarms) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
+        self.expiring: bool = False
         self._task = task
-        self._expiring = False
+        self._alarms = alarms
 
     def __enter__(self) -> Self:
-        task = self._task
-        self._cancelling = task.cancelling()
-        self._handle = task.get_loop().call_later(max(0.0, self.deadline - clock.now()), self._expire)
+        self._cancelling = self._task.cancelling()
+        self._alarms.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> bool:
-        self._handle.cancel()
         task = self._task
         del self._task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        if not self._expiring:
+        if not self.expiring:
+            self._alarms.discard(self)
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
         self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
         return self.fired
 
-    def _expire(self) -> None:
-        self._expiring = True
+    def expire(self) -> None:
+        """Cancel the task, once."""
+        self.expiring = True
         self._task.cancel()
+
+
+@final
+class Alarms:
+    """The timers of one limit in one loop. They end in the order in which they began, so one alarm serves them all.
+
+    The alarm stays set when the timer that it was set for is done: it rings once per limit at the most, and is
+    then set for the first timer that is left. So a call that ends in time costs a write to a dictionary and
+    another one, where `asyncio.timeout` makes, queues and cancels a handle (2 to 3 us).
+
+    :param limit: the limit that all of its timers have; None for the alarm of a single timer.
+    """
+
+    __slots__ = ("_handle", "_limit", "_pending", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
+        self.loop: asyncio.AbstractEventLoop = loop
+        self._limit = limit
+        self._pending: dict[AsyncioTimer, None] = {}  # in order
+        self._handle: asyncio.TimerHandle | None = None
+
+    def add(self, timer: AsyncioTimer) -> None:
+        """Watch a timer, the last one to end."""
+        self._pending[timer] = None
+        if self._handle is None:
+            self._set(timer)
+
+    def discard(self, timer: AsyncioTimer) -> None:
+        """Forget a timer that is done."""
+        del self._pending[timer]
+        if self._limit is None and self._handle is not None:
+            self._handle.cancel()
+
+    def _set(self, timer: AsyncioTimer) -> None:
+        self._handle = self.loop.call_later(max(0.0, timer.deadline - clock.now()), self._ring, timer)
+
+    def _ring(self, due: AsyncioTimer) -> None:
+        self._handle = None
+        now = clock.now()
+        while self._pending:
+            timer = next(iter(self._pending))
+            if timer is not due and timer.deadline > now:
+                self._set(timer)
+                return
+            del self._pending[timer]
+            timer.expire()
+        if self._limit is not None:
+            _shared.by_limit.pop(self._limit, None)
+
+
+class _Shared(threading.local):
+    """The alarms of the loop that runs in this thread, by limit."""
+
+    MOST = 64  # limits that are computed anew for each call get an alarm of their own
+
+    def __init__(self) -> None:
+        self.by_limit: dict[float, Alarms] = {}
+
+    def alarms(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> Alarms:
+        alarms = None if limit is None else self.by_limit.get(limit)
+        if alarms is None or alarms.loop is not loop:
+            alarms = Alarms(loop, limit if limit in self.by_limit or len(self.by_limit) < self.MOST else None)
+            if alarms._limit is not None:
+                self.by_limit[alarms._limit] = alarms
+        return alarms
+
+
+_shared = _Shared()
 
 
 @final
@@ -136,9 +206,17 @@ class TaskWaiter(Waiter):
         if deadline == float("inf"):
             await self._event.wait()
         else:
-            with TASKS.timer(deadline, "queue", 0):
+            with timer_until(deadline):
                 await self._event.wait()
         return self._event.is_set()
+
+
+def timer_until(deadline: float, limit: float | None = None) -> Timer:
+    """Make a timer for a block of the current task."""
+    task = _asyncio_task()
+    if task is None:
+        return ScopeTimer(deadline)
+    return AsyncioTimer(deadline, task, _shared.alarms(task.get_loop(), limit))
 
 
 def _takes_work(post: Callable[..., object]) -> bool:
@@ -163,9 +241,8 @@ class TaskRuntime(Runtime):
         await anyio.sleep(seconds)
 
     @override
-    def timer(self, deadline: float, policy: str, max_abandoned: int) -> Timer:
-        task = _asyncio_task()
-        return ScopeTimer(deadline) if task is None else AsyncioTimer(deadline, task)
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> Timer:
+        return timer_until(deadline, limit)
 
     @override
     def waiter(self) -> TaskWaiter:

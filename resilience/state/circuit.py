@@ -39,6 +39,7 @@ class Closed:
 
     __slots__ = ("last_failure", "tally")
     state: ClassVar[CircuitState] = CircuitState.CLOSED
+    why: ClassVar[str] = "the circuit has closed meanwhile"
 
     def __init__(self, tally: Tally) -> None:
         self.tally: Tally = tally
@@ -49,25 +50,27 @@ class Closed:
 class Open:
     """A period in which calls are refused, until `until`."""
 
-    __slots__ = ("last_failure", "lasts", "until")
+    __slots__ = ("last_failure", "lasts", "until", "why")
     state: ClassVar[CircuitState] = CircuitState.OPEN
 
     def __init__(self, lasts: float, until: float, last_failure: str | None) -> None:
         self.lasts: float = lasts
         self.until: float = until
         self.last_failure: str | None = last_failure
+        self.why: str = f"the circuit is open, after {last_failure}"
 
 
 @final
 class HalfOpen:
     """A period in which a few probes find out whether the dependency has recovered."""
 
-    __slots__ = ("last_failure", "probe_timeout", "probes", "successes")
+    __slots__ = ("last_failure", "probe_timeout", "probes", "successes", "why")
     state: ClassVar[CircuitState] = CircuitState.HALF_OPEN
 
     def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
         self.probe_timeout: float = probe_timeout
         self.last_failure: str | None = last_failure
+        self.why: str = f"the circuit is half-open and all its probes are out, after {last_failure}"
         self.probes: dict[Probe, float] = {}  # probe -> when it loses its slot
         self.successes: int = 0
 
@@ -78,6 +81,7 @@ class Isolated:
 
     __slots__ = ("last_failure",)
     state: ClassVar[CircuitState] = CircuitState.ISOLATED
+    why: ClassVar[str] = "the circuit was opened by hand"
 
     def __init__(self) -> None:
         self.last_failure: str | None = None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import truediv
 from typing import Any, TypeAlias
 
 import anyio
@@ -47,7 +48,7 @@ class Result:
 
     def ratio(self, ours: str, theirs: str) -> float:
         """Return the median over the rounds of ours / theirs."""
-        return statistics.median(our / their for our, their in zip(*map(self.samples.get, (ours, theirs)), strict=True))
+        return statistics.median(map(truediv, self.samples[ours], self.samples[theirs]))
 
     def best(self, contestants: Iterable[str]) -> str | None:
         """Return the contestant with the smallest median, None if none of them took part."""

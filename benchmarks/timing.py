@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import repeat
 from time import perf_counter_ns
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def run(world: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     if world == TRIO:
         import trio
 
-        return trio.run(main)  # type: ignore[no-any-return]
+        return trio.run(main)
     try:
         main().send(None)
     except StopIteration as done:
@@ -109,7 +109,7 @@ class _Loop:
     def __init__(self, world: str, function: Callable[[], Any]) -> None:
         self._world = world
         self._function = function
-        self._spin = _own_copy(_spin if world == SYNC else _spin_awaiting)
+        self._spin: Spin = _own_copy(_spin if world == SYNC else _spin_awaiting)
         self._most = 1_000_000 if world == SYNC else CALLS_BETWEEN_CHECKPOINTS
         self._calls = 1
 
@@ -133,6 +133,10 @@ class _Loop:
         return await self._spin(self._function, self._calls)
 
 
+#: Calls a function so many times, and returns the nanoseconds that it took.
+Spin: TypeAlias = Callable[[Callable[[], Any], int], Awaitable[int]]
+
+
 async def _spin(function: Callable[[], Any], calls: int) -> int:
     began = perf_counter_ns()
     for _ in repeat(None, calls):
@@ -147,6 +151,6 @@ async def _spin_awaiting(function: Callable[[], Any], calls: int) -> int:
     return perf_counter_ns() - began
 
 
-def _own_copy(spin: Any) -> Any:
+def _own_copy(spin: Any) -> Spin:
     """Copy a function with its code: CPython specializes each call site to what it has called there."""
     return FunctionType(spin.__code__.replace(), spin.__globals__, spin.__name__)

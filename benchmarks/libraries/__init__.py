@@ -33,12 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from benchmarks.timing import TRIO, WORLDS
 
 #: Takes a function, returns it protected.
 Protect: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+F = TypeVar("F", bound=Protect)
 
 #: The name under which our own library runs.
 OURS = "resilience"
@@ -69,10 +71,10 @@ class Library:
         self.imports = imports
         self.entries: dict[tuple[str, str], Protect] = {}
 
-    def enters(self, entry: str, *worlds: str) -> Callable[[Protect], Protect]:
+    def enters(self, entry: str, *worlds: str) -> Callable[[F], F]:
         """Enter a function."""
 
-        def register(protect: Protect) -> Protect:
+        def register(protect: F) -> F:
             self.entries.update({(entry, world): protect for world in worlds})
             return protect
 

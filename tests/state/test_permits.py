@@ -1,0 +1,266 @@
+"""Permits, against a queue that a child could keep: every order of arriving, leaving, releasing and resizing.
+
+Here each step is made whole before the next one begins; `test_permits_steps.py` cuts them to pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resilience.state.permits import Permits, Place, Ticket
+
+
+class Crowd:
+    """Callers with numbers who do what callers of `Permits` do, and somebody who keeps the queue by hand."""
+
+    def __init__(self, limit: int, queue: int) -> None:
+        self.permits: Permits[int] = Permits(limit, queue)
+        self.names = itertools.count()
+        self.tickets: dict[int, Ticket[int]] = {}
+        self.woken: list[int] = []
+        # By hand:
+        self.limit, self.queue = limit, queue
+        self.inside: list[int] = []
+        self.waiting: deque[int] = deque()
+        self.called: list[int] = []
+        self.rejected = 0
+
+    # --- what callers do ---
+
+    def arrive(self) -> None:
+        name = next(self.names)
+        if self.permits.take():
+            self.woken.append(name)
+        else:
+            ticket, granted = self.permits.join(name)
+            self.tickets[name] = ticket
+            self.wake(granted)
+        self.waiting.append(name)
+        self.serve()
+        if name in self.waiting and len(self.waiting) > self.queue:
+            self.waiting.remove(name)
+            self.rejected += 1
+            assert self.tickets[name].place is Place.GONE
+
+    def release(self, name: int) -> None:
+        self.inside.remove(name)
+        self.wake(self.permits.give_back())
+        self.serve()
+
+    def time_out(self, name: int) -> None:
+        """The wait is over; whoever has been granted the permit meanwhile keeps it."""
+        left = self.permits.leave(self.tickets[name])
+        assert left is (name in self.waiting)
+        if left:
+            self.waiting.remove(name)
+            self.rejected += 1
+            self.serve()
+
+    def cancel(self, name: int) -> None:
+        """Leave the queue, or pass on the permit that was granted and never used."""
+        self.wake(self.permits.abandon(self.tickets[name]))
+        if name in self.waiting:
+            self.waiting.remove(name)
+        else:
+            self.inside.remove(name)
+        self.serve()
+
+    def resize(self, limit: int) -> None:
+        self.limit = limit
+        self.wake(self.permits.resize(limit))
+        self.serve()
+
+    # --- the books ---
+
+    def wake(self, granted: list[Ticket[int]] | None) -> None:
+        for ticket in granted or []:
+            assert ticket.place is Place.GRANTED
+            self.woken.append(ticket.waiter)
+
+    def serve(self) -> None:
+        while self.waiting and len(self.inside) < self.limit:
+            name = self.waiting.popleft()
+            self.inside.append(name)
+            self.called.append(name)
+
+    def check(self) -> None:
+        counts = self.permits.counts()
+        assert self.woken == self.called  # who, and in what order
+        assert tuple(counts) == (self.limit, len(self.inside), len(self.waiting), self.rejected)
+        assert all(self.tickets[name].place is Place.WAITING for name in self.waiting)
+
+    @property
+    def by_ticket(self) -> list[int]:
+        """Those inside who have waited, and might be cancelled before they know that they are."""
+        return [name for name in self.inside if name in self.tickets]
+
+
+# --- every order, up to a depth --------------------------------------------------------------
+
+Step = Callable[[Crowd], object]
+
+
+def at(names: Callable[[Crowd], list[int] | deque[int]], index: int, do: Callable[[Crowd, int], None]) -> Step:
+    def step(crowd: Crowd) -> None:
+        there = names(crowd)
+        if there and (index == 0 or len(there) > 1):  # the last one is the first one where there is only one
+            do(crowd, there[index])
+
+    return step
+
+
+STEPS: dict[str, Step] = {
+    "arrive": Crowd.arrive,
+    "release first": at(lambda crowd: crowd.inside, 0, Crowd.release),
+    "release last": at(lambda crowd: crowd.inside, -1, Crowd.release),
+    "first times out": at(lambda crowd: crowd.waiting, 0, Crowd.time_out),
+    "last is cancelled": at(lambda crowd: crowd.waiting, -1, Crowd.cancel),
+    "granted one times out": at(lambda crowd: crowd.by_ticket, -1, Crowd.time_out),
+    "granted one is cancelled": at(lambda crowd: crowd.by_ticket, -1, Crowd.cancel),
+    "resize to 1": lambda crowd: crowd.resize(1),
+    "resize to 3": lambda crowd: crowd.resize(3),
+}
+
+
+@pytest.mark.parametrize(("limit", "queue", "arrived"), [(1, 2, 2), (2, 1, 4), (3, 2, 5), (1, 0, 1)])
+def test_every_order_of_five_steps(limit: int, queue: int, arrived: int) -> None:
+    """After each of 59,049 orders of five steps, from several beginnings: the right ones, in the right order."""
+    for order in itertools.product(STEPS, repeat=5):
+        crowd = Crowd(limit, queue)
+        for _ in range(arrived):
+            crowd.arrive()
+        for name in order:
+            STEPS[name](crowd)
+        crowd.check()
+
+
+# --- long random orders ----------------------------------------------------------------------
+
+
+class CrowdForLong(RuleBasedStateMachine):
+    """The same steps in long random orders, looked at after each of them."""
+
+    @initialize(limit=st.integers(1, 6), queue=st.integers(0, 5))
+    def build(self, limit: int, queue: int) -> None:
+        self.crowd = Crowd(limit, queue)
+
+    @rule(times=st.integers(1, 3))
+    def arrive(self, times: int) -> None:
+        for _ in range(times):
+            self.crowd.arrive()
+
+    @precondition(lambda self: self.crowd.inside)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.crowd.release(data.draw(st.sampled_from(self.crowd.inside)))
+
+    @precondition(lambda self: self.crowd.waiting)
+    @rule(data=st.data())
+    def time_out(self, data: st.DataObject) -> None:
+        self.crowd.time_out(data.draw(st.sampled_from(self.crowd.waiting)))
+
+    @precondition(lambda self: self.crowd.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.crowd.cancel(data.draw(st.sampled_from(self.crowd.waiting)))
+
+    @precondition(lambda self: self.crowd.by_ticket)
+    @rule(data=st.data())
+    def cancel_after_the_grant(self, data: st.DataObject) -> None:
+        self.crowd.cancel(data.draw(st.sampled_from(self.crowd.by_ticket)))
+
+    @rule(limit=st.integers(1, 9))
+    def resize(self, limit: int) -> None:
+        self.crowd.resize(limit)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if hasattr(self, "crowd"):
+            self.crowd.check()
+
+
+TestCrowdForLong = CrowdForLong.TestCase
+TestCrowdForLong.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_permits_that_are_made_in_batches_are_never_too_many(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large limit is made piece by piece; however small the pieces, every order comes out the same."""
+    monkeypatch.setattr(Permits, "BATCH", batch, raising=False)
+    for order in itertools.product(STEPS, repeat=4):
+        crowd = Crowd(4, 2)
+        for name in ("arrive", "arrive", "arrive", *order):
+            STEPS[name](crowd)
+        crowd.check()
+
+
+# --- one rule each, in a few words -----------------------------------------------------------
+
+
+def test_a_newcomer_does_not_overtake_who_waits() -> None:
+    """A permit that comes back belongs to the first in the queue, not to who happens to ask next."""
+    permits: Permits[str] = Permits(1, 5)
+    assert permits.take()
+    first, _ = permits.join("first")
+    granted = permits.give_back()
+    assert granted == [first]
+    assert not permits.take()
+
+
+def test_a_cancelled_holder_of_a_grant_passes_it_on() -> None:
+    """Granted, and cancelled before it knew: the next in the queue gets the permit."""
+    permits: Permits[str] = Permits(1, 5)
+    assert permits.take()
+    first, _ = permits.join("first")
+    second, _ = permits.join("second")
+    assert permits.give_back() == [first]
+    assert permits.abandon(first) == [second]
+    assert permits.counts()[:3] == (1, 1, 0)
+
+
+def test_a_grant_outlives_the_end_of_the_wait() -> None:
+    """Who is granted a permit in the moment its wait ends has the permit: `leave` says so."""
+    permits: Permits[str] = Permits(1, 5)
+    assert permits.take()
+    first, _ = permits.join("first")
+    permits.give_back()
+    assert permits.leave(first) is False
+    assert permits.counts()[:3] == (1, 1, 0)
+
+
+def test_abandoning_twice_gives_back_once() -> None:
+    """A ticket is good for one permit."""
+    permits: Permits[str] = Permits(1, 5)
+    assert permits.take()
+    first, _ = permits.join("first")
+    permits.give_back()
+    permits.abandon(first)
+    permits.abandon(first)
+    assert permits.counts()[:3] == (1, 0, 0)
+    assert permits.take()
+    assert not permits.take()
+
+
+@pytest.mark.parametrize("limit", [10**9, 10**18])
+def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
+    """Permits are not laid out in advance: a thousand million of them are made in no time, and counted exactly."""
+    permits: Permits[int] = Permits(limit, 0)
+    for number in range(5000):
+        if not permits.take():
+            ticket, granted = permits.join(number)
+            assert granted == [ticket]
+    assert permits.counts() == (limit, 5000, 0, 0)
+    for _ in range(5000):
+        permits.give_back()
+    assert permits.counts() == (limit, 0, 0, 0)
+    permits.resize(2)
+    assert permits.take()
+    assert permits.take()
+    assert not permits.take()

@@ -102,7 +102,12 @@ class Record:
         self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
 
     def begin_attempt(self) -> None:
-        """Note the failure of what comes now as one of its own, even if its error is made where the last one lay."""
+        """Count an attempt that enters the function."""
+        self.attempts += 1
+        self.expect_failure()
+
+    def expect_failure(self) -> None:
+        """Note the next failure as one of its own, even if its error is made where the last one lay."""
         self._noted = None
 
     def note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
@@ -293,10 +298,11 @@ class Context:
 
     @property
     def runtime(self) -> Runtime:
-        """The world in which this execution runs: what a policy may ask for besides the rest of the chain."""
-        if self._runtime is None:
-            raise RuntimeError("a context has a runtime only inside an execution: use the one that you were handed")
-        return self._runtime
+        """The world in which this execution runs: what a policy may ask for besides the rest of the chain.
+
+        Outside an execution, the world of the code that asks: that of tasks where an event loop runs.
+        """
+        return self._runtime or find_runtime()
 
     async def sleep(self, seconds: float) -> None:
         """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
@@ -306,6 +312,11 @@ class Context:
         """Remember a failed attempt, if anybody can ask for it afterwards."""
         if self._facts.record is not None:
             self._facts.record.note(outcome, instead_of=instead_of)
+
+
+def find_runtime() -> Runtime:
+    """Return the world of the code that asks. Put in place by the runtimes, which stand above this module."""
+    raise RuntimeError("no runtime has been imported")
 
 
 _new = object.__new__

@@ -239,7 +239,7 @@ class _Course:
             self._give_up("max_elapsed", outcome)
             return False
         if ctx._facts.record is not None:
-            ctx._facts.record.begin_attempt()
+            ctx._facts.record.expect_failure()
         self.attempt += 1
         return True
 

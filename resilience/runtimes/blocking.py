@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from math import inf
 from threading import Lock
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, final
@@ -154,7 +155,10 @@ def enter(ctx: Context) -> Any:
     if ctx._timer is not None or ctx._facts is not NO_FACTS:
         return _enter_watched(ctx)
     function: Any = ctx._function
-    token = set_ambient(ctx)
+    # A function that is not handed its context can find it as the ambient one. Where that would be the very one
+    # that `current_context` makes, the variable is left alone: to set it and to set it back takes 100 ns.
+    plain = ctx._arguments is not None and ctx.attempt == 1 and ctx.deadline == inf
+    token = None if plain else set_ambient(ctx)
     try:
         if ctx._arguments is None:
             result = function(ctx)
@@ -163,7 +167,8 @@ def enter(ctx: Context) -> Any:
         else:
             result = function(*ctx._arguments)  # merging an empty dictionary takes 40 ns
     finally:
-        reset_ambient(token)
+        if token is not None:
+            reset_ambient(token)
     if type(result) not in PLAIN and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
@@ -176,7 +181,6 @@ def _enter_watched(ctx: Context) -> Any:
     worker = None if timer is None else _worker_for(timer, ctx)
     record = ctx._facts.record
     if record is not None:
-        record.attempts += 1
         record.begin_attempt()
     arguments, keywords = ((ctx,), {}) if ctx._arguments is None else (ctx._arguments, ctx._keywords or {})
     token = set_ambient(ctx)

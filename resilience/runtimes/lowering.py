@@ -1,33 +1,36 @@
-"""Rewriting a policy's coroutine as the plain function that it is in blocking code.
+"""Rewriting a policy's method as the stage of a chain that it will be.
 
-A policy is written once, as `async def around(self, call, ctx)`. In blocking code nothing in it ever
-suspends, so the coroutine is only a costly way to call a function. Here the function's own syntax
-tree is rewritten:
+A policy is written once, as `async def around(self, call, ctx)`. What runs is made from the method's
+own syntax tree. For tasks it is *closed*: it becomes a function that makes the stage.
 
     async def around(self, call, ctx):          def around(self, call):
-        result = await call(ctx)          ->        def around(ctx):
-        await <anything else>                           result = call(ctx)
-                                                        drive(<anything else>)
+        ...                               ->        async def around(ctx):
+                                                        ...
                                                     return around
 
-The rest of the chain is a plain function too, so `await call(ctx)` is a call; whatever else is
-awaited is a coroutine that is done when it is awaited, and is driven through. The inner function is
-the stage of the chain. It closes over the policy and the next stage, because CPython runs a call
-from one plain function to another without leaving its loop: a layer costs some 40 ns so, 70 by way
-of `functools.partial`, and 250 as a coroutine that is made and sent through.
+For blocking code it is *lowered* besides. In that world nothing ever suspends, so the coroutine is
+only a costly way to call a function, and becomes one:
+
+        async def around(ctx):                      def around(ctx):
+            result = await call(ctx)      ->            result = call(ctx)
+            await <anything else>                       drive(<anything else>)
+
+There the rest of the chain is a plain function too, so `await call(ctx)` is a call; whatever else is
+awaited is a coroutine that is done when it is awaited, and is driven through. A layer costs some
+40 ns so. It takes 70 as a `functools.partial` of a plain function, which CPython calls by way of C,
+250 as a coroutine that is made and sent through, and closing saves 20 to 40 ns a layer in tasks.
 
 The result is compiled under the same file name and line numbers, so that tracebacks, debuggers and
 coverage show the source as it was written. It is done only where it cannot change what the code
-means; otherwise `lower` returns None and the coroutine is driven, to the same results:
+means; otherwise the answer is None, and the method is used as it is, to the same results:
 
 - the source must be there and compile to the very bytecode that runs (a file that was edited since
   it was imported does not; nor does a function that a decorator or a test tool has rewritten);
-- the function may not close over variables (`super()` does), nor use `async for` or `async with`,
-  nor assign to `self` or `call`;
-- `call` may only be awaited where it is called. Handed to somebody else it would have to be a
-  coroutine function.
+- the method may not close over variables (`super()` does), nor assign to `self` or `call`;
+- to be lowered, it may not use `async for` or `async with`, and `call` may only be awaited where it
+  is called: handed to somebody else it would have to be a coroutine function.
 
-`RESILIENCE_LOWERING=off` in the environment switches it off for the process.
+`RESILIENCE_LOWERING=off` in the environment switches both off for the process.
 """
 
 from __future__ import annotations
@@ -51,44 +54,59 @@ Drive: TypeAlias = Callable[..., Any]
 _DRIVE: Final = "_resilience_drive"
 _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
 
-_lowered: WeakKeyDictionary[FunctionType, FunctionType | None] = WeakKeyDictionary()
+#: Makes the stage of a policy around another: `factory(policy, call)`.
+Factory: TypeAlias = Callable[[Any, Any], Any]
+
+_factories: WeakKeyDictionary[FunctionType, dict[bool, Factory | None]] = WeakKeyDictionary()
 
 
-def lower(method: object, drive: Drive) -> Callable[..., Any] | None:
-    """Return the plain function of `method`, a bound `around`, or None where it has to be driven."""
+def lower(method: object, drive: Drive) -> Factory | None:
+    """Return what makes the blocking stages of `method`, a bound `around`; None where it has to be driven."""
+    return _factory(method, drive)
+
+
+def close(method: object) -> Factory | None:
+    """Return what makes the asynchronous stages of `method`; None where it has to be used as it is."""
+    return _factory(method, None)
+
+
+def _factory(method: object, drive: Drive | None) -> Factory | None:
     if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
         return None
     function = method.__func__
-    if function not in _lowered:
+    known = _factories.setdefault(function, {})
+    blocking = drive is not None
+    if blocking not in known:
         try:
-            _lowered[function] = _rewritten(function, drive)
+            known[blocking] = _rewritten(function, drive)
         except (OSError, TypeError, SyntaxError, ValueError):  # no source, or none that can be read
-            _lowered[function] = None
-    return _lowered[function]
+            known[blocking] = None
+    return known[blocking]
 
 
-def _rewritten(function: FunctionType, drive: Drive) -> FunctionType | None:
+def _rewritten(function: FunctionType, drive: Drive | None) -> Factory | None:
     code = function.__code__
     if not code.co_flags & inspect.CO_COROUTINE or not _takes_call_and_ctx(code) or code.co_freevars:
         return None
     module = _parsed(inspect.getsourcefile(function))
-    owner, definition = _find(module, code)
-    if owner is None or definition is None:
+    owner, method = _find(module, code)
+    if owner is None or method is None:
         return None
     if owner in module.body:
-        _prune(module, owner, definition)
+        _prune(module, owner, method)
     if not _same_code(_compiled(module, code), code):
         return None
-    factory = _Lowering(*code.co_varnames[:2]).apply(definition)
-    if factory is None:
+    policy, call = code.co_varnames[:2]
+    stage = _closed(method, policy, call) if drive is None else _Lowering(call).apply(_closed(method, policy, call))
+    if stage is None:
         return None
-    owner.body[owner.body.index(definition)] = factory
+    owner.body[owner.body.index(method)] = _made_by_factory(method, stage)
     factory_code = _compiled(ast.fix_missing_locations(module), code)
     assert factory_code is not None
-    make = FunctionType(factory_code, function.__globals__, function.__name__)
-    make.__kwdefaults__ = {_DRIVE: partial(drive, owner=function.__qualname__.rpartition(".")[0])}
-    make.__module__ = function.__module__
-    return make
+    factory = FunctionType(factory_code, function.__globals__, function.__name__)
+    factory.__kwdefaults__ = {_DRIVE: drive and partial(drive, owner=function.__qualname__.rpartition(".")[0])}
+    factory.__module__ = function.__module__
+    return factory
 
 
 def _takes_call_and_ctx(code: CodeType) -> bool:
@@ -160,24 +178,37 @@ def _future_flags() -> int:
 _FUTURE_FLAGS = _future_flags()
 
 
-class _Lowering(ast.NodeTransformer):
-    """Takes the awaits out of one method; says whether it may be done."""
+def _closed(method: ast.AsyncFunctionDef, policy: str, call: str) -> ast.AsyncFunctionDef | None:
+    """Return the stage as it stands inside of its factory, None where closing would change it."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Name) and node.id in (policy, call) and not isinstance(node.ctx, ast.Load):
+            return None  # assigned to, it would be a local variable of the stage
+    parameters = ast.arguments(posonlyargs=[], args=method.args.args[2:], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.AsyncFunctionDef(**{**vars(method), "args": parameters, "decorator_list": []})
 
-    def __init__(self, policy: str, call: str) -> None:
-        self._policy = policy
+
+def _made_by_factory(method: ast.AsyncFunctionDef, stage: ast.stmt) -> ast.FunctionDef:
+    """Return the function of the policy and its call that makes the stage. It begins where the method begins."""
+    result = ast.copy_location(ast.Return(ast.Name(method.name, ast.Load())), method)
+    parameters = ast.arguments(
+        posonlyargs=[], args=method.args.args[:2], kwonlyargs=[ast.arg(_DRIVE)], kw_defaults=[None], defaults=[]
+    )
+    return ast.FunctionDef(**{**vars(method), "args": parameters, "body": [stage, result], "returns": None})
+
+
+class _Lowering(ast.NodeTransformer):
+    """Takes the awaits out of a stage, if it may be done."""
+
+    def __init__(self, call: str) -> None:
         self._call = call
         self._allowed = True
 
-    def apply(self, method: ast.AsyncFunctionDef) -> ast.FunctionDef | None:
-        """Return the function that makes the stage, None where it cannot be had."""
-        method.body = [self.visit(statement) for statement in method.body]
-        if not self._allowed:
+    def apply(self, stage: ast.AsyncFunctionDef | None) -> ast.FunctionDef | None:
+        """Return the plain function, None where it cannot be had."""
+        if stage is None:
             return None
-        closed_over, taken = method.args.args[:2], method.args.args[2:]
-        stage = ast.FunctionDef(**{**vars(method), "decorator_list": [], "args": _arguments(taken)})
-        result = ast.copy_location(ast.Return(ast.Name(method.name, ast.Load())), method)
-        outer = _arguments(closed_over, ast.arg(_DRIVE))
-        return ast.FunctionDef(**{**vars(method), "args": outer, "body": [stage, result], "returns": None})
+        body = [self.visit(statement) for statement in stage.body]
+        return ast.FunctionDef(**{**vars(stage), "body": body}) if self._allowed else None
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, _NOT_LOWERABLE):
@@ -194,10 +225,8 @@ class _Lowering(ast.NodeTransformer):
         return ast.copy_location(ast.Call(drive, [self.visit(awaited)], []), node)
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        handed_on = node.id == self._call  # then it would have to be a coroutine function
-        replaced = node.id == self._policy and not isinstance(node.ctx, ast.Load)
-        if handed_on or replaced:
-            self._allowed = False
+        if node.id == self._call:
+            self._allowed = False  # handed on or kept: it would have to be a coroutine function
         return node
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
@@ -216,13 +245,3 @@ class _Lowering(ast.NodeTransformer):
         return node  # its awaits are its own
 
     visit_AsyncFunctionDef = visit_FunctionDef = visit_Lambda = visit_ClassDef = _nested
-
-
-def _arguments(positional: list[ast.arg], *keyword_only: ast.arg) -> ast.arguments:
-    return ast.arguments(
-        posonlyargs=[],
-        args=positional,
-        kwonlyargs=list(keyword_only),
-        kw_defaults=[None for _ in keyword_only],
-        defaults=[],
-    )

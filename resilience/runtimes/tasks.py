@@ -14,18 +14,22 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import anyio
 from typing_extensions import override
 
+from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, restore_ambient, set_ambient
+from resilience.context import NO_FACTS, Context, restore_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
+from resilience.runtimes import lowering
 from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
+from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -37,30 +41,49 @@ if TYPE_CHECKING:
 Stage: TypeAlias = "Callable[[Context], Awaitable[Any]]"
 
 
-def _asyncio_task() -> asyncio.Task[Any] | None:
-    """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
+if sys.version_info >= (3, 12):
+
+    def _asyncio_task() -> asyncio.Task[Any] | None:
+        """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return None
+
+else:
+    # `asyncio.current_task` is written in Python there, and takes 250 ns.
+    from asyncio.events import _get_running_loop
+    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+    def _asyncio_task() -> asyncio.Task[Any] | None:
+        """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+        return _current_tasks.get(_get_running_loop())  # type: ignore[no-any-return]
+
+
+def _in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())
 
 
 @final
 class AsyncioTimer:
     """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
 
-    __slots__ = ("_alarms", "_cancelling", "_task", "deadline", "expiring", "fired")
+    __slots__ = ("_alarm", "_cancelling", "_expiring", "_task", "deadline", "fired")
 
-    def __init__(self, deadline: float, task: asyncio.Task[Any], alarms: Alarms) -> None:
+    def __init__(self, deadline: float, task: asyncio.Task[Any], alarm: Alarm) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
-        self.expiring: bool = False
+        self._expiring = False
         self._task = task
-        self._alarms = alarms
+        self._alarm = alarm
 
     def __enter__(self) -> Self:
         self._cancelling = self._task.cancelling()
-        self._alarms.add(self)
+        alarm = self._alarm
+        alarm.pending[self] = None
+        if alarm.handle is None:
+            alarm.set(self)
         return self
 
     def __exit__(
@@ -68,8 +91,10 @@ class AsyncioTimer:
     ) -> bool:
         task = self._task
         del self._task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        if not self.expiring:
-            self._alarms.discard(self)
+        if not self._expiring:
+            del self._alarm.pending[self]
+            if self._alarm.limit is None:
+                self._alarm.cancel()
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
@@ -78,73 +103,66 @@ class AsyncioTimer:
 
     def expire(self) -> None:
         """Cancel the task, once."""
-        self.expiring = True
+        self._expiring = True
         self._task.cancel()
 
 
 @final
-class Alarms:
-    """The timers of one limit in one loop. They end in the order in which they began, so one alarm serves them all.
+class Alarm:
+    """Serves the timers of one limit in one loop. They end in the order in which they began, so one handle will do.
 
-    The alarm stays set when the timer that it was set for is done: it rings once per limit at the most, and is
-    then set for the first timer that is left. So a call that ends in time costs a write to a dictionary and
-    another one, where `asyncio.timeout` makes, queues and cancels a handle (2 to 3 us).
+    It stays set when the timer that it was set for is done: it rings once per limit at the most, and is then set
+    for the first timer that is left. So a call that ends in time costs two writes to a dictionary, where
+    `asyncio.timeout` makes, queues and cancels a handle (2 to 3 us).
 
     :param limit: the limit that all of its timers have; None for the alarm of a single timer.
     """
 
-    __slots__ = ("_handle", "_limit", "_pending", "loop")
+    __slots__ = ("handle", "limit", "loop", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self._limit = limit
-        self._pending: dict[AsyncioTimer, None] = {}  # in order
-        self._handle: asyncio.TimerHandle | None = None
+        self.limit: float | None = limit
+        self.pending: dict[AsyncioTimer, None] = {}  # in order
+        self.handle: asyncio.TimerHandle | None = None
 
-    def add(self, timer: AsyncioTimer) -> None:
-        """Watch a timer, the last one to end."""
-        self._pending[timer] = None
-        if self._handle is None:
-            self._set(timer)
+    def set(self, timer: AsyncioTimer) -> None:
+        """Ring when this timer is due."""
+        self.handle = self.loop.call_later(max(0.0, timer.deadline - clock.now()), self._ring, timer)
 
-    def discard(self, timer: AsyncioTimer) -> None:
-        """Forget a timer that is done."""
-        del self._pending[timer]
-        if self._limit is None and self._handle is not None:
-            self._handle.cancel()
-
-    def _set(self, timer: AsyncioTimer) -> None:
-        self._handle = self.loop.call_later(max(0.0, timer.deadline - clock.now()), self._ring, timer)
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self.handle is not None:
+            self.handle.cancel()
 
     def _ring(self, due: AsyncioTimer) -> None:
-        self._handle = None
+        self.handle = None
         now = clock.now()
-        while self._pending:
-            timer = next(iter(self._pending))
+        while self.pending:
+            timer = next(iter(self.pending))
             if timer is not due and timer.deadline > now:
-                self._set(timer)
+                self.set(timer)
                 return
-            del self._pending[timer]
+            del self.pending[timer]
             timer.expire()
-        if self._limit is not None:
-            _shared.by_limit.pop(self._limit, None)
+        if self.limit is not None:
+            _shared.by_limit.pop(self.limit, None)
 
 
 class _Shared(threading.local):
     """The alarms of the loop that runs in this thread, by limit."""
 
-    MOST = 64  # limits that are computed anew for each call get an alarm of their own
+    MOST = 64  # a limit that is computed anew for each call gets an alarm of its own
 
     def __init__(self) -> None:
-        self.by_limit: dict[float, Alarms] = {}
+        self.by_limit: dict[float, Alarm] = {}
 
-    def alarms(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> Alarms:
-        alarms = None if limit is None else self.by_limit.get(limit)
-        if alarms is None or alarms.loop is not loop:
-            alarms = Alarms(loop, limit if limit in self.by_limit or len(self.by_limit) < self.MOST else None)
-            if alarms._limit is not None:
-                self.by_limit[alarms._limit] = alarms
-        return alarms
+    def make(self, loop: asyncio.AbstractEventLoop, limit: float) -> Alarm:
+        """Make the alarm for a limit that has none yet, or one of a loop that is gone."""
+        if limit not in self.by_limit and len(self.by_limit) >= self.MOST:
+            return Alarm(loop, None)
+        alarm = self.by_limit[limit] = Alarm(loop, limit)
+        return alarm
 
 
 _shared = _Shared()
@@ -216,7 +234,13 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
     task = _asyncio_task()
     if task is None:
         return ScopeTimer(deadline)
-    return AsyncioTimer(deadline, task, _shared.alarms(task.get_loop(), limit))
+    loop = task.get_loop()
+    if limit is None:
+        return AsyncioTimer(deadline, task, Alarm(loop, None))
+    alarm = _shared.by_limit.get(limit)
+    if alarm is None or alarm.loop is not loop:
+        alarm = _shared.make(loop, limit)
+    return AsyncioTimer(deadline, task, alarm)
 
 
 def _takes_work(post: Callable[..., object]) -> bool:
@@ -272,26 +296,38 @@ class TaskRuntime(Runtime):
 TASKS: TaskRuntime = TaskRuntime()
 
 
+def find_runtime() -> Runtime:
+    """Return the runtime of the world that this code runs in."""
+    return TASKS if _asyncio_task() is not None or _in_trio() else BLOCKING
+
+
+context.find_runtime = find_runtime
+
+
 async def enter(ctx: Context) -> Any:
     """Make the call: the innermost stage, which finds it in the context."""
     function: Any = ctx._function
     record = ctx._facts.record
     if record is not None:
-        record.attempts += 1
         record.begin_attempt()
-    token = set_ambient(ctx)
+    # Where the ambient context is the one that `current_context` makes anyway, it is left alone: see blocking.py.
+    plain = ctx._arguments is not None and ctx.attempt == 1 and ctx.deadline == inf and ctx._facts is NO_FACTS
+    token = None if plain else set_ambient(ctx)
     try:
         awaitable = function(ctx) if ctx._arguments is None else function(*ctx._arguments, **(ctx._keywords or {}))
         if type(awaitable) is not CoroutineType and not is_awaitable(awaitable):
             raise refuse_plain(function, awaitable)
         return await awaitable
     except Exception as error:
-        ctx._note(Failure(error))
+        if record is not None:
+            record.note(Failure(error))
         raise
     finally:
-        restore_ambient(token)
+        if token is not None:
+            restore_ambient(token)
 
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the coroutine function that runs `policy` around `inner`."""
-    return partial(policy.around, inner)
+    closed = lowering.close(policy.around)
+    return partial(policy.around, inner) if closed is None else closed(policy, inner)

@@ -1,0 +1,275 @@
+"""The public surface, recorded: a change of a name or a signature is a change of `public_api.txt`, seen in review.
+
+To record it anew, run this file from the project's root:
+
+    python tests/test_public_api.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import resilience
+
+RECORD = Path(__file__).with_name("public_api.txt")
+HOW = "if that was meant, record it anew with `python tests/test_public_api.py`, and tell users in CHANGELOG.md"
+
+#: Modules that users import from. The front door has no names of its own: what it re-exports is listed where it is.
+PUBLIC = ("resilience", "resilience.backoff", "resilience.errors", "resilience.events", "resilience.testing")
+INTEGRATIONS = "resilience.integrations"
+
+#: What authors of policies are handed, and what the block forms give out, without its being exported by name.
+HANDED_OUT = (
+    "resilience.runtimes.base:Runtime",
+    "resilience.runtimes.base:Timer",
+    "resilience.runtimes.base:Waiter",
+)
+BLOCKS = (("Retry", "attempts", "__next__"), ("CircuitBreaker", "guard", None), ("Bulkhead", "slot", None))
+
+OPERATORS = frozenset(
+    "__call__ __or__ __iter__ __next__ __aiter__ __anext__ __enter__ __exit__ __aenter__ __aexit__".split()
+)
+
+
+def modules() -> Iterator[ModuleType]:
+    """Every public module that there is."""
+    for name in PUBLIC:
+        if exists(name):
+            yield importlib.import_module(name)
+    if not exists(INTEGRATIONS):
+        return
+    integrations = importlib.import_module(INTEGRATIONS)
+    for info in pkgutil.iter_modules(integrations.__path__, f"{INTEGRATIONS}."):
+        if not info.name.rpartition(".")[2].startswith("_"):
+            yield importlib.import_module(info.name)
+
+
+def exists(name: str) -> bool:
+    """Whether there is such a module; a folder without an `__init__` is none."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+def at_home(name: str) -> str:
+    """The public module in which a name of the front door is told in full, if it is not the front door."""
+    return next((it.__name__ for it in modules() if it is not resilience and name in it.__all__), "")
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What `from module import *` gives."""
+    return sorted(module.__all__)
+
+
+def annotation(value: object) -> str:
+    """An annotation as it was written."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, typing.ForwardRef):
+        return value.__forward_arg__
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
+def signature(function: Any, *, drop_first: bool = False) -> str:
+    """A signature with annotations as they were written, the same on every version of Python."""
+    found = inspect.signature(function)
+    parameters = list(found.parameters.values())[1 if drop_first else 0 :]
+    parts: list[str] = []
+    kinds = [it.kind for it in parameters]
+    for index, parameter in enumerate(parameters):
+        keyword_only = parameter.kind is parameter.KEYWORD_ONLY
+        if keyword_only and (index == 0 or kinds[index - 1] not in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)):
+            parts.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        text = stars + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            text += f" = {default(parameter.default)}"
+        parts.append(text)
+        positional_only = parameter.kind is parameter.POSITIONAL_ONLY
+        if positional_only and (index + 1 == len(kinds) or kinds[index + 1] is not parameter.POSITIONAL_ONLY):
+            parts.append("/")
+    result = "" if found.return_annotation is found.empty else f" -> {annotation(found.return_annotation)}"
+    return f"({', '.join(parts)}){result}"
+
+
+def default(value: object) -> str:
+    """A default without addresses."""
+    if value is ...:
+        return "..."
+    if isinstance(value, type) or inspect.isroutine(value):
+        return value.__name__
+    text = repr(value)
+    return f"<{type(value).__name__}>" if " at 0x" in text else text
+
+
+def described(name: str, value: object) -> Iterator[str]:
+    """The lines that record one public name."""
+    if isinstance(value, ModuleType):
+        yield f"{name}: module"
+    elif isinstance(value, type):
+        yield from described_class(name, value)
+    elif inspect.isroutine(value):
+        yield f"{name}{signature(value)}"
+    else:
+        yield f"{name}: a name for a type or value"
+
+
+def described_class(name: str, kind: type) -> Iterator[str]:
+    bases = [base.__name__ for base in public_bases(kind)]
+    marks = " final" if getattr(kind, "__final__", False) else ""
+    yield f"class {name}({', '.join(bases)}){marks}" if bases else f"class {name}{marks}"
+    if issubclass(kind, enum.Enum):
+        for member in kind:
+            yield f"    {member.name} = {member.value!r}"
+        return
+    if ("__init__" in vars(kind) or dataclasses.is_dataclass(kind)) and not getattr(kind, "_is_protocol", False):
+        for overload in typing.get_overloads(kind.__init__) or [kind.__init__]:  # type: ignore[misc]
+            yield f"    {signature(overload, drop_first=True).removesuffix(' -> None')}"
+    yield from described_members(kind)
+
+
+def public_bases(kind: type) -> Iterator[type]:
+    """Its bases; a private one is told by its own."""
+    for base in kind.__bases__:
+        if base.__name__.startswith("_"):
+            yield from public_bases(base)
+        elif base is not object:
+            yield base
+
+
+def described_members(kind: type) -> Iterator[str]:
+    annotations = inspect.get_annotations(kind)
+    declared = {name for base in kind.__mro__[1:] for name in inspect.get_annotations(base)}
+    fields = {it.name for it in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    for name in sorted({*vars(kind), *annotations}):
+        if name in fields or (name.startswith("_") and name not in OPERATORS):
+            continue
+        member = vars(kind).get(name)
+        if name not in annotations and not callable(member) and name in declared:
+            continue  # a value, or a slot, for what a parent declares
+        if isinstance(member, (staticmethod, classmethod)):
+            yield f"    {type(member).__name__} .{name}{signature(member.__func__)}"
+        elif inspect.isfunction(member):
+            for overload in typing.get_overloads(member) or [member]:
+                later = "async " if inspect.iscoroutinefunction(overload) else ""
+                yield f"    {later}.{name}{signature(overload, drop_first=True)}"
+        elif isinstance(member, property):
+            yield f"    .{name} -> {annotation(inspect.signature(member.fget).return_annotation)}"  # type: ignore[arg-type]
+        elif name in annotations:
+            yield f"    .{name}: {annotation(annotations[name])}"
+        else:
+            yield f"    .{name}"
+
+
+def handed_out() -> Iterator[tuple[str, type]]:
+    """The classes that users meet without importing them."""
+    for path in HANDED_OUT:
+        module, _, name = path.partition(":")
+        yield path.replace(":", "."), getattr(importlib.import_module(module), name)
+    for policy, method, step in BLOCKS:
+        made = getattr(resilience, policy)(*([1] if policy == "Bulkhead" else []))
+        block = getattr(made, method)()
+        yield f"resilience.{policy}.{method}()", type(block)
+        if step is not None:
+            yield f"resilience.{policy}.{method}().{step}()", type(getattr(block, step)())
+
+
+def surface() -> str:
+    """The whole public surface as text."""
+    lines: list[str] = []
+    for module in modules():
+        lines += ["", f"# {module.__name__}", ""]
+        for name in public_names(module):
+            home = "" if module is not resilience else at_home(name)
+            lines += [f"{name}: see {home}"] if home else described(name, getattr(module, name))
+    lines += ["", "# handed out", ""]
+    for name, kind in handed_out():
+        lines += described_class(name, kind)
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def test_the_public_surface_is_the_recorded_one() -> None:
+    """Names, signatures, attributes: nothing changes by accident."""
+    recorded = RECORD.read_text(encoding="utf-8").splitlines()
+    now = surface().splitlines()
+    changes = list(difflib.unified_diff(recorded, now, "recorded", "now", n=1, lineterm=""))
+    assert not changes, "\n".join(["the public surface has changed:", *changes, HOW])
+
+
+def test_every_public_module_says_what_is_public() -> None:
+    """With `__all__`, sorted, without doubles, and every name is there."""
+    for module in modules():
+        assert list(module.__all__) == sorted(set(module.__all__)), module.__name__
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+        assert not any(name.startswith("_") for name in module.__all__)
+
+
+def test_the_front_door_has_every_name_of_the_design() -> None:
+    """The vocabulary of the library."""
+    names = """
+        Policy Pipeline Context current_context deadline Retry Timeout CircuitBreaker Bulkhead Fallback Success
+        Failure transient ConsecutiveFailures FailureRatio SlowRatio CircuitState ResilienceError Rejected
+        CircuitOpen CircuitIsolated BulkheadFull WorkersExhausted TimeoutExceeded DeadlineExceeded RetriesExhausted
+        backoff events errors
+    """
+    assert [name for name in names.split() if name not in resilience.__all__] == []
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    """A docstring on every public class, function, method and property."""
+    silent = []
+    for module in modules():
+        for name in public_names(module):
+            value = getattr(module, name)
+            if isinstance(value, type) or inspect.isroutine(value):
+                if not inspect.getdoc(value):
+                    silent.append(f"{module.__name__}.{name}")
+                if isinstance(value, type):
+                    silent += [f"{name}.{member}" for member in undocumented(value)]
+    assert silent == []
+
+
+def undocumented(kind: type) -> list[str]:
+    return [
+        name
+        for name, member in vars(kind).items()
+        if not name.startswith("_")
+        and (inspect.isroutine(member) or isinstance(member, (property, staticmethod, classmethod)))
+        and not inspect.getdoc(getattr(kind, name))
+    ]
+
+
+def test_importing_the_front_door_imports_no_third_party_but_what_is_declared() -> None:
+    """No client, no integration, not even an event loop's backend: only anyio and typing-extensions."""
+    program = """
+import sys
+before = set(sys.modules)
+import resilience
+tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+strangers = {top for top in tops if top not in sys.stdlib_module_names and not top.startswith("_")}
+print(sorted(strangers), [name for name in sys.modules if name.startswith("resilience.integrations.")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    strangers, _, integrations = done.stdout.strip().partition("] [")
+    allowed = {"resilience", "anyio", "typing_extensions", "sniffio", "idna", "exceptiongroup"}
+    assert set(strangers.strip("[]").replace("'", "").split(", ")) <= allowed
+    assert integrations == "]"
+
+
+if __name__ == "__main__":
+    RECORD.write_text(surface(), encoding="utf-8")
+    print(f"recorded {len(surface().splitlines())} lines in {RECORD}")

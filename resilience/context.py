@@ -4,8 +4,8 @@ A context is handed inwards and never changed. A policy that gives less time, or
 attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
 other. It also carries the call itself to the innermost stage of the chain, which makes it.
 
-Contexts are made on every call, so they are slotted, and made by `begin` and `derive` without the
-detour by `__init__` (half the time on CPython 3.11 to 3.13).
+Contexts are made on every call, so they are slotted, and made without the detour by
+`__init__` (half the time on CPython 3.11 to 3.13).
 """
 
 from __future__ import annotations
@@ -319,7 +319,8 @@ def find_runtime() -> Runtime:
     raise RuntimeError("no runtime has been imported")
 
 
-_new = object.__new__
+#: Makes a context without the detour by `__init__`; whoever calls it sets every slot.
+new_context = object.__new__
 NO_FACTS = Facts()
 _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
 
@@ -329,28 +330,9 @@ set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
 reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
 
 
-def begin(
-    runtime: Runtime,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...] | None,
-    keywords: dict[str, Any] | None,
-) -> Context:
-    """Make the context of an execution that inherits nothing."""
-    ctx = _new(Context)
-    ctx.deadline = inf
-    ctx.attempt = 1
-    ctx._facts = NO_FACTS
-    ctx._timer = None
-    ctx._runtime = runtime
-    ctx._function = function
-    ctx._arguments = arguments
-    ctx._keywords = keywords
-    return ctx
-
-
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
     """Make the context to hand inwards."""
-    child = _new(Context)
+    child = new_context(Context)
     child.deadline = deadline
     child.attempt = attempt
     child._facts = parent._facts

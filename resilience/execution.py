@@ -3,16 +3,20 @@
 Most executions inherit nothing and report to nobody, and go straight to the chain. The others take
 over the deadline and the facts of the context around them, keep the record that the caller's
 `Context` then shows, and tell the listeners of `ExecutionFinished`.
+
+`run` and `arun` write out the making of a fresh context: a call of a function that did it for both
+would cost as much as a policy does (40 ns).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import Context, Facts, Record, begin, get_ambient
+from resilience.context import NO_FACTS, Context, Facts, Record, get_ambient, new_context
 from resilience.events import finishing
 from resilience.outcome import Failure, Outcome, Success
 from resilience.runtimes import blocking, tasks
@@ -59,7 +63,15 @@ class Chain:
     ) -> Any:
         """Execute a blocking function."""
         stage = self._blocking
-        inner = begin(BLOCKING, function, arguments, keywords)
+        inner = new_context(Context)
+        inner.deadline = inf
+        inner.attempt = 1
+        inner._facts = NO_FACTS
+        inner._timer = None
+        inner._runtime = BLOCKING
+        inner._function = function
+        inner._arguments = arguments
+        inner._keywords = keywords
         if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
             return stage(inner)
         with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
@@ -79,7 +91,15 @@ class Chain:
     ) -> Awaitable[Any]:
         """Execute a function whose result is awaited. What this returns is to be awaited at once."""
         stage = self._tasks
-        inner = begin(TASKS, function, arguments, keywords)
+        inner = new_context(Context)
+        inner.deadline = inf
+        inner.attempt = 1
+        inner._facts = NO_FACTS
+        inner._timer = None
+        inner._runtime = TASKS
+        inner._function = function
+        inner._arguments = arguments
+        inner._keywords = keywords
         if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
             return stage(inner)  # and not `await`: one coroutine less
         return self._arun_watched(stage, inner, ctx)

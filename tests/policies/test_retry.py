@@ -21,6 +21,7 @@ import pytest
 
 from resilience import (
     BulkheadFull,
+    CircuitBreaker,
     CircuitOpen,
     Context,
     DeadlineExceeded,
@@ -147,6 +148,16 @@ def test_the_context_tells_how_often_the_function_was_entered(world: World, cloc
     assert ctx.attempts == 3
     assert ctx.elapsed == 4.0
     assert [tuple(failed) for failed in ctx.failures] == [("Boom", "a"), ("Boom", "b")]
+
+
+def test_the_context_tells_of_attempts_that_were_refused_too(world: World, clock: FakeClock) -> None:
+    """One failure for each, though the function was not entered."""
+    ctx = Context()
+    breaker = CircuitBreaker(1)
+    breaker.isolate()
+    run(world, Policy.wrap(Retry(3, on=CircuitOpen, backoff=[0]), breaker), Script("fine"), ctx)
+    assert ctx.attempts == 0
+    assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"] * 3
 
 
 # --- what is tried again ---
@@ -980,6 +991,18 @@ def test_discarded_results_are_closed_and_the_one_that_comes_out_is_not(world: W
     last = [Response(), Response()]
     run(world, Retry(2, on_result=bad, backoff=[1]), Script(*last))
     assert [response.closed for response in last] == [1, 0]
+
+
+def test_what_is_thrown_away_is_closed_before_the_wait(world: World, clock: FakeClock) -> None:
+    """Its connection is of use to others meanwhile."""
+    closed_at: list[float] = []
+
+    class Timed(Response):
+        def close(self) -> None:
+            closed_at.append(clock.time)
+
+    run(world, Retry(3, on=StatusError, on_result=bad, backoff=[5]), Script(Timed(), StatusError(Timed()), Timed(200)))
+    assert closed_at == [1000, 1005]
 
 
 def test_the_last_result_of_a_wrapped_end_is_not_closed(world: World, clock: FakeClock) -> None:

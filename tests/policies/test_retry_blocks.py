@@ -322,20 +322,25 @@ def test_max_elapsed_holds_for_a_block(world: World, clock: FakeClock) -> None:
     assert failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom).numbers == [1, 2, 3, 4]
 
 
+def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every wait take a minute."""
+
+    def late(seconds: float) -> None:
+        clock.advance(60)
+
+    async def late_task(runtime: object, seconds: float, ctx: Context) -> None:
+        clock.advance(60)
+        await anyio.sleep(0)
+
+    monkeypatch.setattr(process_clock, "sleep", late)
+    monkeypatch.setattr(tasks.TaskRuntime, "sleep", late_task)
+
+
 def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure that was held back comes out of the loop, noted; with `wrap`, what stands for it."""
-
-    def oversleep(seconds: float) -> None:
-        clock.advance(60)
-
-    async def oversleep_task(runtime: object, seconds: float, ctx: Context) -> None:
-        clock.advance(60)
-        await anyio.sleep(0)
-
-    monkeypatch.setattr(process_clock, "sleep", oversleep)
-    monkeypatch.setattr(tasks.TaskRuntime, "sleep", oversleep_task)
+    oversleep(clock, monkeypatch)
     error = Boom()
 
     async def main(retry: Retry) -> None:
@@ -539,6 +544,41 @@ def test_no_failed_block_needs_the_cyclic_collector(world: World, clock: FakeClo
         world.run(lambda: ignored(Retry(3, on=Boom, backoff=[0], wrap=wrap), world))
         assert len(alive) == 3
         assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_the_error_that_was_held_back_is_let_go_of(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next attempt; and it makes no cycle where it has to come out after all, because time is over."""
+    seen: list[int] = []
+
+    async def main(timeout: float) -> None:
+        try:
+            with deadline(timeout):
+                if world.blocking:
+                    for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
+                        seen.append(sum(ref() is not None for ref in alive))
+                        with attempt:
+                            fail()
+                else:
+                    async for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
+                        seen.append(sum(ref() is not None for ref in alive))
+                        with attempt:
+                            fail()
+        except Boom:
+            pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        world.run(lambda: main(60))
+        assert seen == [0, 0, 0]
+        oversleep(clock, monkeypatch)
+        world.run(lambda: main(5))
+        assert seen == [0] * 4
+        assert [ref() for ref in alive] == [None] * 4
     finally:
         gc.enable()
 

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Never
@@ -337,8 +338,11 @@ def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
     gc.collect()
 
 
+# --- the timers of asyncio ---
+
+
 def test_timers_that_did_not_fire_do_not_pile_up() -> None:
-    """A limit of a minute on calls of a millisecond: the loop forgets them, many thousands as it may have seen."""
+    """A limit of a minute on calls of a millisecond: the loop has not one timer for each of them to wait for."""
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -346,8 +350,136 @@ def test_timers_that_did_not_fire_do_not_pile_up() -> None:
         for _ in range(3000):
             await timeout.aexecute(fn)
         await asyncio.sleep(0)
-        assert sum(not handle.cancelled() for handle in loop._scheduled) == 0
+        assert sum(not handle.cancelled() for handle in loop._scheduled) <= 1
         assert len(loop._scheduled) < 500
+
+    asyncio.run(main())
+
+
+def test_calls_under_the_same_limit_are_each_cut_off_in_their_own_time(tasks_world: World) -> None:
+    """They begin one after the other; some end by themselves, the first of all among them."""
+    limit, step = 0.04, 0.004
+    timeout = Timeout(limit)
+    took: dict[int, float] = {}
+
+    async def call(n: int) -> None:
+        await anyio.sleep(n * step)
+        began = time.monotonic()
+        seconds = 0.001 if n % 3 == 0 else 10
+        result = await tasks_world.attempt(timeout, lambda ctx: anyio.sleep(seconds))
+        assert (result is None) == (n % 3 == 0)
+        if result is not None:
+            took[n] = time.monotonic() - began
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for n in range(12):
+                group.start_soon(call, n)
+
+    began = time.monotonic()
+    tasks_world.run(main)
+    whole = time.monotonic() - began
+    assert len(took) == 8
+    assert min(took.values()) >= limit
+    assert whole < 3
+
+
+def test_a_limit_is_set_again_after_it_has_fired(tasks_world: World) -> None:
+    """Again and again, at once and after a while, with calls in between that end by themselves."""
+    timeout = Timeout(0.005)
+
+    async def main() -> None:
+        for pause in (0, 0.01, 0, 0.002, 0.01):
+            assert await timeout.aexecute(Script("quick").function()) == "quick"
+            with pytest.raises(TimeoutExceeded):
+                await timeout.aexecute(lambda ctx: anyio.sleep(10))
+            await anyio.sleep(pause)
+
+    tasks_world.run(main)
+
+
+def test_a_loop_that_has_ended_takes_no_timer_with_it() -> None:
+    """The next loop of the same thread sets its own, also where the last one left one behind."""
+    timeout = Timeout(0.02)
+
+    async def quick() -> None:
+        await timeout.aexecute(Script("quick").function())
+
+    async def slow() -> None:
+        with pytest.raises(TimeoutExceeded):
+            await timeout.aexecute(lambda ctx: asyncio.sleep(10))
+
+    for main in (quick, slow, quick, quick, slow, slow):
+        asyncio.run(main())
+
+
+def test_two_loops_that_take_turns_in_one_thread_have_their_own_timers() -> None:
+    """Each rings in its own loop only."""
+    timeout = Timeout(0.02)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def call() -> Any:
+        return await World("asyncio").attempt(timeout, lambda ctx: asyncio.sleep(10))
+
+    async def wait() -> None:
+        await asyncio.sleep(0.001)
+
+    try:
+        tasks = [loop.create_task(call()) for loop in loops]
+        for _ in range(5):
+            for loop in loops:
+                loop.run_until_complete(wait())
+        for loop, task in zip(loops, tasks, strict=True):
+            began = time.monotonic()
+            assert type(loop.run_until_complete(task)) is TimeoutExceeded
+            assert time.monotonic() - began < 5
+    finally:
+        for loop in loops:
+            loop.close()
+
+
+def test_any_number_of_different_limits_is_kept() -> None:
+    """Limits that are computed anew for each call among them."""
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for n in range(200):
+                group.start_soon(cut_off, 0.01 + n * 0.0001)
+                group.start_soon(cut_off, 0.01 + n * 0.0001)
+
+    async def cut_off(limit: float) -> None:
+        began = time.monotonic()
+        with pytest.raises(TimeoutExceeded) as raised:
+            await Timeout(limit).aexecute(lambda ctx: asyncio.sleep(10))
+        assert raised.value.timeout == limit
+        assert time.monotonic() - began >= limit
+
+    began = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began < 5
+
+
+def test_a_timer_keeps_nothing_of_a_call_that_has_ended() -> None:
+    """Neither its task nor what its context variables held, however far away the limit is."""
+    variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
+    alive: list[weakref.ref[Any]] = []
+
+    class Thing:
+        """Something that takes memory."""
+
+    async def call() -> None:
+        thing = Thing()
+        variable.set(thing)
+        task = asyncio.current_task()
+        assert task is not None
+        alive.extend([weakref.ref(thing), weakref.ref(task)])
+        await Timeout(LONG).aexecute(Script("fine").function())
+
+    async def main() -> None:
+        await asyncio.create_task(call())
+        await asyncio.sleep(0)  # the loop itself lets go of a task one turn after it has ended
+        gc.collect()
+        assert [ref() for ref in alive] == [None, None]
 
     asyncio.run(main())
 
@@ -423,36 +555,6 @@ def test_a_policy_may_sleep(world: World, clock: FakeClock) -> None:
 
     world.run(main)
     assert clock.sleeps == [2.5]
-
-
-def test_a_policy_may_set_a_timer(world: World) -> None:
-    """What runs inside its block is cut off at the deadline, and `fired` says so; a quick call is left alone."""
-
-    class Limit(Policy[str]):
-        async def around(self, call: Call[Any], ctx: Context) -> Any:
-            with ctx.runtime.timer(ctx.deadline, "limit", 10) as timer:
-                return await call(ctx.child(timer=timer))
-            assert timer.fired
-            return "cut off"
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    async def main() -> None:
-        assert await world.execute(Limit(), hang, Context(timeout=0.01)) == "cut off"
-        assert await world.execute(Limit(), Script("fine").function(), Context(timeout=LONG)) == "fine"
-
-    world.run(main)
-    world.release()
-    end = time.monotonic() + 5
-    while Timeout.abandoned() and time.monotonic() < end:
-        time.sleep(0.001)
-
-
-def test_a_context_has_a_runtime_only_inside_an_execution() -> None:
-    """One that a user has made does not know yet in which world it will be."""
-    with pytest.raises(RuntimeError, match="inside an execution"):
-        _ = Context().runtime
 
 
 def test_a_policy_that_awaits_something_else_is_named_in_blocking_code() -> None:

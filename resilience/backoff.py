@@ -180,7 +180,7 @@ class Decorrelated(Backoff):
 class _Given(Backoff):
     """Delays that the user wrote down or computes; the last one repeats."""
 
-    def __init__(self, source: tuple[float, ...] | Callable[[], Iterable[Duration]]) -> None:
+    def __init__(self, source: tuple[float, ...] | Backoff | Callable[[], Iterable[Duration]]) -> None:
         self._source = source
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class _Given(Backoff):
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
         if isinstance(self._source, tuple):
             return chain(self._source, repeat(self._source[-1]))
-        return _computed(self._source())
+        return _computed(self._source.delays(rng) if isinstance(self._source, Backoff) else self._source())
 
 
 def _computed(values: Iterable[Duration]) -> Iterator[float]:
@@ -209,8 +209,10 @@ BackoffLike: TypeAlias = Backoff | Sequence[Duration] | Callable[[], Iterable[Du
 
 def as_backoff(name: str, value: object) -> Backoff:
     """Return `value` as a backoff; refuse what is none."""
-    if isinstance(value, Backoff):
+    if isinstance(value, (_Envelope, Decorrelated, _Given)):
         return value
+    if isinstance(value, Backoff):
+        return _Given(value)  # somebody else's: its delays are looked at as they come, and the last one repeats
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         if not value:
             raise ValueError(f"{name} must hold at least one delay, not {value!r}")

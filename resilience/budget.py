@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, final
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import Context, block_context, restore_ambient, set_ambient
+from resilience.context import Context, block_context, get_ambient, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
 from resilience.runtimes.tasks import timer_until
 
 if TYPE_CHECKING:
-    from contextvars import Token
-
     from resilience.checks import Duration
     from resilience.runtimes.base import Timer
 
@@ -37,22 +35,25 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
 
     def __init__(self, timeout: Duration) -> None:
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
-        self._token: Token[Context | None] | None = None
+        self._ctx: Context | None = None
+        self._outer: Context | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> Context:
-        if self._token is not None:
+        if self._ctx is not None:
             raise RuntimeError("this deadline is in use: open another one")
         ctx = block_context().child(deadline=clock.now() + self._seconds)
-        self._token = set_ambient(ctx)
+        self._ctx, self._outer = ctx, get_ambient()
+        set_ambient(ctx)
         return ctx
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        token, self._token = self._token, None
-        if token is not None:
-            restore_ambient(token)
+        ctx, outer = self._ctx, self._outer
+        self._ctx = self._outer = None
+        if ctx is not None:
+            restore_ambient(ctx, outer)
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()

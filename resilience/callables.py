@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from resilience.errors import AwaitableMisuse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
 #: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
 #: any other type for an `__await__` that it does not have costs 120 ns.
@@ -35,6 +35,8 @@ def is_coroutine_function(fn: object) -> bool:
 def _is_coroutine_function(fn: object) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
+    if _is_mock(fn):
+        return False
     if inspect.iscoroutinefunction(fn):
         return True
     if isinstance(fn, type) or inspect.isroutine(fn):
@@ -46,11 +48,18 @@ def is_generator_function(fn: object) -> bool:
     """Whether calling `fn` gives a generator, synchronous or not: a call that has not begun when it returns."""
     while isinstance(fn, functools.partial):
         fn = fn.func
+    if _is_mock(fn):
+        return False
     call = getattr(type(fn), "__call__", None)
     return any(
         inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it)
         for it in ((fn,) if inspect.isroutine(fn) or isinstance(fn, type) else (fn, call))
     )
+
+
+def _is_mock(fn: object) -> bool:
+    """Whether `fn` answers every question with a mock, so that `inspect` takes it for whatever it asks for."""
+    return not isinstance(getattr(getattr(fn, "__code__", None), "co_flags", 0), int)
 
 
 def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
@@ -68,7 +77,15 @@ def name_of(fn: object) -> str:
     """Return the name by which a user knows `fn`, whatever it is."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    name = getattr(fn, "__qualname__", None)
+    return name if isinstance(name, str) else type(fn).__qualname__
+
+
+def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
+    """Give a wrapper what a user sees of the function: `functools.wraps`, where names are names (a mock's are not)."""
+    seen = [it for it in functools.WRAPPER_ASSIGNMENTS if not _is_mock(fn) or it in ("__doc__", "__module__")]
+    updated = () if _is_mock(fn) else functools.WRAPPER_UPDATES
+    return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen, updated)
 
 
 def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:

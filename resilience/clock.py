@@ -8,6 +8,7 @@ never leaves it; what crosses to a loop is the number of seconds that remain.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Protocol, final
 
@@ -31,17 +32,18 @@ def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
     """Block this thread until `waitable` is released or `seconds` have passed; say which."""
     if seconds is None:
         return waitable.acquire()
-    return waitable.acquire(True, min(seconds, FOREVER))
+    return waitable.acquire(True, min(seconds, threading.TIMEOUT_MAX))
 
 
 @final
 class Clock:
-    """Three replaceable functions. They are attributes, not methods: one look-up less per reading."""
+    """Four replaceable functions. They are attributes, not methods: one look-up less per reading."""
 
-    __slots__ = ("now", "sleep", "wait")
+    __slots__ = ("now", "shorten", "sleep", "wait")
 
     now: Callable[[], float]
     sleep: Callable[[float], None]
+    shorten: Callable[[float], float]  # how long a task sleeps that should sleep so long
     wait: Callable[[Waitable, float | None], bool]
 
     def __init__(self) -> None:
@@ -51,6 +53,7 @@ class Clock:
         """Go back to real time."""
         self.now = time.monotonic
         self.sleep = time.sleep
+        self.shorten = float
         self.wait = wait_for_real
 
 

@@ -11,7 +11,7 @@ Contexts are made on every call, so they are slotted, and made without the detou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from math import inf, isinf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -326,8 +326,7 @@ _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=
 
 # Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
 get_ambient: Callable[[], Context | None] = _ambient.get
-set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
-reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
+set_ambient: Callable[[Context | None], object] = _ambient.set
 
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
@@ -344,16 +343,14 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
     return child
 
 
-def restore_ambient(token: Token[Context | None]) -> None:
-    """Reset the ambient context at the end of a block that may have been left from elsewhere.
+def restore_ambient(ctx: Context, outer: Context | None) -> None:
+    """Make `outer` the ambient context again, at the end of a block that made `ctx` the ambient one.
 
     A coroutine that is closed by another task, or by the collector, runs its `finally` where the block's
     context never was the ambient one; there is nothing to restore there.
     """
-    try:
-        reset_ambient(token)
-    except ValueError:
-        return
+    if get_ambient() is ctx:
+        set_ambient(outer)
 
 
 def block_context() -> Context:

@@ -190,12 +190,20 @@ _subscribing = threading.RLock()
 
 @final
 class _Finishing:
-    """Whether anybody in this process listens to the end of executions: asked once in every execution."""
+    """Whether executions take the long way: somebody listens to their end, or policies are switched off."""
 
-    __slots__ = ("is_heard",)
+    __slots__ = ("is_heard", "policies_off")
 
     def __init__(self) -> None:
         self.is_heard: bool = False
+        self.policies_off: bool = False
+
+    def switch(self, off: bool) -> bool:
+        """Switch all policies of the process off, or on again; return how it was."""
+        with _subscribing:
+            was, self.policies_off = self.policies_off, off
+            self.is_heard = off or bool(_subscribers[ExecutionFinished])
+        return was
 
 
 finishing: _Finishing = _Finishing()
@@ -239,7 +247,7 @@ def _change(kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listen
     with _subscribing:
         for kind in kinds:
             _replace(kind, change)
-        finishing.is_heard = bool(_subscribers[ExecutionFinished])
+        finishing.is_heard = finishing.policies_off or bool(_subscribers[ExecutionFinished])
 
 
 def _replace(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:

@@ -18,7 +18,7 @@ from resilience import events
 from resilience.clock import clock
 from resilience.context import NO_FACTS, Context, Facts, Record, get_ambient, new_context
 from resilience.events import finishing
-from resilience.outcome import Failure, Outcome, Success
+from resilience.outcome import Failure, Outcome, StoppedIteration, Success, genuine
 from resilience.runtimes import blocking, tasks
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.tasks import TASKS
@@ -72,15 +72,26 @@ class Chain:
         inner._function = function
         inner._arguments = arguments
         inner._keywords = keywords
-        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-            return stage(inner)
-        with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
-            if stage is None:
-                stage = self.compose(blocking.stage, blocking.enter)
-                if not self._listeners:  # with listeners of its own it always takes this way
-                    self._blocking = stage
-            execution.value = stage(inner)
-        return execution.value
+        try:
+            if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+                return stage(inner)
+            with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
+                execution.value = self._blocking_stage()(inner)
+            return execution.value
+        except StoppedIteration as carrier:
+            stopped = carrier.error
+        try:
+            raise stopped
+        finally:
+            del stopped
+
+    def _blocking_stage(self) -> blocking.Stage:
+        if finishing.policies_off:
+            return blocking.enter
+        stage: blocking.Stage = self._blocking or self.compose(blocking.stage, blocking.enter)
+        if not self._listeners:  # with listeners of its own it always takes the long way
+            self._blocking = stage
+        return stage
 
     def arun(
         self,
@@ -102,16 +113,20 @@ class Chain:
         inner._keywords = keywords
         if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
             return stage(inner)  # and not `await`: one coroutine less
-        return self._arun_watched(stage, inner, ctx)
+        return self._arun_watched(inner, ctx)
 
-    async def _arun_watched(self, stage: tasks.Stage | None, inner: Context, ctx: Context | None) -> Any:
+    async def _arun_watched(self, inner: Context, ctx: Context | None) -> Any:
         with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
-            if stage is None:
-                stage = self.compose(tasks.stage, tasks.enter)
-                if not self._listeners:
-                    self._tasks = stage
-            execution.value = await stage(inner)
+            execution.value = await self._task_stage()(inner)
         return execution.value
+
+    def _task_stage(self) -> tasks.Stage:
+        if finishing.policies_off:
+            return tasks.enter
+        stage: tasks.Stage = self._tasks or self.compose(tasks.stage, tasks.enter)
+        if not self._listeners:
+            self._tasks = stage
+        return stage
 
 
 @final
@@ -161,7 +176,7 @@ class Execution:
         if error is None:
             outcome = Success(self.value)
         elif isinstance(error, Exception):
-            outcome = Failure(error)
+            outcome = Failure(genuine(error))
         heard = self._inner.child()
         heard._facts = heard._facts._replace(listeners=self._listeners)
         numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": outcome}

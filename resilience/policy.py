@@ -12,12 +12,13 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, is_generator_function, name_of
+from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like
 from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import Chain
@@ -49,7 +50,7 @@ class _Wrap:
     @overload
     def __get__(self, policy: Policy[D_co], owner: object) -> WrapInside[D_co]: ...
     def __get__(self, policy: Policy[Any] | None, owner: object) -> Any:
-        return _wrap if policy is None else functools.partial(_wrap, policy)
+        return _wrap if policy is None else MethodType(_wrap, policy)
 
 
 class Policy(ABC, Generic[D_co]):
@@ -248,19 +249,17 @@ class Policy(ABC, Generic[D_co]):
 
 
 def _wrapper(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return run(fn, args, kwargs, None)
 
-    return wrapper
+    return named_like(wrapper, fn)
 
 
 def _async_wrapper(fn: Callable[..., Any], arun: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         return await arun(fn, args, kwargs, None)
 
-    return wrapper
+    return named_like(wrapper, fn)
 
 
 @final
@@ -273,6 +272,8 @@ class Pipeline(Policy[D_co]):
     def __init__(self, parts: tuple[Policy[Any], ...], *, name: str | None, listeners: Iterable[Listener]) -> None:
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Pipeline"
+        if not isinstance(listeners, Iterable):
+            raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             checks.plain_function("listeners", listener)
@@ -334,6 +335,16 @@ class _Listening(Policy[Never]):
 
 
 def _wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
+    """Put policies around one another, the first one outermost: `wrap(a, b, c)` is a(b(c(fn))).
+
+    :param name: what errors and events call the pipeline; "Pipeline" by default.
+    :param listeners: plain functions of one event, for what happens inside this pipeline.
+    :raises TypeError: for what is no policy, and for listeners that cannot be called.
+
+    >>> from resilience import Policy, Retry, Timeout
+    >>> Policy.wrap(Retry(), Timeout(2.0)).policies
+    (Retry(), Timeout(seconds=2.0))
+    """
     if not policies:
         raise TypeError("wrap() needs at least one policy")
     for policy in policies:

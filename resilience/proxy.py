@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, final
 
 from typing_extensions import override
 
-from resilience.callables import close_coroutine, is_coroutine_function, is_generator_function, name_of
+from resilience.callables import close_coroutine, is_coroutine_function, is_generator_function, name_of, named_like
 from resilience.errors import AwaitableMisuse
 
 C = TypeVar("C")
@@ -79,7 +79,7 @@ def _protected(method: Any, run: Run, awaits: bool) -> Any:
         return run(method, *args, **kwargs)
 
     protected = awaited if is_coroutine_function(method) else pending if awaits else called
-    return functools.wraps(method)(protected)
+    return named_like(protected, method)
 
 
 def _public_methods(client: Any) -> list[str]:

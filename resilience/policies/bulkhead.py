@@ -82,9 +82,9 @@ class Bulkhead(Policy[Never]):
         try:
             return await call(ctx)
         finally:
-            granted = permits.give_back()
-            if granted:
-                self._wake(granted)
+            permits.free.append(None)
+            if permits.busy:
+                self._wake(permits.settle())
 
     def slot(self) -> Slot:
         """Return a block that holds a permit: `with bulkhead.slot():` or `async with bulkhead.slot():`.

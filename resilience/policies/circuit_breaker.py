@@ -203,9 +203,7 @@ class CircuitBreaker(Policy[Never]):
     def close(self) -> None:
         """Let calls pass again, and count from zero. Results of calls that are under way no longer count."""
         with self._lock:
-            transitions = self._circuit.close()
-            self._note_locked(transitions, None)
-        self._draw(transitions)
+            self._note_locked(self._circuit.close(), None)
         self._report()
 
     def guard(self) -> Guard:
@@ -243,13 +241,14 @@ class CircuitBreaker(Policy[Never]):
         now = clock.now()
         period = self._circuit.period
         if type(period) is not Open or now >= period.until:
-            with self._lock:
-                admission, transitions = self._circuit.admit(now)
-                period = self._circuit.period
-                self._note_locked(transitions, ctx)
+            admission = None
             try:
+                with self._lock:
+                    admission, transitions = self._circuit.admit(now)
+                    period = self._circuit.period
+                    self._note_locked(transitions, ctx)
                 self._report()
-            except BaseException:  # a listener was interrupted: the call will not be made
+            except BaseException:  # interrupted, here or in a listener: the call will not be made
                 if admission is not None:
                     self._release(admission)
                 raise
@@ -290,7 +289,6 @@ class CircuitBreaker(Policy[Never]):
             transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
             self._note_locked(transitions, ctx)
         if transitions:
-            self._draw(transitions)
             self._report()
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
@@ -315,13 +313,14 @@ class CircuitBreaker(Policy[Never]):
             self._unreported.append((transition, ctx))
             self._opened += transition.new is CircuitState.OPEN
 
-    def _draw(self, transitions: list[Transition]) -> None:
+    def _draw(self, new: CircuitState) -> None:
         """Draw how long the next open period will last. Outside the lock: a backoff may be a user's code."""
-        for transition in transitions:
-            if transition.new is CircuitState.CLOSED:
-                self._openings = self._opening.delays()
-            if transition.new in (CircuitState.CLOSED, CircuitState.OPEN):
-                self._circuit.opens_for = next(self._openings, self._circuit.opens_for)
+        circuit = self._circuit
+        if new is CircuitState.OPEN:
+            circuit.opens_for = next(self._openings, circuit.opens_for)
+        elif new is CircuitState.CLOSED:
+            self._openings = self._opening.delays()
+            circuit.opens_for = circuit.opens_first_for = next(self._openings, circuit.opens_first_for)
 
     def _report(self) -> None:
         """Report the transitions in order, once each, outside the lock: one thread at a time holds the baton."""
@@ -332,9 +331,12 @@ class CircuitBreaker(Policy[Never]):
                 self._reporting = True
                 transition, ctx = self._unreported.popleft()
             try:
-                events.emit(events.CircuitChanged, self.name, ctx, self._on_transition, **transition._asdict())
+                self._draw(transition.new)
             finally:
-                self._reporting = False
+                try:
+                    events.emit(events.CircuitChanged, self.name, ctx, self._on_transition, **transition._asdict())
+                finally:
+                    self._reporting = False
 
 
 @final

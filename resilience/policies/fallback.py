@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
@@ -80,7 +80,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
     def __init__(
         self: Fallback[A],
         *,
-        handler: Handler[Awaitable[A]],
+        handler: Handler[Coroutine[Any, Any, A]],
         on: On = ...,
         on_result: OnResult | None = ...,
         ignore: On = ...,

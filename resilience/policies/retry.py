@@ -12,7 +12,7 @@ from resilience import checks, events
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.checks import exact
 from resilience.clock import FOREVER, clock
-from resilience.context import Context, History, block_context, restore_ambient, set_ambient
+from resilience.context import Context, History, block_context, get_ambient, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded, RetriesExhausted
 from resilience.matching import Matcher, On, OnResult, optional_predicate, transient
 from resilience.outcome import Failure, Outcome, Success, genuine
@@ -284,7 +284,8 @@ class Attempts:
         self._ctx = block_context()
         self._began = clock.now()
         self._course: _Course | None = None
-        self._current: Attempt | None = None
+        self._failed: tuple[Failure, float] | None = None  # what the last block failed with, and the delay after it
+        self._begun = False
 
     def __iter__(self) -> Iterator[Attempt]:
         return self
@@ -305,35 +306,36 @@ class Attempts:
         return attempt
 
     async def _next(self, runtime: Runtime) -> Attempt | None:
-        if self._current is None:
+        if not self._begun:
             if self._began >= self._ctx.deadline:
                 raise _too_late(self._retry.name)
-            self._current = Attempt(self, 1)
-            return self._current
-        failure, delay = self._current.take_failure()
-        course = self._course
-        if failure is None or course is None:
+            self._begun = True
+            return Attempt(self, 1)
+        failed, self._failed = self._failed, None
+        if failed is None or self._course is None:
             return None
+        failure, delay = failed
         try:
-            await course.discard(failure, runtime)
+            await self._course.discard(failure, runtime)
             await runtime.sleep(delay, self._ctx)
-            if not course.may_start(failure):
-                course.conclude(failure.error)
+            if not self._course.may_start(failure):
+                self._course.conclude(failure.error)
                 raise failure.error
         finally:
-            del failure
-        self._current = Attempt(self, course.attempt)
-        return self._current
+            del failed, failure
+        return Attempt(self, self._course.attempt)
 
-    def _delay_after(self, error: Exception) -> float | None:
-        """Decide what follows a failed block: the delay until the next attempt, or None."""
+    def holds_back(self, error: Exception) -> bool:
+        """Decide what follows a block that failed: another attempt (true), or its error."""
         if not self._retry._failures.handles(error):
-            return None
+            return False
         self._course = self._course or _Course(self._retry, self._ctx, self._began)
         delay = self._course.delay_after(Failure(error))
         if delay is None:
             self._course.conclude(error)
-        return delay
+            return False
+        self._failed = Failure(error), delay
+        return True
 
 
 @final
@@ -342,31 +344,21 @@ class Attempt:
 
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts
+        self._ctx = attempts._ctx.child(attempt=number)
+        self._outer: Context | None = None
         #: 1 for the first attempt.
-        self.number = number
-        self._failure: Failure | None = None
-        self._delay = 0.0
+        self.number: int = number
 
     def __enter__(self) -> Attempt:
-        self._token = set_ambient(self._attempts._ctx.child(attempt=self.number))
+        self._outer = get_ambient()
+        set_ambient(self._ctx)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        restore_ambient(self._token)
-        if not isinstance(error, Exception):
-            return False
-        delay = self._attempts._delay_after(error)
-        if delay is None:
-            return False
-        self._failure, self._delay = Failure(error), delay
-        return True
-
-    def take_failure(self) -> tuple[Failure | None, float]:
-        """Return what the block failed with, if it is to be tried again, and let go of it."""
-        failure, self._failure = self._failure, None
-        return failure, self._delay
+        restore_ambient(self._ctx, self._outer)
+        return isinstance(error, Exception) and self._attempts.holds_back(error)
 
 
 def _too_late(policy: str) -> DeadlineExceeded:

@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 
 class TimerOwner(Protocol):
-    """Whose timer it is."""
+    """Whose timer it is: a policy.
+
+    In threads its `max_abandoned`, where it has one, says how many functions that were walked away from may be
+    running in the process before another one is refused; `Timeout.max_abandoned` says it for those that have none.
+    """
 
     @property
     def name(self) -> str:
         """What errors and events call it."""
-        ...
-
-    @property
-    def max_abandoned(self) -> int:
-        """How many functions that were walked away from may run before another is refused. Of threads only."""
         ...
 
 
@@ -73,7 +72,7 @@ class Runtime(ABC):
         """Wait for `seconds`; cut off by the timers around."""
 
     @abstractmethod
-    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> Timer:
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> Timer:
         """Make a timer that fires at `deadline` (on the process clock) once its block is entered.
 
         :param limit: the seconds from now until then, where that is the owner's constant limit: such timers of

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import clock
-from resilience.context import NO_FACTS, Context, reset_ambient, set_ambient
+from resilience.context import NO_FACTS, Context, get_ambient, set_ambient
 from resilience.errors import SuspensionMisuse, WorkersExhausted
 from resilience.events import CallRejected, emit, logger
 from resilience.outcome import Failure, StoppedIteration
@@ -115,7 +115,7 @@ class BlockingRuntime(Runtime):
         raise Expired(timer)
 
     @override
-    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> BlockingTimer:
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> BlockingTimer:
         return BlockingTimer(owner, deadline)
 
     @override
@@ -124,13 +124,14 @@ class BlockingRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        token = set_ambient(ctx)
+        outer = get_ambient()
         try:
+            set_ambient(ctx)
             result = function(*args)
         except StopIteration as stop:
             raise StoppedIteration(stop) from None
         finally:
-            reset_ambient(token)
+            set_ambient(outer)
             del args  # they hold the failure: no cycle where the handler raises it again
         if is_awaitable(result):
             raise refuse_awaitable(function, result)
@@ -158,17 +159,21 @@ def enter(ctx: Context) -> Any:
     # A function that is not handed its context can find it as the ambient one. Where that would be the very one
     # that `current_context` makes, the variable is left alone: to set it and to set it back takes 100 ns.
     plain = ctx._arguments is not None and ctx.attempt == 1 and ctx.deadline == inf
-    token = None if plain else set_ambient(ctx)
+    outer = None if plain else get_ambient()
     try:
+        if not plain:
+            set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two lines
         if ctx._arguments is None:
             result = function(ctx)
         elif ctx._keywords:
             result = function(*ctx._arguments, **ctx._keywords)
         else:
             result = function(*ctx._arguments)  # merging an empty dictionary takes 40 ns
+    except StopIteration as stop:
+        raise StoppedIteration(stop) from None
     finally:
-        if token is not None:
-            reset_ambient(token)
+        if not plain:
+            set_ambient(outer)
     if type(result) not in PLAIN and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
@@ -179,21 +184,24 @@ def _enter_watched(ctx: Context) -> Any:
     function: Any = ctx._function
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
     worker = None if timer is None else _worker_for(timer, ctx)
-    record = ctx._facts.record
-    if record is not None:
-        record.begin_attempt()
+    if ctx._facts.record is not None:
+        ctx._facts.record.begin_attempt()
     arguments, keywords = ((ctx,), {}) if ctx._arguments is None else (ctx._arguments, ctx._keywords or {})
-    token = set_ambient(ctx)
+    outer = get_ambient()
     try:
+        set_ambient(ctx)
         if worker is None:
             result = function(*arguments, **keywords)
         else:
             result = _run_on(worker, timer, workers.Job(function, arguments, keywords))
+    except StopIteration as stop:
+        ctx._note(Failure(stop))
+        raise StoppedIteration(stop) from None
     except Exception as error:
         ctx._note(Failure(error))
         raise
     finally:
-        reset_ambient(token)
+        set_ambient(outer)
     if is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
@@ -203,7 +211,8 @@ def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker:
     if clock.now() >= timer.deadline:
         raise Expired(timer)  # no attempt starts after its time is over
     try:
-        return workers.pool.take(timer.owner.name, timer.owner.max_abandoned)
+        most: int = getattr(timer.owner, "max_abandoned", workers.DEFAULT_MAX_ABANDONED)
+        return workers.pool.take(timer.owner.name, most)
     except WorkersExhausted:
         emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None)
         raise
@@ -225,10 +234,7 @@ def stage(policy: Policy[Any], inner: Stage) -> Stage:
 
 def _driven(policy: Policy[Any], inner: Stage, ctx: Context) -> Any:
     async def call(ctx: Context) -> Any:
-        try:
-            return inner(ctx)
-        except StopIteration as stop:
-            raise StoppedIteration(stop) from None
+        return inner(ctx)
 
     return drive(policy.around(call, ctx), type(policy).__qualname__)
 
@@ -248,14 +254,7 @@ def drive(awaitable: Awaitable[T], owner: str) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    except StoppedIteration as carrier:
-        stopped = carrier.error
-    else:
-        coroutine.close()
-        raise SuspensionMisuse(
-            f"{owner} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
-        )
-    try:
-        raise stopped
-    finally:
-        del stopped
+    coroutine.close()
+    raise SuspensionMisuse(
+        f"{owner} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
+    )

@@ -43,7 +43,6 @@ from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias
-from weakref import WeakKeyDictionary
 
 #: Set before the first execution of a policy; a chain that has been composed stays as it is.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
@@ -57,7 +56,8 @@ _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
 #: Makes the stage of a policy around another: `factory(policy, call)`.
 Factory: TypeAlias = Callable[[Any, Any], Any]
 
-_factories: WeakKeyDictionary[FunctionType, dict[bool, Factory | None]] = WeakKeyDictionary()
+#: Where a function keeps its factories. On itself: a table would keep modules alive that nobody needs any more.
+_KEPT: Final = "_resilience_factories"
 
 
 def lower(method: object, drive: Drive) -> Factory | None:
@@ -74,12 +74,12 @@ def _factory(method: object, drive: Drive | None) -> Factory | None:
     if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
         return None
     function = method.__func__
-    known = _factories.setdefault(function, {})
+    known: dict[bool, Factory | None] = vars(function).setdefault(_KEPT, {})
     blocking = drive is not None
     if blocking not in known:
         try:
             known[blocking] = _rewritten(function, drive)
-        except (OSError, TypeError, SyntaxError, ValueError):  # no source, or none that can be read
+        except Exception:  # no source, no stack left to parse it, an interpreter that is shutting down ...
             known[blocking] = None
     return known[blocking]
 
@@ -180,19 +180,39 @@ _FUTURE_FLAGS = _future_flags()
 
 def _closed(method: ast.AsyncFunctionDef, policy: str, call: str) -> ast.AsyncFunctionDef | None:
     """Return the stage as it stands inside of its factory, None where closing would change it."""
-    for node in ast.walk(method):
-        if isinstance(node, ast.Name) and node.id in (policy, call) and not isinstance(node.ctx, ast.Load):
-            return None  # assigned to, it would be a local variable of the stage
-    parameters = ast.arguments(posonlyargs=[], args=method.args.args[2:], kwonlyargs=[], kw_defaults=[], defaults=[])
-    return ast.AsyncFunctionDef(**{**vars(method), "args": parameters, "decorator_list": []})
+    if any(_binds(node, (policy, call)) for statement in method.body for node in ast.walk(statement)):
+        return None  # it would be a local variable of the stage
+    return ast.AsyncFunctionDef(
+        **{**vars(method), "args": _parameters(_names(method)[2:]), "decorator_list": [], "returns": None}
+    )
+
+
+def _binds(node: ast.AST, names: tuple[str, str]) -> bool:
+    """Whether a node gives one of the names another meaning: assigns, deletes, imports, captures or defines it."""
+    if isinstance(node, ast.Name):
+        return node.id in names and not isinstance(node.ctx, ast.Load)
+    return any(getattr(node, field, None) in names for field in ("name", "asname", "rest"))
+
+
+def _names(method: ast.AsyncFunctionDef) -> list[ast.arg]:
+    """Return the positional parameters without their annotations, which mean nothing outside of the class."""
+    return [ast.copy_location(ast.arg(it.arg), it) for it in method.args.posonlyargs + method.args.args]
+
+
+def _parameters(positional: list[ast.arg], *keyword_only: ast.arg) -> ast.arguments:
+    return ast.arguments(
+        posonlyargs=[],
+        args=positional,
+        kwonlyargs=list(keyword_only),
+        kw_defaults=[None for _ in keyword_only],
+        defaults=[],
+    )
 
 
 def _made_by_factory(method: ast.AsyncFunctionDef, stage: ast.stmt) -> ast.FunctionDef:
     """Return the function of the policy and its call that makes the stage. It begins where the method begins."""
     result = ast.copy_location(ast.Return(ast.Name(method.name, ast.Load())), method)
-    parameters = ast.arguments(
-        posonlyargs=[], args=method.args.args[:2], kwonlyargs=[ast.arg(_DRIVE)], kw_defaults=[None], defaults=[]
-    )
+    parameters = _parameters(_names(method)[:2], ast.arg(_DRIVE))
     return ast.FunctionDef(**{**vars(method), "args": parameters, "body": [stage, result], "returns": None})
 
 

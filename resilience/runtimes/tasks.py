@@ -10,8 +10,10 @@ breaks clients that clean up with an `await`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -24,7 +26,7 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import NO_FACTS, Context, restore_ambient, set_ambient
+from resilience.context import NO_FACTS, Context, get_ambient, restore_ambient, set_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
@@ -115,20 +117,24 @@ class Alarm:
     for the first timer that is left. So a call that ends in time costs two writes to a dictionary, where
     `asyncio.timeout` makes, queues and cancels a handle (2 to 3 us).
 
+    What keeps it alive is its handle, which the loop drops when it is closed, and the timers that it serves.
+
     :param limit: the limit that all of its timers have; None for the alarm of a single timer.
     """
 
-    __slots__ = ("handle", "limit", "loop", "pending")
+    __slots__ = ("__weakref__", "handle", "latest", "limit", "loop", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.limit: float | None = limit
+        self.latest: float = -inf  # the deadline of the last timer
         self.pending: dict[AsyncioTimer, None] = {}  # in order
         self.handle: asyncio.TimerHandle | None = None
 
     def set(self, timer: AsyncioTimer) -> None:
-        """Ring when this timer is due."""
-        self.handle = self.loop.call_later(max(0.0, timer.deadline - clock.now()), self._ring, timer)
+        """Ring when this timer is due. In no context: an alarm outlives the call that happened to set it."""
+        seconds = max(0.0, timer.deadline - clock.now())
+        self.handle = self.loop.call_later(seconds, self._ring, timer, context=_NO_CONTEXT)
 
     def cancel(self) -> None:
         """Do not ring."""
@@ -145,8 +151,6 @@ class Alarm:
                 return
             del self.pending[timer]
             timer.expire()
-        if self.limit is not None:
-            _shared.by_limit.pop(self.limit, None)
 
 
 class _Shared(threading.local):
@@ -155,17 +159,27 @@ class _Shared(threading.local):
     MOST = 64  # a limit that is computed anew for each call gets an alarm of its own
 
     def __init__(self) -> None:
-        self.by_limit: dict[float, Alarm] = {}
+        self.by_limit: dict[float, weakref.ref[Alarm]] = {}
 
-    def make(self, loop: asyncio.AbstractEventLoop, limit: float) -> Alarm:
-        """Make the alarm for a limit that has none yet, or one of a loop that is gone."""
-        if limit not in self.by_limit and len(self.by_limit) >= self.MOST:
+    def alarm(self, loop: asyncio.AbstractEventLoop, limit: float, deadline: float) -> Alarm:
+        """Return the alarm for a limit. Where a clock was put back, it is one that serves nobody else."""
+        known = self.by_limit.get(limit)
+        alarm = None if known is None else known()
+        if alarm is None or alarm.loop is not loop:
+            if len(self.by_limit) >= self.MOST:
+                self.by_limit = {key: ref for key, ref in self.by_limit.items() if ref() is not None}
+            if len(self.by_limit) >= self.MOST:
+                return Alarm(loop, None)
+            alarm = Alarm(loop, limit)
+            self.by_limit[limit] = weakref.ref(alarm)
+        elif deadline < alarm.latest:
             return Alarm(loop, None)
-        alarm = self.by_limit[limit] = Alarm(loop, limit)
+        alarm.latest = deadline
         return alarm
 
 
 _shared = _Shared()
+_NO_CONTEXT = contextvars.Context()
 
 
 @final
@@ -237,10 +251,7 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
     loop = task.get_loop()
     if limit is None:
         return AsyncioTimer(deadline, task, Alarm(loop, None))
-    alarm = _shared.by_limit.get(limit)
-    if alarm is None or alarm.loop is not loop:
-        alarm = _shared.make(loop, limit)
-    return AsyncioTimer(deadline, task, alarm)
+    return AsyncioTimer(deadline, task, _shared.alarm(loop, limit, deadline))
 
 
 def _takes_work(post: Callable[..., object]) -> bool:
@@ -262,10 +273,10 @@ class TaskRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, ctx: Context) -> None:
-        await anyio.sleep(seconds)
+        await anyio.sleep(clock.shorten(seconds))
 
     @override
-    def timer(self, owner: TimerOwner, deadline: float, limit: float | None) -> Timer:
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> Timer:
         return timer_until(deadline, limit)
 
     @override
@@ -274,12 +285,13 @@ class TaskRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        token = set_ambient(ctx)
+        outer = get_ambient()
         try:
+            set_ambient(ctx)
             result = function(*args)
             return await result if is_awaitable(result) else result
         finally:
-            restore_ambient(token)
+            restore_ambient(ctx, outer)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
@@ -312,8 +324,10 @@ async def enter(ctx: Context) -> Any:
         record.begin_attempt()
     # Where the ambient context is the one that `current_context` makes anyway, it is left alone: see blocking.py.
     plain = ctx._arguments is not None and ctx.attempt == 1 and ctx.deadline == inf and ctx._facts is NO_FACTS
-    token = None if plain else set_ambient(ctx)
+    outer = None if plain else get_ambient()
     try:
+        if not plain:
+            set_ambient(ctx)
         awaitable = function(ctx) if ctx._arguments is None else function(*ctx._arguments, **(ctx._keywords or {}))
         if type(awaitable) is not CoroutineType and not is_awaitable(awaitable):
             raise refuse_plain(function, awaitable)
@@ -323,8 +337,8 @@ async def enter(ctx: Context) -> Any:
             record.note(Failure(error))
         raise
     finally:
-        if token is not None:
-            restore_ambient(token)
+        if not plain:
+            restore_ambient(ctx, outer)
 
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:

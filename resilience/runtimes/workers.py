@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -145,6 +146,8 @@ class Pool:
 
     def take(self, policy: str, max_abandoned: int) -> Worker:
         """Return a worker that waits for a job; raise `WorkersExhausted` if too many hang already."""
+        if sys.is_finalizing():  # daemon threads are gone by then, and nobody would answer
+            raise WorkersExhausted("the interpreter is shutting down", policy=policy)
         if self.abandoned >= max_abandoned:
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy

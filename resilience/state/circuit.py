@@ -117,7 +117,7 @@ class Transition(NamedTuple):
 class Circuit:
     """The machine. Every method that can move it returns the transitions that it made, in order."""
 
-    __slots__ = ("_probe_successes", "_probe_timeout", "_probes", "_trip", "opens_for", "period")
+    __slots__ = ("_probe_successes", "_probe_timeout", "_probes", "_trip", "opens_first_for", "opens_for", "period")
 
     def __init__(
         self,
@@ -128,8 +128,10 @@ class Circuit:
         probe_timeout: float | None,
     ) -> None:
         self._trip = trip
-        #: Seconds that the next open period will last. Its owner may change it between two of them.
+        #: Seconds that the next open period will last, and the first one after the circuit has closed. Both are
+        #: plain numbers here; their owner draws new ones from its backoff between two openings.
         self.opens_for: float = opens_for
+        self.opens_first_for: float = opens_for
         self._probes = probes
         self._probe_successes = probe_successes
         self._probe_timeout = probe_timeout
@@ -198,6 +200,7 @@ class Circuit:
         return self._move(Open(lasts, now + lasts, failure), retry_after=lasts)
 
     def _close(self) -> list[Transition]:
+        self.opens_for = self.opens_first_for
         return self._move(Closed(self._trip.tally()))
 
     def _move(self, period: Period, retry_after: float | None = None) -> list[Transition]:

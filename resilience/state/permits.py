@@ -16,6 +16,7 @@ may be finalized in the middle of any of them, by the same thread, and give its 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 from collections import deque
@@ -59,37 +60,39 @@ class Permits(Generic[W]):
     #: How many permits are made at a time: a limit of a million costs memory only as it is used.
     BATCH = 1024
 
-    __slots__ = ("_busy", "_free", "_lock", "_made", "_rejected", "_waiting", "limit", "queue")
+    __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "limit", "queue")
 
     def __init__(self, limit: int, queue: int) -> None:
         self.limit: int = limit
         self.queue: int = queue
         self._rejected = 0
         self._made = min(limit, self.BATCH)  # permits in existence, free or taken
-        self._free: deque[None] = deque([None] * self._made)
+        self.free: deque[None] = deque([None] * self._made)
         self._waiting: deque[Ticket[W]] = deque()
-        self._busy = False  # somebody waits, or there are more permits than there should be
+        self.busy: bool = False  # somebody waits, or there are more permits than there should be
         self._lock = threading.RLock()
 
     # --- the happy path ---
 
     def take(self) -> bool:
         """Take a permit if one is free and nobody waits for it."""
-        if self._busy:
+        if self.busy:
             return False
         try:
-            self._free.pop()
+            self.free.pop()
         except IndexError:
             return False
         return True
 
     def give_back(self) -> list[Ticket[W]] | None:
         """Give a permit back."""
-        self._free.append(None)
-        if self._busy:
-            with self._lock:
-                return self._settle_locked()
-        return None
+        self.free.append(None)
+        return self.settle() if self.busy else None
+
+    def settle(self) -> list[Ticket[W]]:
+        """Grant what can be granted, after a permit was given back while there was something to settle."""
+        with self._lock:
+            return self._settle_locked()
 
     # --- the queue ---
 
@@ -103,31 +106,27 @@ class Permits(Generic[W]):
         ticket = Ticket(waiter)
         with self._lock:
             self._waiting.append(ticket)
-            self._busy = True
+            self.busy = True
             granted = self._settle_locked()
-            if ticket.place is Place.WAITING and len(self._waiting) > self.queue:
-                self._remove_locked(ticket)
+            if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
                 self._rejected += 1
         return ticket, granted
 
     def leave(self, ticket: Ticket[W]) -> bool:
         """Stop waiting; false if the permit had been granted already, which the holder then has."""
         with self._lock:
-            if ticket.place is Place.GRANTED:
+            if not self._withdraw_locked(ticket):
                 return False
-            self._remove_locked(ticket)
             self._rejected += 1
             return True
 
     def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
         """Stop waiting without wanting the permit any more: one that was granted is passed on."""
         with self._lock:
-            place, ticket.place = ticket.place, Place.GONE
-            if place is Place.GRANTED:
-                return self.give_back()
-            if place is Place.WAITING:
-                self._remove_locked(ticket)
-            return None
+            if self._withdraw_locked(ticket) or ticket.place is Place.GONE:
+                return None
+            ticket.place = Place.GONE
+            return self.give_back()
 
     # --- from outside ---
 
@@ -135,13 +134,13 @@ class Permits(Generic[W]):
         """Change the limit. Permits that are out come back in their own time."""
         with self._lock:
             self.limit = limit
-            self._busy = True
+            self.busy = True
             return self._settle_locked()
 
     def counts(self) -> Counts:
         """Return the state of the permits."""
         with self._lock:
-            return Counts(self.limit, self._made - len(self._free), len(self._waiting), self._rejected)
+            return Counts(self.limit, self._made - len(self.free), len(self._waiting), self._rejected)
 
     # --- inside ---
 
@@ -154,31 +153,40 @@ class Permits(Generic[W]):
             try:
                 ticket = self._waiting.popleft()
             except IndexError:
-                self._free.append(None)
+                self.free.append(None)
                 break
-            ticket.place = Place.GRANTED
-            granted.append(ticket)
-        self._busy = bool(self._waiting) or self._made > self.limit
+            if ticket.place is Place.WAITING:
+                ticket.place = Place.GRANTED
+                granted.append(ticket)
+            else:  # thrown away between these lines
+                self.free.append(None)
+        self.busy = bool(self._waiting) or self._made > self.limit
         return granted
 
     def _take_free(self) -> bool:
         try:
-            self._free.pop()
+            self.free.pop()
         except IndexError:
             return False
         return True
 
     def _make_one(self) -> bool:
         """Make more permits, one for the asker and the rest of a batch to lie free."""
-        missing = min(self.limit - self._made, self.BATCH)
+        missing = self.limit - self._made  # nothing is called from here to the sum: nobody makes some meanwhile
+        if missing > self.BATCH:
+            missing = self.BATCH
         if missing <= 0:
             return False
         self._made += missing
-        self._free.extend([None] * (missing - 1))
+        self.free.extend([None] * (missing - 1))
         return True
 
-    def _remove_locked(self, ticket: Ticket[W]) -> None:
-        ticket.place = Place.GONE
-        if ticket in self._waiting:
+    def _withdraw_locked(self, ticket: Ticket[W]) -> bool:
+        """Take a ticket out of the queue; false if it does not wait."""
+        if ticket.place is not Place.WAITING:
+            return False
+        ticket.place = Place.GONE  # nothing is called in between: nobody grants it meanwhile
+        with contextlib.suppress(ValueError):  # it is just being granted: whoever does that will see
             self._waiting.remove(ticket)
-        self._busy = bool(self._waiting) or self._made > self.limit
+        self.busy = bool(self._waiting) or self._made > self.limit
+        return True

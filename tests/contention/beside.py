@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from resilience import Context, Policy
+from resilience import Bulkhead, Context, Policy
 from resilience.runtimes.blocking import drive
 from tests.conftest import World
 
@@ -123,12 +123,10 @@ class Group:
         await call.is_inside()
         return call
 
-    async def queued(
-        self, bulkhead: Any, policy: Policy[Any] | None = None, answer: Any = "fine", ctx: Any = None
-    ) -> Call:
+    async def queued(self, bulkhead: Bulkhead, policy: Policy[Any] | None = None, ctx: Context | None = None) -> Call:
         """Begin a call, and wait until it is in the queue of the bulkhead."""
         before = bulkhead.stats().queued
-        call = self.start(policy or bulkhead, answer, ctx)
+        call = self.start(policy or bulkhead, ctx=ctx)
         await until(self._world, lambda: bulkhead.stats().queued > before, "a call to queue")
         return call
 

@@ -1,0 +1,198 @@
+"""The settings of the policies, their blocks, and policies of one's own. Read by test_types.py; not run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Never, TypeVar, assert_type
+
+from typing_extensions import override
+
+from resilience import (
+    Bulkhead,
+    BulkheadStats,
+    Call,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    CircuitStats,
+    ConsecutiveFailures,
+    Context,
+    FailureRatio,
+    Fallback,
+    Outcome,
+    Policy,
+    RetriesExhausted,
+    Retry,
+    SlowRatio,
+    Success,
+    Timeout,
+    TimeoutExceeded,
+    Trip,
+    deadline,
+    events,
+    transient,
+)
+from resilience.backoff import Constant, Decorrelated, Exponential, Linear
+from tests.typing.execute import afetch, fetch
+
+T = TypeVar("T")
+
+
+# --- what one may write ----------------------------------------------------------------------
+
+
+class Response:
+    status: int = 200
+
+
+def waits() -> Iterator[float]:
+    yield 0.5
+
+
+def settings() -> None:
+    Retry(
+        5, on=OSError, ignore=(FileNotFoundError, PermissionError), backoff=[0.1, 1], max_elapsed=timedelta(minutes=1)
+    )
+    Retry(None, on=lambda error: isinstance(error, OSError), on_result=lambda response: response.status >= 500)
+    Retry(on=transient, backoff=waits, rng=random.Random(42), on_retry=lambda event: print(event.delay))
+    Retry(on=(OSError, ValueError), backoff=Decorrelated(0.1, cap=2.0), rng=random)
+    Retry(on=CircuitOpen, backoff=Linear(1, cap=timedelta(seconds=5), jitter=0.25), retry_after=False, wrap=True)
+    Timeout(timedelta(seconds=2), cooperative=True, on_timeout=print, name="t")
+    Timeout.max_abandoned = 64
+    CircuitBreaker(5, open_for=30)
+    CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
+    CircuitBreaker(ConsecutiveFailures(5), open_for=[1, 2, timedelta(seconds=4)], probe_timeout=5)
+    Bulkhead(10, queue=100, max_wait=timedelta(milliseconds=50))
+    Constant(1, jitter="equal")
+    Context(timeout=5, operation="get-user", properties={"tenant": "acme"})
+
+
+def listening(event: events.CircuitChanged) -> None:
+    assert_type(event.new, CircuitState)
+    assert_type(event.retry_after, "float | None")
+    assert_type(event.operation, "str | None")
+
+
+def told() -> None:
+    CircuitBreaker(on_transition=listening)
+    assert_type(events.subscribe(listening, events.CircuitChanged), Callable[[], None])
+    assert_type(CircuitBreaker().state, CircuitState)
+    assert_type(CircuitBreaker().stats(), CircuitStats)
+    assert_type(Bulkhead(1).stats(), BulkheadStats)
+    assert_type(Bulkhead(1).stats().queued, int)
+    assert_type(Timeout.abandoned(), int)
+    assert_type(ConsecutiveFailures(1) | FailureRatio(0.5), Trip)
+
+
+def errors_carry_their_numbers(circuit: CircuitOpen, timeout: TimeoutExceeded, retries: RetriesExhausted) -> None:
+    assert_type(circuit.retry_after, "float | None")
+    assert_type(circuit.policy, "str | None")
+    assert_type(circuit.state, "CircuitState | None")
+    assert_type(circuit.last_failure, "str | None")
+    assert_type(timeout.timeout, "float | None")
+    assert_type(retries.attempts, int)
+    assert_type(retries.last, "Outcome[object] | None")
+
+
+# --- fallbacks -------------------------------------------------------------------------------
+
+
+def number(failure: Outcome[Any], ctx: Context) -> int:
+    return ctx.attempt
+
+
+async def anumber(failure: Outcome[Any], ctx: Context) -> int:
+    return ctx.attempt
+
+
+async def fallbacks() -> None:
+    assert_type(Fallback(), Fallback[None])
+    assert_type(Fallback(None), Fallback[None])
+    assert_type(Fallback(5), Fallback[int])
+    assert_type(Fallback(handler=number), Fallback[int])
+    assert_type(Fallback(handler=anumber), Fallback[int])
+    assert_type(Fallback(handler=lambda failure, ctx: ctx.remaining()), Fallback[float])
+    assert_type(Fallback(handler=number).execute(fetch), "str | int")
+    assert_type(await Fallback(handler=anumber).aexecute(afetch), "str | int")
+    assert_type(
+        Fallback(handler=number, on=OSError, on_result=lambda it: it == "").wrap(Retry()).execute(fetch), "str | int"
+    )
+    Fallback(handler=lambda failure, ctx: failure.value if isinstance(failure, Success) else str(failure.error))
+    Fallback(handler=lambda failure, ctx: failure.unwrap())
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+async def blocks() -> None:
+    with deadline(1.0) as ctx:
+        assert_type(ctx, Context)
+    async with deadline(timedelta(seconds=1)) as actx:
+        assert_type(actx, Context)
+    for attempt in Retry().attempts():
+        with attempt:
+            assert_type(attempt.number, int)
+    async for attempt in Retry().attempts():
+        with attempt as same:
+            assert_type(same.number, int)
+    with CircuitBreaker().guard(), Bulkhead(1).slot():
+        pass
+    async with CircuitBreaker().guard(), Bulkhead(1).slot():
+        pass
+
+
+def a_block_that_does_not_swallow() -> int:
+    """A checker knows that what comes after these is never reached without a return."""
+    with deadline(1.0), CircuitBreaker().guard(), Bulkhead(1).slot():
+        return 1
+
+
+# --- policies of one's own -------------------------------------------------------------------
+
+
+class Plain(Policy):
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        return await call(ctx)
+
+
+class Answering(Policy[int]):
+    def __init__(self, *, name: str | None = None) -> None:
+        self._limit = 3
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T | int:
+        if ctx.attempt > self._limit:
+            return ctx.attempt
+        await ctx.sleep(0.1)
+        return await call(ctx.child(attempt=ctx.attempt + 1))
+
+    @override
+    def settings(self) -> dict[str, object]:
+        return {"limit": self._limit}
+
+
+D = TypeVar("D")
+
+
+class Caching(Policy[D]):
+    def __init__(self, answer: D) -> None:
+        self._answer = answer
+
+    async def around(self, call: Call[T], ctx: Context) -> T | D:
+        return self._answer if ctx.operation == "cached" else await call(ctx)
+
+
+async def own_policies() -> None:
+    policy: Policy[Never] = Plain()
+    assert_type(policy.execute(fetch), str)
+    assert_type(Plain().execute(fetch), str)
+    assert_type(Answering().execute(fetch), "str | int")
+    assert_type(Caching(b"").execute(fetch), "str | bytes")
+    assert_type(await Answering().aexecute(afetch), "str | int")
+    assert_type(Plain().wrap(Retry()).execute(fetch), str)
+    assert_type(Retry().wrap(Answering(), Timeout(1.0)).execute(fetch), "str | int")
+    assert_type(Policy.wrap(Plain(), Caching(None), Answering()).execute(fetch), "str | None | int")
+    assert_type(Answering()(fetch)(Context()), "str | int")
+    assert_type(Plain().name, str)

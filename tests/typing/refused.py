@@ -1,0 +1,133 @@
+"""What both type checkers have to refuse. Read by test_types.py; not run.
+
+Every line that ends in an ignore has to be an error for both: ignores that are not needed are errors.
+"""
+
+from __future__ import annotations
+
+from typing import Never, TypeVar
+
+from resilience import (
+    Bulkhead,
+    Call,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    Context,
+    FailureRatio,
+    Fallback,
+    Pipeline,
+    Policy,
+    Retry,
+    SlowRatio,
+    Success,
+    Timeout,
+    deadline,
+    events,
+)
+from resilience.backoff import Exponential
+from tests.typing.decorate import Service, asynchronous, plain
+from tests.typing.execute import Client, afetch, aget, fetch, get
+from tests.typing.policies import number
+
+T = TypeVar("T")
+
+
+async def results() -> None:
+    one: int = Retry().execute(fetch)  # type: ignore[assignment]
+    two: str = Fallback(None).wrap(Retry()).execute(fetch)  # type: ignore[assignment]
+    three: str = Retry().execute(afetch)  # type: ignore[assignment]
+    four: int = await Retry().aexecute(afetch)  # type: ignore[arg-type]
+    five: str = Fallback(handler=number).execute(fetch)  # type: ignore[assignment]
+    six: int = Retry().capture(fetch).unwrap()  # type: ignore[assignment]
+    await Retry().execute(fetch)  # type: ignore[misc]
+    await Retry().call(get, "u")  # type: ignore[misc]
+    print(one, two, three, four, five, six)
+
+
+async def functions() -> None:
+    Retry().execute(get)  # type: ignore[arg-type,unused-coroutine]
+    Retry().execute(fetch, 5)  # type: ignore[call-overload]
+    Retry().execute(42)  # type: ignore[call-overload]
+    await Retry().aexecute(fetch)  # type: ignore[arg-type]
+    await Retry().acall(get, "u")  # type: ignore[arg-type]
+
+
+async def arguments() -> None:
+    Retry().call(get, 1)  # type: ignore[call-overload]
+    Retry().call(get, "u", time=1)  # type: ignore[arg-type,call-arg,unused-coroutine]
+    Retry().call(get)  # type: ignore[call-overload]
+    await Retry().acall(aget, 1)  # type: ignore[arg-type]
+    Retry()(get)(1)  # type: ignore[arg-type]
+    plain(1)  # type: ignore[arg-type]
+    await asynchronous("u", 2)  # type: ignore[call-arg]
+    Service().method("x")  # type: ignore[arg-type]
+    Service.above_static("x")  # type: ignore[arg-type]
+    Retry()(42)  # type: ignore[call-overload]
+
+
+def clients() -> None:
+    Retry().proxy(Client()).post("u")  # type: ignore[attr-defined]
+    Retry().proxy(Client()).get(1)  # type: ignore[arg-type]
+    Retry().proxy(Client(), 5)  # type: ignore[arg-type]
+
+
+def pipelines() -> None:
+    Retry().wrap(42)  # type: ignore[call-overload]
+    Policy.wrap(Retry(), 42)  # type: ignore[call-overload]
+    Policy.wrap()  # type: ignore[call-overload]
+    Policy.wrap(Retry)  # type: ignore[call-overload]
+    Retry().wrap(Timeout(1.0), name=5)  # type: ignore[call-overload]
+    Retry().wrap(Timeout(1.0), listeners=[5])  # type: ignore[list-item]
+    never: Policy[Never] = Fallback(None)  # type: ignore[arg-type]
+    narrow: Pipeline[int] = Fallback(None).wrap(Retry())  # type: ignore[assignment]
+    print(never, narrow)
+
+
+def settings() -> None:
+    Retry(attempts="3")  # type: ignore[arg-type]
+    Retry(3, OSError)  # type: ignore[call-arg]
+    Retry(on=5)  # type: ignore[arg-type]
+    Retry(on=OSError("an instance"))  # type: ignore[arg-type]
+    Retry(backoff=5)  # type: ignore[arg-type]
+    Retry(tries=3)  # type: ignore[call-arg]
+    Retry(max_elapsed="1")  # type: ignore[arg-type]
+    Timeout()  # type: ignore[call-arg]
+    Timeout("1")  # type: ignore[arg-type]
+    Timeout(None)  # type: ignore[arg-type]
+    Timeout(1.0, True)  # type: ignore[call-arg]
+    CircuitBreaker("5")  # type: ignore[arg-type]
+    CircuitBreaker(open_for="30")  # type: ignore[arg-type]
+    CircuitBreaker(ConsecutiveFailures(3) | 5)  # type: ignore[operator]
+    FailureRatio("0.5")  # type: ignore[arg-type]
+    SlowRatio(0.5)  # type: ignore[call-arg]
+    Bulkhead(1.5)  # type: ignore[arg-type]
+    Bulkhead(1, 2)  # type: ignore[call-arg]
+    Fallback(1, handler=number)  # type: ignore[call-overload]
+    Fallback(handler=5)  # type: ignore[call-overload]
+    Exponential(1, jitter="half")  # type: ignore[arg-type]
+    Context(5.0)  # type: ignore[call-arg]
+    Context(timeout="5")  # type: ignore[arg-type]
+    deadline("5")  # type: ignore[arg-type]
+    events.subscribe(5)  # type: ignore[arg-type]
+    events.subscribe(print, ValueError)  # type: ignore[arg-type]
+
+
+def facts(success: Success[int], ctx: Context) -> None:
+    success.value = 2  # type: ignore[misc]
+    ctx.attempts = 2  # type: ignore[misc]
+    ctx.properties["a"] = 1  # type: ignore[index]
+    with Retry():  # type: ignore[attr-defined]
+        pass
+
+
+class Empty(Policy):
+    pass
+
+
+class Wrong(Policy):
+    async def around(self, call: Call[T]) -> T:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def own_policies() -> None:
+    Empty()  # type: ignore[abstract]

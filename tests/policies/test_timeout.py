@@ -121,6 +121,25 @@ def test_the_function_is_entered_once(world: World) -> None:
     assert entered == [1]
 
 
+@pytest.mark.parametrize("seconds", [1e300, 1e10, timedelta.max], ids=["1e300", "1e10", "max"])
+def test_a_limit_beyond_all_measure_is_as_good_as_none(world: World, seconds: Any) -> None:
+    """No lock, loop or scope is asked for more than it can count."""
+
+    async def fn(ctx: Context) -> str:
+        await world.sleep(0.001)
+        return "fine"
+
+    assert run(world, Timeout(seconds), fn) == "fine"
+
+
+def test_a_limit_that_is_next_to_nothing_fires_at_once(world: World) -> None:
+    """Whether or not the function is entered: the error is the policy's own."""
+    for seconds in (1e-9, 1e-300):
+        error = run(world, Timeout(seconds), hanging(world))
+        assert type(error) is TimeoutExceeded
+        assert error.timeout == seconds
+
+
 def test_each_error_is_a_fresh_one(world: World) -> None:
     """A shared one would collect the tracebacks of all callers."""
     timeout = Timeout(0.01)
@@ -448,6 +467,21 @@ def test_a_policy_that_sleeps_is_cut_off(world: World) -> None:
     assert type(error) is TimeoutExceeded
     assert error.policy == "outer"
     assert SHORT <= took.seconds < 5
+    assert script.calls == 0
+
+
+def test_a_function_is_not_entered_when_its_time_is_over_already(threads: World) -> None:
+    """A policy in between that blocks without asking the context has used it up."""
+
+    class Slow(Policy[Never]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            time.sleep(0.02)
+            return await call(ctx)
+
+    script = Script("fine")
+    assert type(run(threads, Policy.wrap(Timeout(0.01), Slow()), script.function())) is TimeoutExceeded
+    assert Timeout.abandoned() == 0
+    time.sleep(0.01)
     assert script.calls == 0
 
 
@@ -1248,6 +1282,33 @@ def test_no_failed_call_needs_the_cyclic_collector(threads: World, cooperative: 
         while any(ref() is not None for ref in alive) and time.monotonic() < end:
             time.sleep(0.001)  # the worker lets go of its job just after it has handed it over
         assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_no_failed_task_needs_the_cyclic_collector() -> None:
+    """A task whose call failed, or was cut off, is gone when nobody wants it any more."""
+    alive: list[weakref.ref[Any]] = []
+
+    async def fail(ctx: Context) -> None:
+        raise Boom
+
+    async def start(fn: Callable[[Context], Awaitable[None]]) -> None:
+        task = asyncio.create_task(Timeout(0.005).aexecute(fn))
+        alive.append(weakref.ref(task))
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), (Boom, TimeoutExceeded))
+
+    async def main() -> None:
+        for fn in (fail, forever):
+            await start(fn)
+        await asyncio.sleep(0)
+        assert [ref() for ref in alive] == [None, None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
     finally:
         gc.enable()
 

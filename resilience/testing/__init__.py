@@ -1,0 +1,37 @@
+"""For tests of code that uses this library: virtual time, scripted functions, recorded events, modes.
+
+>>> from resilience import Retry, Timeout
+>>> from resilience.testing import hang, script, virtual_time
+>>> fetch = script(hang(60), "fine")
+>>> with virtual_time() as clock:
+...     Retry(on=TimeoutError, backoff=[3600]).wrap(Timeout(5)).call(fetch)
+'fine'
+>>> clock.now()
+3605.0
+"""
+
+from resilience.testing.clocks import VirtualClock
+from resilience.testing.configuration import as_data
+from resilience.testing.modes import no_sleeping, seeded, switched_off
+from resilience.testing.recording import Recorder, recording
+from resilience.testing.scripts import AsyncScript, Call, Hang, Script, ScriptEnded, ascript, hang, script
+from resilience.testing.virtual import virtual_time
+
+__all__ = [
+    "AsyncScript",
+    "Call",
+    "Hang",
+    "Recorder",
+    "Script",
+    "ScriptEnded",
+    "VirtualClock",
+    "as_data",
+    "ascript",
+    "hang",
+    "no_sleeping",
+    "recording",
+    "script",
+    "seeded",
+    "switched_off",
+    "virtual_time",
+]

@@ -1,0 +1,269 @@
+"""The virtual clock: it stands still while anybody works, and jumps when everybody waits.
+
+A wait in virtual time is an entry: until when, and how to see that what it waits for has happened.
+Threads, asyncio loops and trio runs enter what they wait for; whoever finds that all others wait as
+well sets the clock to the earliest of all deadlines, and those whose deadline that is go on. An
+entry that is due, or whose event has happened, counts as work until its owner has left it, so the
+clock never runs ahead of somebody who has been woken but not yet run.
+
+That is exact for everything that waits on this clock. Other threads may compute, or wait for
+something real: a socket, a `Thread.join`, a queue. A thread that was at the same instruction for
+`patience` real seconds, and hardly ran meanwhile, is taken to wait; that is remembered for as long
+as it stays there. How much a thread runs is known under Linux only. Elsewhere the instruction alone
+tells, and a loop that calls nothing written in Python looks like a wait.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from resilience import checks
+from resilience.clock import wait_for_real
+from resilience.runtimes.workers import Worker
+
+if TYPE_CHECKING:
+    from resilience.checks import Duration
+    from resilience.clock import Waitable
+
+#: How long a waiting thread pauses, in real seconds, before it looks again: from, to.
+_SHORTEST_PAUSE = 0.00002
+_LONGEST_PAUSE = 0.001
+
+#: How often it looks before it believes that a thread which stood still before has not been woken.
+_LOOKS = 4
+
+#: The share of the time for which a thread that computes runs at least, or would like to.
+_BUSY = 0.2
+
+#: Where a thread stands: its topmost frame (or, of workers, that frame's code) and the instruction in it.
+_Place: TypeAlias = tuple[int, int]
+
+#: Where workers wait for work.
+_worker_places: set[_Place] = set()
+
+
+@final
+@dataclass(eq=False, slots=True)
+class _Stand:
+    """What is known of a thread that does not wait on this clock.
+
+    :param since: instant on the real clock at which this was last judged, or first seen.
+    :param ran: for how many seconds it had run then.
+    :param still: whether it stood still when it was judged.
+    :param runs: for how many seconds it had run at the last look.
+    :param calm: at how many looks in a row it has neither run nor been about to.
+    """
+
+    place: _Place
+    since: float
+    ran: float
+    still: bool = False
+    runs: float = 0.0
+    calm: int = 0
+
+
+@final
+@dataclass(eq=False, slots=True)
+class Wait:
+    """Somebody waits.
+
+    :param deadline: an instant on the virtual clock.
+    :param has_happened: whether what is waited for has happened; takes nothing away, and may be asked by any thread.
+    :param looks: how often its owner has looked around and paused since the wait began.
+    """
+
+    deadline: float
+    has_happened: Callable[[], bool]
+    looks: int = 0
+
+    @property
+    def pause(self) -> float:
+        """Real seconds until the next look."""
+        return min(_LONGEST_PAUSE, _SHORTEST_PAUSE * float(1 << min(self.looks, 10)))
+
+
+@final
+class VirtualClock:
+    """A clock that nobody waits for. Made by `virtual_time()`.
+
+    :param patience: real seconds after which a thread that does not move is taken to wait for something real.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._time = 0.0
+        self._patience = patience
+        self._closed = False
+        self._lock = threading.RLock()
+        self._waits: dict[int, Wait] = {}  # by thread
+        self._stands: dict[int, _Stand] = {}  # by thread
+        #: What policies have slept, in seconds, in the order in which they began.
+        self.sleeps: list[float] = []
+
+    def now(self) -> float:
+        """Return the time: seconds since virtual time began."""
+        return self._time
+
+    def advance(self, seconds: Duration) -> None:
+        """Let time pass. Whoever waits for an instant in it goes on when this thread, or task, next waits."""
+        step = checks.seconds("seconds", seconds, zero=True)
+        with self._lock:
+            self._time += step
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock now={self._time:g} sleeps={len(self.sleeps)}>"
+
+    # --- what takes the place of the process clock's functions ---
+
+    def sleep(self, seconds: float) -> None:
+        """Let a thread sleep."""
+        self.note_sleep(seconds)
+        self.wait_until(self._time + seconds, _never, time.sleep)
+
+    def note_sleep(self, seconds: float) -> float:
+        """Note how long a task will sleep."""
+        self.sleeps.append(seconds)
+        return seconds
+
+    def wait(self, waitable: Waitable, seconds: float | None) -> bool:
+        """Let a thread wait for a lock that another one releases."""
+        deadline = inf if seconds is None else self._time + seconds
+        released = _Released(waitable)
+        if self.wait_until(deadline, released, time.sleep):
+            return True
+        if not self._closed:
+            return False
+        return wait_for_real(waitable, None if seconds is None else max(0.0, deadline - self._time))
+
+    # --- for whoever waits ---
+
+    def wait_until(self, deadline: float, has_happened: Callable[[], bool], pause: Callable[[float], object]) -> bool:
+        """Wait until something has happened (true), or until `deadline` or the end of virtual time (false).
+
+        :param pause: waits for so many real seconds, less where it sees that something happened.
+        """
+        if has_happened():
+            return True
+        wait = Wait(deadline, has_happened)
+        self.enter(wait)
+        try:
+            while True:
+                with self._lock:  # so that nobody sees this thread wait when it has been woken
+                    if has_happened():
+                        self.leave()
+                        return True
+                    if self._time >= deadline or self._closed:
+                        self.leave()
+                        return False
+                    jumped = self.jump(wait)
+                if not jumped:
+                    pause(wait.pause)
+                    wait.looks += 1
+        finally:
+            self.leave()
+
+    def enter(self, wait: Wait) -> None:
+        """Note what this thread waits for."""
+        with self._lock:
+            self._waits[threading.get_ident()] = wait
+
+    def leave(self) -> None:
+        """Forget it again: this thread works."""
+        with self._lock:
+            self._waits.pop(threading.get_ident(), None)
+
+    def jump(self, mine: Wait) -> bool:
+        """Go to the earliest deadline, if everybody waits; say whether this was done."""
+        with self._lock:
+            waits = self._waits.values()
+            target = min((wait.deadline for wait in waits), default=inf)
+            if target == inf or self._closed:
+                return False
+            if any(wait.deadline <= self._time or (wait is not mine and wait.has_happened()) for wait in waits):
+                return False
+            if not self._others_stand_still(mine):
+                return False
+            self._time = target
+            return True
+
+    def close(self) -> None:
+        """End virtual time: whoever still waits in it goes on, or goes on waiting for real."""
+        self._closed = True
+
+    # --- threads that do not wait on this clock ---
+
+    def _others_stand_still(self, mine: Wait) -> bool:
+        others = [it for it in threading.enumerate() if it.ident not in self._waits and it.is_alive()]
+        if not others:
+            return True
+        frames: dict[int, Any] = sys._current_frames()
+        still = [self._stands_still(it, frames.get(it.ident or 0), mine) for it in others]
+        return all(still)
+
+    def _stands_still(self, thread: threading.Thread, frame: Any, mine: Wait) -> bool:
+        if frame is None or thread.ident is None:
+            return isinstance(thread, threading._DummyThread)  # another one is about to begin, or just ends
+        if isinstance(thread, Worker):
+            if thread._job is not None:
+                return False
+            if (id(frame.f_code), frame.f_lasti) in _worker_places:
+                return True
+        place = (id(frame), frame.f_lasti)
+        now, ran, is_runnable = time.monotonic(), _seconds_run(thread), _is_runnable(thread)
+        stand = self._stands.get(thread.ident)
+        if stand is None or stand.place != place:
+            self._stands[thread.ident] = _Stand(place, now, ran)
+            return False
+        if now - stand.since >= self._patience:
+            stand.still = ran - stand.ran < _BUSY * (now - stand.since)
+            stand.since, stand.ran = now, ran
+            if stand.still and isinstance(thread, Worker) and frame.f_code is Worker.run.__code__:
+                _worker_places.add((id(frame.f_code), frame.f_lasti))
+        # It may have been woken a moment ago and not have come to run yet: a few pauses let it.
+        stand.calm = 0 if is_runnable or ran != stand.runs else stand.calm + 1
+        stand.runs = ran
+        return stand.still and min(stand.calm, mine.looks) >= _LOOKS
+
+
+@final
+class _Released:
+    """Whether a lock was released. Who asks takes it, so that it is told only once: the answer is kept."""
+
+    __slots__ = ("_is", "_waitable")
+
+    def __init__(self, waitable: Waitable) -> None:
+        self._waitable = waitable
+        self._is = False
+
+    def __call__(self) -> bool:
+        if not self._is:
+            self._is = self._waitable.acquire(False)
+        return self._is
+
+
+def _seconds_run(thread: threading.Thread) -> float:
+    """Return for how long a thread has run, or waited for a processor to run on."""
+    running, _, rest = _from_kernel(thread, "schedstat").partition(" ")
+    return (int(running) + int(rest.partition(" ")[0])) / 1e9 if rest else 0.0
+
+
+def _is_runnable(thread: threading.Thread) -> bool:
+    """Whether a thread runs, or has been woken and will."""
+    return _from_kernel(thread, "stat").rpartition(")")[2].split(maxsplit=1)[:1] == ["R"]
+
+
+def _from_kernel(thread: threading.Thread, file: str) -> str:
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/{file}", encoding="utf-8", errors="replace") as content:
+            return content.read()
+    except OSError:  # no Linux, or the thread has just ended
+        return ""
+
+
+def _never() -> bool:
+    return False

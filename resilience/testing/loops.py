@@ -1,0 +1,233 @@
+"""Event loops in virtual time: those of asyncio and of trio, also one that is running already.
+
+A loop has a clock and a place where it waits. While virtual time runs, both are ours:
+
+- asyncio's `BaseEventLoop` asks `self.time()` and waits in `self._selector.select(timeout)`. Each loop is
+  adopted when it is first used: its selector then stands behind one that waits in virtual time.
+- trio's `SystemClock` is asked for the time, and how long to wait where no task can run. Public `Clock`s are
+  handed to `trio.run` only, which users call without one.
+
+A loop that is running already goes on from the time that it has; so it does when virtual time ends, and is
+ahead of real time from then on. Nobody's timers are touched, and each has as much time left as before.
+
+Both are replaced on the classes, because loops are made anew by `asyncio.run`, `trio.run` and test plugins,
+where nobody can hand them anything (asyncio's policies could, and are deprecated).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import threading
+from asyncio import base_events
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, final
+
+from resilience.testing.clocks import VirtualClock, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def loops_in(clock: VirtualClock) -> Iterator[None]:
+    """Run every event loop of this process on `clock`."""
+    with ExitStack() as stack:
+        stack.enter_context(_asyncio_in(clock))
+        if importlib.util.find_spec("trio") is not None:
+            stack.enter_context(_trio_in(clock))
+        yield
+
+
+# --- asyncio ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
+    loops = _AsyncioLoops(clock)
+    loop_class: Any = base_events.BaseEventLoop
+    run_once, time = loop_class._run_once, loop_class.time
+
+    def run_once_adopted(loop: Any) -> None:
+        loops.adopt(loop)
+        run_once(loop)
+
+    def time_adopted(loop: Any) -> float:
+        return loops.time(loop)
+
+    loop_class._run_once, loop_class.time = run_once_adopted, time_adopted
+    try:
+        if (running := asyncio._get_running_loop()) is not None:
+            loops.adopt(running, is_fresh=False)
+        yield
+    finally:
+        loop_class._run_once, loop_class.time = run_once, time
+        loops.release()
+
+
+@final
+class _AsyncioLoops:
+    """The loops that run on a clock."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._real_time: Callable[[Any], float] = base_events.BaseEventLoop.time
+        self._adopted: dict[int, _Selector] = {}  # by the id of the loop
+
+    def adopt(self, loop: Any, *, is_fresh: bool = True) -> None:
+        """Let a loop run on the clock: in its own thread, or where it does not run yet."""
+        if id(loop) in self._adopted or loop._thread_id not in (None, threading.get_ident()) or loop.is_closed():
+            return
+        ahead = vars(loop).pop("time", None)  # of an earlier block, which it has outlived
+        now = self._real_time(loop) if ahead is None else ahead()
+        is_fresh = is_fresh and not loop._scheduled
+        loop._selector = _Selector(loop, self._clock, base=0.0 if is_fresh else now - self._clock.now())
+        self._adopted[id(loop)] = loop._selector
+
+    def time(self, loop: Any) -> float:
+        """Return what time it is for a loop."""
+        self.adopt(loop)
+        adopted = self._adopted.get(id(loop))
+        return self._real_time(loop) if adopted is None else adopted.base + self._clock.now()
+
+    def release(self) -> None:
+        """Let the loops wait for real again; their time goes on from where it is."""
+        for adopted in self._adopted.values():
+            loop = adopted.loop
+            if not loop.is_closed():
+                loop._selector = adopted.real
+                ahead = adopted.base + self._clock.now() - self._real_time(loop)
+                loop.time = partial(_later, self._real_time, loop, ahead)
+
+
+def _later(time: Callable[[Any], float], loop: Any, seconds: float) -> float:
+    return time(loop) + seconds
+
+
+@final
+class _Selector:
+    """A loop's selector, which waits in virtual time.
+
+    :param base: what the loop's time was when the virtual clock stood at zero.
+    """
+
+    def __init__(self, loop: Any, clock: VirtualClock, base: float) -> None:
+        self.real = loop._selector
+        self.loop = loop
+        self.base = base
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Wait for the next timer, or for something real: a socket, a call from another thread."""
+        if timeout is None or timeout > 0:
+            self._clock.wait_until(inf if timeout is None else self._next_timer(), self._is_ready, self.real.select)
+        return self.real.select(0)
+
+    def _next_timer(self) -> float:
+        when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
+        return when - self.base
+
+    def _is_ready(self) -> bool:
+        return bool(self.real.select(0))
+
+
+# --- trio ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _trio_in(clock: VirtualClock) -> Iterator[None]:
+    trio: Any = importlib.import_module("trio")
+    internals: Any = importlib.import_module("trio._core._run")
+    runs: dict[int, _TrioRun] = {}
+    own = internals.SystemClock
+    real = {name: getattr(own, name) for name in ("start_clock", "current_time", "deadline_to_sleep_time")}
+
+    def start_clock(its_clock: Any) -> None:
+        runs[id(its_clock)] = _TrioRun(clock, its_clock, 0.0, trio, internals)
+
+    def run_of(its_clock: Any) -> _TrioRun:
+        if id(its_clock) not in runs:  # it was running before
+            base = real["current_time"](its_clock) - clock.now()
+            runs[id(its_clock)] = _TrioRun(clock, its_clock, base, trio, internals)
+        return runs[id(its_clock)]
+
+    def current_time(its_clock: Any) -> float:
+        return run_of(its_clock).current_time()
+
+    def deadline_to_sleep_time(its_clock: Any, deadline: float) -> float:
+        return run_of(its_clock).pause_until(deadline)
+
+    for replacement in (start_clock, current_time, deadline_to_sleep_time):
+        setattr(own, replacement.__name__, replacement)
+    try:
+        yield
+    finally:
+        for name, method in real.items():
+            setattr(own, name, method)
+        for run in runs.values():
+            run.release(real["current_time"])
+
+
+@final
+class _TrioRun:
+    """One run of trio's loop. It asks how long to pause wherever no task can run; then time may jump.
+
+    :param base: what trio's time was when the virtual clock stood at zero.
+    """
+
+    def __init__(self, clock: VirtualClock, its_clock: Any, base: float, trio: Any, internals: Any) -> None:
+        self._clock = clock
+        self._its_clock = its_clock  # kept, so that its id stays its own
+        self._base = base
+        self._context = internals.GLOBAL_RUN_CONTEXT
+        self._instrument = type(
+            "_Steps", (trio.abc.Instrument,), {"before_task_step": self._work, "after_run": self._work}
+        )()
+        self._runner: Any = None
+        self._wait: Wait | None = None
+
+    def current_time(self) -> float:
+        return self._base + self._clock.now()
+
+    def pause_until(self, deadline: float) -> float:
+        """Return the real seconds for which to wait for I/O, before this is asked again."""
+        if self._runner is None:
+            self._runner = self._context.runner
+            self._context.runner.instruments.add_instrument(self._instrument)
+        at = deadline - self._base
+        if at <= self._clock.now():
+            return 0.0
+        if self._runner.waiting_for_idle:
+            return inf  # those who wait until nobody runs come before those who wait for a time
+        if self._wait is None or self._wait.deadline != at:
+            self._wait = Wait(at, self._has_work)
+            self._clock.enter(self._wait)
+            return 0.0  # look for I/O first
+        if self._clock.jump(self._wait):
+            return 0.0
+        self._wait.looks += 1
+        return self._wait.pause
+
+    def release(self, real_time: Callable[[Any], float]) -> None:
+        """Go back to trio's own clock, which goes on from here: with as much time left everywhere as there was."""
+        object.__setattr__(self._its_clock, "offset", 0.0)
+        object.__setattr__(self._its_clock, "offset", self.current_time() - real_time(self._its_clock))
+        runner = getattr(self._context, "runner", None)
+        if runner is not None and runner is self._runner:
+            runner.instruments.remove_instrument(self._instrument)
+
+    def _has_work(self) -> bool:
+        queue = self._runner.entry_queue
+        return bool(queue.queue or queue.idempotent_queue)
+
+    def _work(self, *_: object) -> None:
+        if self._wait is not None:
+            self._wait = None
+            self._clock.leave()

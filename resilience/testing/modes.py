@@ -1,0 +1,90 @@
+"""Modes for a whole process: no waiting between attempts, no policies at all, randomness that repeats.
+
+Each is a block that can be nested, and that leaves everything as it was, also after an error.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from resilience import backoff
+from resilience.clock import clock
+from resilience.events import finishing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def no_sleeping() -> Iterator[None]:
+    """Let policies go on at once where they would sleep: the waits of Retry, and `ctx.sleep`.
+
+    Time stays what it is: attempts, events and their delays are the same, nothing is waited for. Queues and
+    timeouts are not touched.
+
+    >>> from resilience import Retry
+    >>> from resilience.testing import no_sleeping, script
+    >>> with no_sleeping():
+    ...     Retry(backoff=[3600]).call(script(ConnectionError(), "fine"))
+    'fine'
+    """
+    sleep, shorten = clock.sleep, clock.shorten
+    clock.sleep, clock.shorten = _do_not_sleep, _no_time
+    try:
+        yield
+    finally:
+        clock.sleep, clock.shorten = sleep, shorten
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Let every execution go straight to its function: no policy of this process does anything.
+
+    For tests of what your code does by itself. Blocks (`retry.attempts()`, `breaker.guard()`, `bulkhead.slot()`,
+    `deadline(...)`) stay as they are.
+
+    >>> from resilience import Fallback
+    >>> from resilience.testing import switched_off
+    >>> with switched_off():
+    ...     Fallback("unknown").capture(lambda ctx: 1 / 0)
+    Failure(error=ZeroDivisionError('division by zero'))
+    """
+    was = finishing.switch(off=True)
+    try:
+        yield
+    finally:
+        finishing.switch(off=was)
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[random.Random]:
+    """Let every backoff without an `rng` of its own draw from one generator that begins with `seed`.
+
+    A breaker whose `open_for` is a backoff takes its source when it is made.
+
+    >>> from resilience.backoff import Exponential
+    >>> from resilience.testing import seeded
+    >>> def three():
+    ...     with seeded(7):
+    ...         delays = Exponential(1.0).delays()
+    ...         return [next(delays) for _ in range(3)]
+    >>> three() == three()
+    True
+    """
+    before = backoff.SHARED_RANDOMNESS
+    source = random.Random(seed)
+    backoff.SHARED_RANDOMNESS = source
+    try:
+        yield source
+    finally:
+        backoff.SHARED_RANDOMNESS = before
+
+
+def _do_not_sleep(seconds: float) -> None:
+    return
+
+
+def _no_time(seconds: float) -> float:
+    return 0.0

@@ -1,0 +1,140 @@
+"""Functions that do what they are told: raise, raise, hang five seconds, return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, NamedTuple, NoReturn, final
+
+from resilience import checks
+from resilience.checks import Duration
+from resilience.clock import clock
+from resilience.context import current_context
+from resilience.errors import Misuse
+from resilience.runtimes.tasks import TASKS
+
+
+class ScriptEnded(Misuse, AssertionError):
+    """A scripted function was called more often than it has steps. No policy retries, counts or answers it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A step that takes its time."""
+
+    seconds: float
+    then: Any
+
+
+def hang(seconds: Duration, then: Any = None) -> Hang:
+    """Return a step that waits so many seconds, in virtual time where that runs, before it does `then`.
+
+    :param then: another step, None by default: an exception to raise, or the value to return.
+    """
+    return Hang(checks.seconds("seconds", seconds), then)
+
+
+class Call(NamedTuple):
+    """How a scripted function was called.
+
+    :param at: instant on the process clock.
+    :param attempt: the number of the attempt, from 1.
+    :param remaining: seconds that were left of the deadline; infinity for none.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    at: float
+    attempt: int
+    remaining: float
+
+
+class _Scripted:
+    """What both kinds have in common."""
+
+    def __init__(self, *steps: Any) -> None:
+        self._repeats = bool(steps) and steps[-1] is Ellipsis
+        self._steps = steps[:-1] if self._repeats else steps
+        if not self._steps or any(isinstance(step, EllipsisType) for step in self._steps):
+            raise ValueError(f"a script has one step or more, and `...` only at its end, not {steps!r}")
+        #: How it was called, each time.
+        self.calls: list[Call] = []
+
+    def __repr__(self) -> str:
+        steps = [repr(step) for step in self._steps] + ["..."] * self._repeats
+        return f"<script {', '.join(steps)}; {len(self.calls)} calls>"
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Note a call, and return its step."""
+        number = len(self.calls)
+        ctx = current_context()
+        self.calls.append(Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining()))
+        if number >= len(self._steps) and not self._repeats:
+            raise ScriptEnded(f"call {number + 1} of a script that has {len(self._steps)} steps: {self!r}")
+        return self._steps[min(number, len(self._steps) - 1)]
+
+
+@final
+class Script(_Scripted):
+    """A blocking function that takes one step per call. Made by `script(...)`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the next step."""
+        step = self._begin(args, kwargs)
+        while isinstance(step, Hang):
+            nobody = threading.Lock()
+            nobody.acquire()
+            clock.wait(nobody, step.seconds)
+            step = step.then
+        return _finish(step)
+
+
+@final
+class AsyncScript(_Scripted):
+    """A coroutine function that takes one step per call. Made by `ascript(...)`."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the next step."""
+        step = self._begin(args, kwargs)
+        while isinstance(step, Hang):
+            await TASKS.waiter().wait(clock.now() + step.seconds, current_context())
+            step = step.then
+        return _finish(step)
+
+
+def script(*steps: Any) -> Script:
+    """Return a function that takes one step per call, whatever its arguments.
+
+    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, anything else is returned. Where
+        the last one is `...`, the one before it repeats for ever; otherwise one call too many is a `ScriptEnded`.
+
+    >>> from resilience import Retry
+    >>> from resilience.testing import script
+    >>> fetch = script(ConnectionError("reset"), "fine")
+    >>> Retry(backoff=[0]).call(fetch, "/users", timeout=3)
+    'fine'
+    >>> [(call.args, call.attempt) for call in fetch.calls]
+    [(('/users',), 1), (('/users',), 2)]
+    """
+    return Script(*steps)
+
+
+def ascript(*steps: Any) -> AsyncScript:
+    """Do as `script`, for asyncio and trio: the function is a coroutine function."""
+    return AsyncScript(*steps)
+
+
+def _finish(step: Any) -> Any:
+    if isinstance(step, BaseException) or (isinstance(step, type) and issubclass(step, BaseException)):
+        _raise(step)
+    return step
+
+
+def _raise(error: BaseException | type[BaseException]) -> NoReturn:
+    try:
+        raise error.with_traceback(None) if isinstance(error, BaseException) else error
+    finally:
+        del error  # no cycle: error -> traceback -> this frame -> error

@@ -1,0 +1,76 @@
+"""Virtual time for a whole process: `with virtual_time() as clock:`."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from resilience import checks
+from resilience.clock import clock as process_clock
+from resilience.testing.clocks import VirtualClock
+from resilience.testing.loops import loops_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilience.checks import Duration
+
+_entering = threading.RLock()
+_running: list[VirtualClock] = []  # the clock, once for each block that uses it
+
+
+@contextmanager
+def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
+    """Run everything that waits in this block in virtual time: an hour of back-off takes no time at all.
+
+    The process clock begins at 0. It stands still while anybody works, and jumps to the next event when everybody
+    waits. That goes for all waits of this library in threads, and for everything that waits in an asyncio or trio
+    event loop, your own `asyncio.sleep` and `trio.sleep` too. A block inside another one shares its clock.
+
+    `time.sleep`, sockets and other real waits stay real. A thread that stands in one for longer than `patience` is
+    taken to wait for good, so that the timeouts around it come.
+
+    :param patience: real seconds, 0.05 by default. More, where your code waits for real servers.
+
+    Policies that were made before remember instants of the real clock; `breaker.close()` makes a circuit forget
+    them. Not for production, and not for event loops that bring their own timers (uvloop).
+
+    >>> from resilience import Retry
+    >>> from resilience.testing import script, virtual_time
+    >>> fetch = script(ConnectionError(), ConnectionError(), "fine")
+    >>> with virtual_time() as clock:
+    ...     Retry(backoff=[60, 3600]).call(fetch)
+    'fine'
+    >>> clock.sleeps, clock.now()
+    ([60.0, 3600.0], 3660.0)
+    """
+    clock = VirtualClock(checks.seconds("patience", patience))
+    with ExitStack() as stack:
+        with _entering:
+            if _running:
+                clock = _running[0]
+            else:
+                stack.callback(clock.close)
+                stack.enter_context(_process_clock_is(clock))
+                stack.enter_context(loops_in(clock))
+            _running.append(clock)
+        try:
+            yield clock
+        finally:
+            _running.remove(clock)
+
+
+@contextmanager
+def _process_clock_is(clock: VirtualClock) -> Iterator[None]:
+    names = ("now", "sleep", "wait", "shorten")
+    before = {name: getattr(process_clock, name) for name in names}
+    process_clock.now = clock.now
+    process_clock.sleep = clock.sleep
+    process_clock.wait = clock.wait
+    process_clock.shorten = clock.note_sleep
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(process_clock, name, function)

@@ -1,0 +1,68 @@
+"""A pipeline as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Policy, Retry, Timeout
+from resilience.backoff import Constant
+from resilience.context import Context
+from resilience.policy import Call
+from resilience.testing import as_data
+
+T = TypeVar("T")
+
+
+class Tagging(Policy):
+    """A user's policy, with settings of its own."""
+
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        return await call(ctx)
+
+    def settings(self) -> Mapping[str, object]:
+        return {"tags": {"a": timedelta(minutes=1)}, "name": "left out"}
+
+
+def is_busy(error: BaseException) -> bool:
+    return False
+
+
+def test_a_pipeline_is_told_policy_by_policy() -> None:
+    """Outermost first, nested ones spelled out, with every setting."""
+    inner = Retry(5, on=(OSError, KeyError), backoff=Constant(2), name="again").wrap(Bulkhead(3))
+    data = as_data(Policy.wrap(Fallback(None), Timeout(timedelta(seconds=8)), inner, name="outer"))
+    assert [(it["policy"], it["name"]) for it in data] == [
+        ("Fallback", "Fallback"),
+        ("Timeout", "Timeout"),
+        ("Retry", "again"),
+        ("Bulkhead", "Bulkhead"),
+    ]
+    assert data[1]["settings"] == {"seconds": 8.0, "cooperative": False, "on_timeout": None}
+    assert data[3]["settings"] == {"limit": 3, "queue": 0, "max_wait": None}
+    retry = data[2]["settings"]
+    assert (retry["attempts"], retry["on"], retry["backoff"]) == (5, ["OSError", "KeyError"], "Constant(2)")
+
+
+def test_the_data_is_plain() -> None:
+    """JSON can write it, whatever the settings are."""
+    policies: list[Policy[Any]] = [
+        Tagging(),
+        CircuitBreaker(FailureRatio(0.5), on=is_busy),
+        Retry(),
+        Fallback(handler=lambda failure, ctx: None),
+    ]
+    data = json.loads(json.dumps(as_data(Policy.wrap(*policies))))
+    assert data[0] == {"policy": "Tagging", "name": "Tagging", "settings": {"tags": {"a": 60.0}}}
+    assert data[1]["settings"]["on"] == "is_busy"
+    assert data[1]["settings"]["trip"].startswith("FailureRatio(0.5")
+    assert data[3]["settings"]["handler"].endswith("<lambda>")
+
+
+def test_one_policy_is_a_list_of_one() -> None:
+    """So that a test need not know whether something is a pipeline."""
+    assert as_data(Timeout(2, name="limit")) == [
+        {"policy": "Timeout", "name": "limit", "settings": {"seconds": 2.0, "cooperative": False, "on_timeout": None}}
+    ]

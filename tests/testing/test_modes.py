@@ -1,0 +1,197 @@
+"""Modes for a whole process: they nest, and are put back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Failure,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    backoff,
+)
+from resilience.backoff import Exponential
+from resilience.clock import clock as process_clock
+from resilience.events import RetryScheduled
+from resilience.testing import ascript, no_sleeping, recording, script, seeded, switched_off, virtual_time
+from tests.conftest import Boom, World
+
+
+def everything() -> Policy[Any]:
+    retry = Retry(on=Boom, backoff=[3600])
+    return Policy.wrap(Fallback("unknown"), retry, CircuitBreaker(1), Bulkhead(1), Timeout(5))
+
+
+async def call(world: World, policy: Policy[Any], *steps: Any) -> Any:
+    return policy.call(script(*steps)) if world.blocking else await policy.acall(ascript(*steps))
+
+
+# --- no sleeping -----------------------------------------------------------------------------
+
+
+def test_nothing_sleeps(world: World) -> None:
+    """Retries come at once; their delays are what they would have been."""
+    began = time.monotonic()
+    with no_sleeping(), recording(RetryScheduled) as recorder:
+        retry = Retry(on=Boom, backoff=[3600, 7200])
+        assert world.run(lambda: call(world, retry, Boom(), Boom(), "fine")) == "fine"
+    assert [event.delay for event in recorder.of(RetryScheduled)] == [3600, 7200]
+    assert time.monotonic() - began < 5
+
+
+def test_only_policies_do_not_sleep() -> None:
+    """The user's own sleeps take their time."""
+    with no_sleeping():
+        began = time.monotonic()
+        anyio.run(anyio.sleep, 0.02)
+        assert time.monotonic() - began >= 0.015
+
+
+def test_sleeping_is_put_back() -> None:
+    """Block by block, also after an error."""
+    sleep, shorten = process_clock.sleep, process_clock.shorten
+    with pytest.raises(Boom), no_sleeping():
+        with no_sleeping():
+            pass
+        assert process_clock.sleep is not sleep
+        assert process_clock.shorten(5.0) == 0
+        raise Boom
+    assert process_clock.sleep is sleep
+    assert process_clock.shorten is shorten
+    assert process_clock.shorten(5.0) == 5.0
+
+
+def test_virtual_time_sleeps_inside_no_sleeping() -> None:
+    """The inner block holds."""
+    with no_sleeping(), virtual_time() as clock:
+        Retry(on=Boom, backoff=[60]).call(script(Boom(), "fine"))
+    assert clock.now() == 60
+
+
+# --- switched off ----------------------------------------------------------------------------
+
+
+def test_no_policy_does_anything(world: World) -> None:
+    """The function is entered once, and what it raises comes out as it is."""
+    pipeline = everything()
+    with switched_off():
+        with pytest.raises(Boom):
+            world.run(lambda: call(world, pipeline, Boom()))
+        assert world.run(lambda: call(world, pipeline, "fine")) == "fine"
+    with no_sleeping():
+        assert world.run(lambda: call(world, pipeline, Boom(), ...)) == "unknown"
+
+
+def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World) -> None:
+    """And on again, with the state that it had."""
+    breaker = CircuitBreaker(2)
+    pipeline = Fallback("unknown").wrap(breaker)
+
+    async def once() -> Any:
+        return await call(world, pipeline, Boom())
+
+    assert world.run(once) == "unknown"
+    with switched_off():
+        for _ in range(5):
+            with pytest.raises(Boom):
+                world.run(once)
+    assert breaker.state is CircuitState.CLOSED
+    assert world.run(once) == "unknown"
+    assert breaker.state is CircuitState.OPEN
+
+
+def test_every_way_into_a_policy_is_switched_off() -> None:
+    """Execute, call, capture, decorators, proxies."""
+
+    class Client:
+        def get(self) -> str:
+            raise Boom
+
+    fallback = Fallback("unknown")
+    decorated = fallback(Client().get)
+    with switched_off():
+        ways: list[Callable[[], object]] = [
+            lambda: fallback.execute(lambda ctx: Client().get()),
+            lambda: fallback.call(Client().get),
+            lambda: fallback.capture(lambda ctx: Client().get()).unwrap(),
+            decorated,
+            fallback.proxy(Client(), "get").get,
+            lambda: asyncio.run(fallback.acall(ascript(Boom()))),
+        ]
+        for way in ways:
+            with pytest.raises(Boom):
+                way()
+        ctx = Context(operation="greet")
+        assert fallback.execute(lambda inner: inner.operation, ctx) == "greet"
+        assert ctx.attempts == 1
+    assert decorated() == "unknown"
+
+
+def test_listening_changes_nothing_about_it() -> None:
+    """Whoever subscribes or unsubscribes meanwhile does not switch anything on."""
+    fallback = Fallback("unknown")
+    with switched_off():
+        with recording():
+            assert isinstance(fallback.capture(script(Boom())), Failure)
+        assert isinstance(fallback.capture(script(Boom())), Failure)
+
+
+def test_switching_off_nests_and_is_put_back() -> None:
+    """The inner block's end does not end the outer one; an error ends both."""
+    fallback = Fallback("unknown")
+    with pytest.raises(Boom), switched_off():
+        with switched_off():
+            pass
+        fallback.call(script(Boom()))
+    assert fallback.call(script(Boom())) == "unknown"
+
+
+# --- randomness ------------------------------------------------------------------------------
+
+
+def drawn(seed: int) -> list[float]:
+    with virtual_time() as clock, seeded(seed):
+        Retry(6, on=Boom, backoff=Exponential(1.0)).capture(script(Boom(), ...))
+    return clock.sleeps
+
+
+def test_seeded_delays_repeat() -> None:
+    """The same seed gives the same delays, another one others, and they are those of `random.Random`."""
+    assert drawn(1) == drawn(1) != drawn(2)
+    rng = random.Random(1)
+    assert drawn(1) == [rng.uniform(0, 2**n) for n in range(5)]
+
+
+def test_a_policys_own_randomness_stays_its_own() -> None:
+    """`rng=` is stronger."""
+    with seeded(1) as source:
+        before = source.getstate()
+        next(Exponential(1.0).delays(random.Random(2)))
+        assert source.getstate() == before
+
+
+def test_randomness_is_put_back() -> None:
+    """Block by block, also after an error."""
+    modes: list[Callable[[], AbstractContextManager[object]]] = [seeded, lambda: seeded(5)]
+    before = backoff.SHARED_RANDOMNESS
+    for mode in modes:
+        with pytest.raises(Boom), mode() as outer:
+            with seeded(2):
+                assert backoff.SHARED_RANDOMNESS is not outer
+            assert backoff.SHARED_RANDOMNESS is outer
+            raise Boom
+        assert backoff.SHARED_RANDOMNESS is before

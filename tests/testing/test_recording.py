@@ -1,0 +1,110 @@
+"""A recorder keeps events, and its assertions tell what happened instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience import CircuitBreaker, Fallback, Policy, Retry, events
+from resilience.events import (
+    AttemptFailed,
+    CircuitChanged,
+    ExecutionFinished,
+    FallbackUsed,
+    RetryGaveUp,
+    RetryScheduled,
+)
+from resilience.testing import Recorder, recording, script, virtual_time
+from tests.conftest import Boom
+
+
+def a_run(recorder: Recorder | None = None) -> None:
+    retry = Retry(3, on=Boom, backoff=[2.5])
+    pipeline = Policy.wrap(Fallback("unknown"), retry, listeners=[] if recorder is None else [recorder])
+    with virtual_time():
+        pipeline.call(script(Boom("down"), Boom("down"), Boom("down")))
+
+
+def test_a_recording_keeps_every_event_of_the_process_in_order() -> None:
+    """While its block runs, and no longer."""
+    with recording() as recorder:
+        a_run()
+    a_run()
+    failed_and_again = [AttemptFailed, RetryScheduled] * 2
+    assert recorder.kinds == [*failed_and_again, AttemptFailed, RetryGaveUp, FallbackUsed, ExecutionFinished]
+    assert [event.attempt for event in recorder.of(AttemptFailed)] == [1, 2, 3]
+    recorder.assert_sequence(*recorder.kinds)
+    recorder.clear()
+    recorder.assert_sequence()
+
+
+def test_a_recording_may_be_of_some_kinds() -> None:
+    """Those that are named."""
+    with recording(RetryGaveUp, FallbackUsed) as recorder:
+        a_run()
+    assert recorder.kinds == [RetryGaveUp, FallbackUsed]
+
+
+def test_a_recording_ends_with_an_error() -> None:
+    """Nobody listens afterwards."""
+    with pytest.raises(Boom), recording(RetryGaveUp) as recorder:
+        raise Boom
+    assert not events.is_heard(RetryGaveUp, None)
+    assert recorder.events == []
+
+
+def test_a_recorder_is_a_listener() -> None:
+    """Of one pipeline."""
+    recorder = Recorder()
+    a_run(recorder)
+    a_run()
+    recorder.assert_happened(ExecutionFinished, times=1)
+
+
+def test_assertions_hold() -> None:
+    """On kinds, on numbers, on how many."""
+    recorder = Recorder()
+    a_run(recorder)
+    recorder.assert_happened(RetryScheduled)
+    recorder.assert_happened(RetryScheduled, times=2, delay=2.5)
+    recorder.assert_happened(RetryScheduled, times=1, delay=2.5, attempt=2)
+    recorder.assert_happened(RetryGaveUp, reason="attempts", attempts=3, elapsed=5.0)
+    recorder.assert_happened(events.Event, times=8)
+    recorder.assert_never(CircuitChanged)
+    recorder.assert_never(RetryScheduled, attempt=3)
+
+
+def test_an_assertion_that_fails_shows_the_whole_course() -> None:
+    """Expected on the first line, then what happened, each with its time."""
+    recorder = Recorder()
+    a_run(recorder)
+    timeline = str(recorder)
+    assert timeline.splitlines()[1] == "+0 s  Retry  RetryScheduled attempt=1 delay=2.5 outcome=Boom('down')"
+    assert timeline.splitlines()[-1] == "+5 s  Pipeline  ExecutionFinished attempts=3 elapsed=5 outcome='unknown'"
+    with pytest.raises(AssertionError) as caught:
+        recorder.assert_happened(RetryScheduled, times=2, attempt=1)
+    assert str(caught.value) == f"RetryScheduled attempt=1 should have happened 2 times, not 1 times, in\n{timeline}"
+    with pytest.raises(AssertionError, match="CircuitChanged should have happened at least once, not 0 times"):
+        recorder.assert_happened(CircuitChanged)
+    with pytest.raises(AssertionError, match="RetryGaveUp should have happened 0 times, not 1 times"):
+        recorder.assert_never(RetryGaveUp)
+    with pytest.raises(AssertionError, match=r"^AttemptFailed, RetryGaveUp should have happened, not\n"):
+        recorder.assert_sequence(AttemptFailed, RetryGaveUp)
+    with pytest.raises(AssertionError, match=r"nothing should have happened, not\n"):
+        recorder.assert_sequence()
+    recorder.clear()
+    with pytest.raises(AssertionError, match=r"in\n\(no events\)$"):
+        recorder.assert_happened(RetryGaveUp)
+
+
+def test_a_number_that_a_kind_does_not_have_is_refused() -> None:
+    """A slip would otherwise never be found by `assert_never`."""
+    with pytest.raises(TypeError, match="RetryGaveUp has no delay, reasn"):
+        Recorder().assert_never(RetryGaveUp, delay=1, reasn="attempts")
+
+
+def test_a_circuits_changes_are_told() -> None:
+    """Values of all kinds have a short form."""
+    with virtual_time(), recording() as recorder:
+        CircuitBreaker(1, on_transition=None).capture(script(Boom("down")))
+    assert "CircuitBreaker  CircuitChanged old=" in str(recorder)
+    assert "retry_after=30 last_failure=Boom: down" in str(recorder)

@@ -1,0 +1,100 @@
+"""Scripted functions take one step per call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from math import inf
+from typing import Any
+
+import pytest
+
+from resilience import Context, Fallback, Retry, Timeout
+from resilience.testing import ScriptEnded, ascript, hang, script, virtual_time
+from tests.conftest import Boom
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_each_call_takes_the_next_step(kind: str) -> None:
+    """Exceptions and their classes are raised, all else is returned."""
+
+    def step() -> object:
+        try:
+            result: Any = fn("argument", key="word")
+            return asyncio.run(result) if kind == "async" else result
+        except (Boom, KeyError) as error:
+            return error
+
+    error = Boom("mine")
+    fn: Any = (script if kind == "sync" else ascript)(error, KeyError, None, Exception.mro)
+    assert step() is error
+    assert isinstance(step(), KeyError)
+    assert step() is None
+    assert step() == Exception.mro
+    with pytest.raises(ScriptEnded, match="call 5 of a script that has 4 steps"):
+        step()
+    assert {(it.args, tuple(it.kwargs.items())) for it in fn.calls} == {(("argument",), (("key", "word"),))}
+    assert len(fn.calls) == 5
+
+
+def test_the_step_before_an_ellipsis_repeats() -> None:
+    """For ever; an error that is raised again does not grow."""
+    fn = script("first", Boom("again"), ...)
+    assert fn() == "first"
+    depths = []
+    for _ in range(3):
+        with pytest.raises(Boom, match="again") as caught:
+            fn()
+        depths.append(len(caught.traceback))
+    assert len(set(depths)) == 1
+
+
+def test_a_call_too_many_is_no_outcome() -> None:
+    """No policy hides it from the test."""
+    policies = Fallback("hidden").wrap(Retry(on=Exception, backoff=[0]))
+    fn = script(Boom())
+    with pytest.raises(ScriptEnded):
+        policies.call(fn)
+    assert len(fn.calls) == 2
+    assert issubclass(ScriptEnded, AssertionError)
+
+
+def test_calls_tell_the_attempt_and_the_time_that_was_left() -> None:
+    """Also where the context is passed by the library."""
+    fn = script(Boom(), "fine")
+    with virtual_time():
+        Timeout(10, cooperative=True).wrap(Retry(on=Boom, backoff=[4])).execute(fn, Context())
+    assert [(it.at, it.attempt, it.remaining) for it in fn.calls] == [(0, 1, 10), (4, 2, 6)]
+    assert isinstance(fn.calls[0].args[0], Context)
+    alone = script("fine")
+    alone()
+    assert alone.calls[0].remaining == inf
+
+
+def test_a_hang_takes_real_time_where_time_is_real() -> None:
+    """Nothing about it needs the virtual clock."""
+    assert script(hang(0.001, then=hang(0.001, then="done")))() == "done"
+    assert asyncio.run(ascript(hang(0.001, then="done"))()) == "done"
+
+
+def test_a_script_is_what_the_library_takes_it_for() -> None:
+    """`execute` and `call` see that one is asynchronous and the other is not."""
+    assert Retry().call(script("fine")) == "fine"
+    coroutine = Retry().call(ascript("fine"))
+    assert inspect.iscoroutine(coroutine)
+    assert asyncio.run(coroutine) == "fine"
+
+
+@pytest.mark.parametrize("steps", [(), (...,), (1, ..., 2), (..., 1)])
+def test_a_script_without_steps_is_refused(steps: tuple[Any, ...]) -> None:
+    """As is an ellipsis that is not at the end."""
+    with pytest.raises(ValueError, match="a script has one step or more"):
+        script(*steps)
+    with pytest.raises(ValueError, match="seconds must be more than zero"):
+        hang(0)
+
+
+def test_a_script_shows_its_steps() -> None:
+    """In messages of tests."""
+    fn = script(KeyError("k"), hang(5), ...)
+    assert repr(fn) == "<script KeyError('k'), Hang(seconds=5.0, then=None), ...; 0 calls>"

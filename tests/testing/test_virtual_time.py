@@ -1,0 +1,497 @@
+"""Virtual time: nothing waits for real, in threads, asyncio and trio, and the order of events is that of real time."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    DeadlineExceeded,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.clock import clock as process_clock
+from resilience.testing import VirtualClock, ascript, hang, script, virtual_time
+from tests.conftest import Boom, World
+
+
+def scripted(world: World, *steps: Any) -> Any:
+    return script(*steps) if world.blocking else ascript(*steps)
+
+
+async def call(policy: Any, fn: Any) -> Any:
+    """Call `fn`, and await what comes out in the worlds of tasks."""
+    result = policy.call(fn)
+    return await result if asyncio.iscoroutine(result) else result
+
+
+def test_an_hour_of_back_off_takes_no_time_and_is_exact(world: World) -> None:
+    """The waits are noted, the clock shows their sum, and nothing was waited for."""
+    fetch = scripted(world, Boom(), Boom(), Boom(), "fine")
+    retry = Retry(4, on=Boom, backoff=[60, 600, 3600])
+    began = time.monotonic()
+    with virtual_time() as clock:
+        assert world.run(lambda: call(retry, fetch)) == "fine"
+    assert clock.sleeps == [60, 600, 3600]
+    assert clock.now() == 4260
+    assert [it.at for it in fetch.calls] == [0, 60, 660, 4260]
+    assert time.monotonic() - began < 5
+
+
+def test_a_timeout_comes_when_the_function_hangs(world: World) -> None:
+    """It comes at its instant; what returns before it is in time."""
+    timeout = Timeout(2.0)
+    with virtual_time() as clock:
+        with pytest.raises(TimeoutExceeded):
+            world.run(lambda: call(timeout, scripted(world, hang(5))))
+        assert clock.now() == 2
+        assert world.run(lambda: call(timeout, scripted(world, hang(1.5, then="in time")))) == "in time"
+        assert clock.now() == 3.5
+
+
+def test_a_script_hangs_and_then_raises(world: World) -> None:
+    """The step after a hang is done after it, in virtual time."""
+    with virtual_time() as clock:
+        with pytest.raises(Boom):
+            world.run(lambda: call(Retry(1), scripted(world, hang(5, then=Boom()))))
+        assert clock.now() == 5
+
+
+def test_an_open_period_passes_in_virtual_time(world: World) -> None:
+    """The breaker refuses until the time is over, and not a moment longer."""
+    fetch = scripted(world, Boom(), "fine")
+    with virtual_time() as clock:
+        breaker = CircuitBreaker(1, open_for=30)
+
+        async def main() -> list[object]:
+            seen: list[object] = []
+            for step in (0.0, 0.0, 29.0, 1.0):
+                clock.advance(step)
+                try:
+                    seen.append(await call(breaker, fetch))
+                except (Boom, CircuitOpen) as error:
+                    seen.append(type(error))
+            return seen
+
+        assert world.run(main) == [Boom, CircuitOpen, CircuitOpen, "fine"]
+
+
+def test_a_deadline_is_kept_in_virtual_time(world: World) -> None:
+    """A wait that does not fit in the budget is not begun; one that fits takes its time from it."""
+    fetch = scripted(world, Boom(), Boom(), "too late")
+
+    async def main() -> None:
+        with deadline(100):
+            await call(Retry(on=Boom, backoff=[60]), fetch)
+
+    with virtual_time() as clock:
+        with pytest.raises(Boom):
+            world.run(main)
+        assert clock.now() == 60
+    assert [it.remaining for it in fetch.calls] == [100, 40]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_many_tasks_interleave_as_they_would_in_real_time(backend: str) -> None:
+    """Retries, timeouts and sleeps of several tasks happen in the order of their instants."""
+    log: list[tuple[float, str]] = []
+
+    async def main(clock: VirtualClock) -> None:
+        def note(what: str) -> None:
+            log.append((clock.now(), what))
+
+        async def retries() -> None:
+            await Retry(on=Boom, backoff=[10, 20]).call(ascript(Boom(), Boom(), "fine"))
+            note("retried")
+
+        async def times_out() -> None:
+            with pytest.raises(TimeoutExceeded):
+                await Timeout(15).acall(anyio.sleep, 1000)
+            note("timed out")
+
+        async def sleeps(seconds: float) -> None:
+            await anyio.sleep(seconds)
+            note(f"slept {seconds}")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleeps, 40)
+            group.start_soon(retries)
+            group.start_soon(times_out)
+            group.start_soon(sleeps, 5)
+        note(f"done at {anyio.current_time():g} on the loop's clock")
+
+    with virtual_time() as clock:
+        anyio.run(main, clock, backend=backend)
+    assert log == [
+        (5, "slept 5"),
+        (15, "timed out"),
+        (30, "retried"),
+        (40, "slept 40"),
+        (40, "done at 40 on the loop's clock"),
+    ]
+
+
+def test_the_users_own_sleeps_are_virtual() -> None:
+    """`asyncio.sleep`, `asyncio.timeout`, `trio.sleep` and `trio.move_on_after` take no time."""
+
+    async def in_asyncio() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(50):
+                await asyncio.sleep(3600)
+
+    async def in_trio() -> None:
+        with trio.move_on_after(50):
+            await trio.sleep(3600)
+
+    with virtual_time() as clock:
+        asyncio.run(in_asyncio())
+        assert clock.now() == 50
+        trio.run(in_trio)
+        assert clock.now() == 100
+    assert clock.sleeps == []
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_block_inside_a_running_loop_makes_it_virtual_and_real_again(backend: str) -> None:
+    """The loop's own time goes on without a break, so every timer has as much time left as before."""
+
+    async def main() -> None:
+        began = anyio.current_time()
+        with anyio.CancelScope(deadline=began + 600) as old:
+            with virtual_time() as clock:
+                await anyio.sleep(599.5)
+                assert clock.now() == pytest.approx(599.5)
+                assert anyio.current_time() == pytest.approx(began + 599.5, abs=0.1)
+            before = time.monotonic()
+            await anyio.sleep(50)
+        assert old.cancelled_caught
+        assert 0.3 < time.monotonic() - before < 5
+        with virtual_time() as clock:
+            with anyio.move_on_after(1000):
+                await anyio.sleep(2000)
+            assert clock.now() == pytest.approx(1000)
+        assert anyio.current_time() == pytest.approx(began + 1600, abs=5)
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_timer_set_before_the_block_comes_in_it() -> None:
+    """It counts the virtual seconds."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        loop.call_later(60, done.set_result, None)
+        with virtual_time() as clock:
+            await done
+            return clock.now()
+
+    assert asyncio.run(main()) == pytest.approx(60, abs=0.5)
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=it) for it in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_threads_that_wait_go_on_in_the_order_of_their_instants() -> None:
+    """The clock jumps when all of them wait, also where the main thread joins them."""
+    log: list[tuple[float, str]] = []
+
+    def retrying(name: str, *delays: float) -> Callable[[], None]:
+        def run() -> None:
+            Retry(len(delays) + 1, on=Boom, backoff=delays).call(script(*[Boom() for _ in delays], name))
+            log.append((clock.now(), name))
+
+        return run
+
+    with virtual_time() as clock:
+        in_threads(retrying("slow", 100, 300), retrying("quick", 50), retrying("middle", 10, 20, 100))
+    assert log == [(50, "quick"), (130, "middle"), (400, "slow")]
+
+
+def test_the_clock_stands_still_while_a_thread_works() -> None:
+    """A wait of a second does not overtake a thread that computes for much longer than the patience."""
+    at: list[float] = []
+
+    def works() -> None:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            sum(range(100))
+        at.append(clock.now())
+
+    with virtual_time(patience=0.05) as clock:
+        in_threads(works, lambda: process_clock.sleep(1.0))
+        assert clock.now() == 1
+    assert at == [0]
+
+
+def test_a_thread_that_is_woken_comes_before_the_next_instant() -> None:
+    """What one thread hands to another is dealt with at that time, not after the next jump: 200 times."""
+    slots = Bulkhead(1, queue=1)
+    seen: list[tuple[float, float]] = []
+
+    def ping() -> None:
+        for _ in range(200):
+            with slots.slot():
+                process_clock.sleep(1.0)
+            process_clock.sleep(0.5)
+
+    def pong() -> None:
+        for _ in range(200):
+            before = clock.now()
+            with slots.slot():
+                seen.append((before, clock.now()))
+                process_clock.sleep(1.0)
+            process_clock.sleep(0.5)
+
+    with virtual_time() as clock:
+        in_threads(ping, pong)
+    # Each holds the slot for 1 s and comes back 0.5 s later, so each waits 0.5 s for the other, exactly.
+    assert {after - before for before, after in seen[1:]} == {0.5}
+
+
+def test_work_that_comes_by_a_queue_is_done_before_time_goes_on() -> None:
+    """A thread in `queue.get` is taken to wait; one that has just been given something is not."""
+    box: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    at: list[float] = []
+
+    def consumes() -> None:
+        while box.get() is not None:
+            at.append(clock.now())
+
+    def produces() -> None:
+        for number in range(20):
+            box.put(number)
+            process_clock.sleep(1.0)
+        box.put(None)
+
+    with virtual_time() as clock:
+        in_threads(consumes, produces)
+    assert at == list(range(20))
+
+
+def test_a_bulkheads_queue_wait_ends_in_virtual_time() -> None:
+    """`max_wait` passes while the other thread holds the permit."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=10)
+    refused: list[float] = []
+
+    def waits() -> None:
+        with pytest.raises(BulkheadFull):
+            bulkhead.call(script("never"))
+        refused.append(clock.now())
+
+    with virtual_time() as clock, bulkhead.slot():
+        in_threads(waits)
+    assert refused == [10]
+
+
+def test_an_abandoned_function_goes_on_when_its_time_comes() -> None:
+    """It ends in virtual time as well, and is no longer counted then."""
+    with virtual_time() as clock:
+        with pytest.raises(TimeoutExceeded):
+            Timeout(2.0).call(script(hang(5)))
+        assert Timeout.abandoned() == 1
+        process_clock.sleep(10)
+        until = time.monotonic() + 5
+        while Timeout.abandoned() and time.monotonic() < until:
+            time.sleep(0.001)
+        assert Timeout.abandoned() == 0
+        assert clock.now() == 12
+
+
+def test_a_function_that_hangs_for_real_is_timed_out_after_the_patience() -> None:
+    """The timeout does not wait for a socket that never answers."""
+    released = threading.Event()
+    began = time.monotonic()
+    with virtual_time(patience=0.02) as clock:
+        with pytest.raises(TimeoutExceeded):
+            Timeout(3600).call(released.wait, 10)
+        assert clock.now() == 3600
+    released.set()
+    assert 0.02 <= time.monotonic() - began < 5
+
+
+def test_a_loop_and_a_thread_share_the_clock() -> None:
+    """A permit goes from a thread to a task and back, each at its instant."""
+    bulkhead = Bulkhead(1, queue=5)
+    log: list[tuple[float, str]] = []
+
+    def thread() -> None:
+        for _ in range(3):
+            with bulkhead.slot():
+                log.append((clock.now(), "thread"))
+                process_clock.sleep(10)
+            process_clock.sleep(1)
+
+    async def task() -> None:
+        await asyncio.sleep(5)
+        for _ in range(3):
+            async with bulkhead.slot():
+                log.append((clock.now(), "task"))
+                await asyncio.sleep(10)
+            await asyncio.sleep(1)
+
+    with virtual_time() as clock:
+        in_threads(thread, lambda: asyncio.run(task()))
+    assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> None:
+    """`anyio.to_thread` is real work: no timer overtakes it while it computes."""
+
+    def works() -> float:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            sum(range(100))
+        return process_clock.now()
+
+    async def main() -> tuple[float, float]:
+        with anyio.fail_after(3600):
+            return await anyio.to_thread.run_sync(works), process_clock.now()
+
+    with virtual_time(patience=0.05):
+        assert anyio.run(main, backend=backend) == (0, 0)
+
+
+# --- beginning and end -----------------------------------------------------------------------
+
+
+def state_of_the_process() -> list[object]:
+    loop: Any = asyncio.BaseEventLoop
+    clock = process_clock
+    trios: Any = trio._core._run.SystemClock
+    own = [trios.start_clock, trios.current_time, trios.deadline_to_sleep_time]
+    return [clock.now, clock.sleep, clock.wait, clock.shorten, loop.time, loop._run_once, *own]
+
+
+def test_everything_is_put_back_also_after_an_error() -> None:
+    """No trace is left on the clock, on asyncio or on trio."""
+    before = state_of_the_process()
+    with pytest.raises(Boom), virtual_time():
+        assert state_of_the_process() != before
+        raise Boom
+    assert state_of_the_process() == before
+    assert abs(process_clock.now() - time.monotonic()) < 1
+
+
+def test_a_block_inside_another_shares_its_clock() -> None:
+    """Time goes on where it was, and ends with the outer block."""
+    with virtual_time() as outer:
+        process_clock.sleep(10)
+        with virtual_time() as inner:
+            process_clock.sleep(5)
+        assert inner is outer
+        process_clock.sleep(1)
+    assert outer.now() == 16
+    with virtual_time() as fresh:
+        assert fresh.now() == 0
+
+
+def test_who_sleeps_when_virtual_time_ends_goes_on() -> None:
+    """A thread that still waits is not left behind."""
+    woken = threading.Event()
+
+    def sleeps() -> None:
+        asleep.set()
+        process_clock.sleep(10**6)
+        woken.set()
+
+    with virtual_time():
+        asleep = threading.Event()
+        thread = threading.Thread(target=sleeps)
+        thread.start()
+        asleep.wait(5)
+    assert woken.wait(5)
+    thread.join(5)
+
+
+def test_who_queues_when_virtual_time_ends_goes_on_queueing() -> None:
+    """A wait for a permit becomes a real one, and ends when the permit comes."""
+    bulkhead = Bulkhead(1, queue=1)
+    got: list[str] = []
+    thread = threading.Thread(target=lambda: got.append(bulkhead.call(script("mine"))))
+    with bulkhead.slot():
+        with virtual_time():
+            thread.start()
+            while bulkhead.stats().queued == 0:
+                time.sleep(0.001)
+        time.sleep(0.02)
+        assert got == []
+    thread.join(5)
+    assert got == ["mine"]
+
+
+def test_advance_lets_time_pass() -> None:
+    """By seconds, for whoever looks at the clock; never backwards."""
+    with virtual_time() as clock:
+        clock.advance(1.5)
+        assert clock.now() == process_clock.now() == 1.5
+        with pytest.raises(ValueError, match="seconds must be zero or more"):
+            clock.advance(-1)
+        assert repr(clock) == "<VirtualClock now=1.5 sleeps=0>"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_advance_wakes_the_tasks_whose_time_has_come(backend: str) -> None:
+    """They run when the one who advanced the clock next waits."""
+    woken: list[float] = []
+
+    async def main(clock: VirtualClock) -> None:
+        asleep = anyio.Event()
+
+        async def sleeps() -> None:
+            asleep.set()
+            await anyio.sleep(60)
+            woken.append(clock.now())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleeps)
+            await asleep.wait()
+            clock.advance(61)
+            await anyio.sleep(0.001)
+            assert woken == [61]
+
+    with virtual_time() as clock:
+        anyio.run(main, clock, backend=backend)
+
+
+def test_a_patience_that_is_no_duration_is_refused() -> None:
+    """Like every other duration."""
+    with pytest.raises(ValueError, match="patience must be more than zero"), virtual_time(patience=0):
+        pass
+
+
+def test_a_budget_cuts_a_block_off_in_virtual_time() -> None:
+    """`async with deadline(...)` ends at its instant."""
+
+    async def main() -> None:
+        async with deadline(30):
+            await asyncio.sleep(3600)
+
+    with virtual_time() as clock:
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(main())
+        assert clock.now() == 30

@@ -65,7 +65,9 @@ def exists(name: str) -> bool:
 
 def at_home(name: str) -> str:
     """The public module in which a name of the front door is told in full, if it is not the front door."""
-    return next((it.__name__ for it in modules() if it is not resilience and name in it.__all__), "")
+    found = getattr(resilience, name)
+    elsewhere = (it for it in modules() if it is not resilience and name in it.__all__)
+    return next((it.__name__ for it in elsewhere if getattr(it, name) is found), "")
 
 
 def public_names(module: ModuleType) -> list[str]:

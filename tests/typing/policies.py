@@ -158,7 +158,8 @@ class Plain(Policy):
 
 
 class Answering(Policy[int]):
-    def __init__(self, *, name: str | None = None) -> None:
+    def __init__(self, *, name: str = "Answering") -> None:
+        self.name = name
         self._limit = 3
 
     @override

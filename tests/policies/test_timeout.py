@@ -1286,6 +1286,33 @@ def test_no_failed_call_needs_the_cyclic_collector(threads: World, cooperative: 
         gc.enable()
 
 
+def test_a_deadline_error_that_became_a_timeout_needs_no_cyclic_collector(world: World, clock: FakeClock) -> None:
+    """The error that was found inside is not held by the frame that raised the other one."""
+    alive: list[weakref.ref[Any]] = []
+
+    async def fn(ctx: Context) -> None:
+        clock.advance(5.5)
+        try:
+            ctx.check()
+        except DeadlineExceeded as error:
+            alive.append(weakref.ref(error))
+            raise
+
+    async def main() -> None:
+        try:
+            await world.execute(Timeout(5, cooperative=True), fn)
+        except TimeoutExceeded as error:
+            alive.append(weakref.ref(error))
+
+    gc.collect()
+    gc.disable()
+    try:
+        world.run(main)
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
 def test_no_failed_task_needs_the_cyclic_collector() -> None:
     """A task whose call failed, or was cut off, is gone when nobody wants it any more."""
     alive: list[weakref.ref[Any]] = []

@@ -2,7 +2,7 @@
 
 To record it anew, run this file from the project's root:
 
-    python tests/test_public_api.py
+    python -m tests.test_public_api
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import resilience
 
 RECORD = Path(__file__).with_name("public_api.txt")
-HOW = "if that was meant, record it anew with `python tests/test_public_api.py`, and tell users in CHANGELOG.md"
+HOW = "if that was meant, record it anew with `python -m tests.test_public_api`, and tell users in CHANGELOG.md"
 
 #: Modules that users import from. The front door has no names of its own: what it re-exports is listed where it is.
 PUBLIC = ("resilience", "resilience.backoff", "resilience.errors", "resilience.events", "resilience.testing")

@@ -315,7 +315,7 @@ def test_a_wait_ends_with_the_budget(world: World) -> None:
 def test_a_wait_ends_with_a_timeout_around(world: World) -> None:
     """With that Timeout's error; the queue is left, and nobody is called rejected."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-    pipeline = Timeout(SHORT, name="patience").wrap(Fallback("never", on=BulkheadFull), bulkhead)
+    pipeline = Timeout(SHORT, name="patience").wrap(Fallback("never"), bulkhead)
 
     async def main() -> Any:
         async with beside(world) as group:
@@ -1110,7 +1110,8 @@ class Place:
             while not self._closing or self._orders:
                 await until(self._world, lambda: self._orders or self._closing)
                 while self._orders:
-                    self._orders.pop(0)(group)
+                    self._orders[0](group)
+                    self._orders.pop(0)
 
     def begin(self, bulkhead: Bulkhead, on_entry: Callable[[], object] | None = None, *, hold: bool = True) -> None:
         """Begin a call that stays inside until the place is closed, or calls `on_entry` and leaves."""

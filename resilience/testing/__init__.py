@@ -15,6 +15,7 @@ from resilience.testing.configuration import as_data
 from resilience.testing.modes import no_sleeping, seeded, switched_off
 from resilience.testing.recording import Recorder, recording
 from resilience.testing.scripts import AsyncScript, Call, Hang, Script, ScriptEnded, ascript, hang, script
+from resilience.testing.simulation import Simulation
 from resilience.testing.virtual import virtual_time
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Recorder",
     "Script",
     "ScriptEnded",
+    "Simulation",
     "VirtualClock",
     "as_data",
     "ascript",

@@ -1,4 +1,4 @@
-"""The fixtures for pytest, found by its entry point `pytest11`. Nothing is imported until one is asked for."""
+"""The fixtures for pytest, found by its entry point `pytest11`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from resilience.testing.recording import recording
+from resilience.testing.virtual import virtual_time
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resilience.testing import Recorder, VirtualClock
+    from resilience.testing.clocks import VirtualClock
+    from resilience.testing.recording import Recorder
 
 
 @pytest.fixture(name="virtual_time")
 def _virtual_time() -> Iterator[VirtualClock]:
     """Virtual time while the test runs: the clock, with `now()`, `advance(seconds)` and `sleeps`."""
-    from resilience.testing import virtual_time
-
     with virtual_time() as clock:
         yield clock
 
@@ -24,7 +26,5 @@ def _virtual_time() -> Iterator[VirtualClock]:
 @pytest.fixture(name="recorder")
 def _recorder() -> Iterator[Recorder]:
     """Every event of this process while the test runs."""
-    from resilience.testing import recording
-
     with recording() as recorder:
         yield recorder

@@ -1,0 +1,245 @@
+"""A simulated world: many clients that execute the real policies, in one queue of events with its own clock.
+
+There is no event loop and no thread in it. A client is a coroutine; whatever it awaits comes down to
+one of two suspensions: until an instant, or until somebody wakes it. The engine takes the earliest
+entry of a heap, sets the clock to its instant and sends the client on. Entries of one instant are
+taken in the order in which they were made, and all randomness comes from one seeded generator, so a
+simulation is repeated exactly by its seed.
+
+An entry is never taken out of the heap. One that no longer counts, because the client was woken or
+cut off before, or because the block of the timer has been left, is passed over when its turn comes.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context as Variables
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Any, Self, final
+
+from typing_extensions import override
+
+from resilience import backoff, checks
+from resilience.clock import clock
+from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
+from resilience.runtimes.tasks import TASKS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from resilience.checks import Duration
+    from resilience.context import Context
+
+
+@types.coroutine
+def _until(instant: float) -> Generator[float, None, None]:
+    """Suspend the client until an instant; infinity: until it is woken."""
+    yield instant
+
+
+@final
+class Client:
+    """One coroutine of a simulation.
+
+    :param coroutine: what it does.
+    """
+
+    __slots__ = ("coroutine", "is_done", "resumes_at", "run")
+
+    def __init__(self, coroutine: Coroutine[float, None, object]) -> None:
+        self.coroutine = coroutine
+        self.run = Variables().run  # ambient contexts are each client's own
+        self.resumes_at: int = -1  # the number of the entry that sends it on; others no longer count
+        #: Whether it has come to its end.
+        self.is_done: bool = False
+
+
+@final
+class _Expired(BaseException):
+    """The timer fired. Only the block of that timer takes it."""
+
+    def __init__(self, timer: SimulatedTimer) -> None:
+        super().__init__(timer)
+        self.timer: SimulatedTimer = timer
+
+
+@final
+class SimulatedTimer(Timer):
+    """An entry of its own, which cuts the client off if its block has not been left by then."""
+
+    __slots__ = ("_engine", "deadline", "fired", "is_armed")
+
+    def __init__(self, engine: Engine, deadline: float) -> None:
+        self.deadline: float = deadline
+        self.fired: bool = False
+        self.is_armed: bool = False
+        self._engine = engine
+
+    def __enter__(self) -> Self:
+        self.is_armed = True
+        self._engine.enter(self.deadline, self._engine.current, self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool:
+        self.is_armed = False
+        self.fired = isinstance(error, _Expired) and error.timer is self
+        return self.fired
+
+
+@final
+class SimulatedWaiter(Waiter):
+    """A client in a queue."""
+
+    __slots__ = ("_client", "_engine", "_woken")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._client = engine.current
+        self._woken = False
+
+    @override
+    def wake(self) -> None:
+        self._woken = True
+        self._client.resumes_at = self._engine.enter(self._engine.time, self._client)
+
+    @override
+    def is_alive(self) -> bool:
+        return not self._client.is_done
+
+    @override
+    async def wait(self, deadline: float, ctx: Context) -> bool:
+        await _until(deadline)
+        return self._woken
+
+
+@final
+class SimulatedRuntime(Runtime):
+    """What policies may ask of a simulation."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    async def sleep(self, seconds: float, ctx: Context) -> None:
+        await _until(self._engine.time + seconds)
+
+    @override
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> SimulatedTimer:
+        return SimulatedTimer(self._engine, deadline)
+
+    @override
+    def waiter(self) -> SimulatedWaiter:
+        return SimulatedWaiter(self._engine)
+
+    @override
+    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+        return await TASKS.run(function, ctx, *args)
+
+    @override
+    async def close(self, resource: object) -> None:
+        await TASKS.close(resource)
+
+
+class Engine:
+    """The queue of events, the clock and the clients.
+
+    While it runs it is the clock, and the source of randomness, of the whole process: nothing else may run
+    policies at the same time.
+
+    :param seed: where the randomness begins.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        #: The source of randomness, for policies without one of their own and for what the functions do.
+        self.rng: random.Random = random.Random(seed)
+        #: What time it is, in seconds.
+        self.time: float = 0.0
+        self.runtime: SimulatedRuntime = SimulatedRuntime(self)
+        self.current: Client
+        self._queue: list[tuple[float, int, Client, SimulatedTimer | None]] = []
+        self._entries = 0
+        self._clients: dict[Client, None] = {}  # those that are not done, in order
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def now(self) -> float:
+        """Return what time it is, in seconds."""
+        return self.time
+
+    def start(self, coroutine: Coroutine[Any, None, object], after: Duration = 0.0) -> Client:
+        """Add a client, which begins so many seconds from now."""
+        delay = checks.seconds("after", after, zero=True)
+        client = Client(coroutine)
+        self._clients[client] = None
+        client.resumes_at = self.enter(self.time + delay, client)
+        return client
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the client that awaits this wait for so many seconds."""
+        await _until(self.time + seconds)
+
+    def run(self, until: float = inf) -> float:
+        """Run until every client is done, or nothing happens any more, or it is `until`; return what time it is.
+
+        What a client raises comes out, and ends the simulation.
+        """
+        now, source = clock.now, backoff.SHARED_RANDOMNESS
+        clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng
+        try:
+            self._run(until)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            clock.now, backoff.SHARED_RANDOMNESS = now, source
+        if until != inf:
+            self.time = max(self.time, until)
+        return self.time
+
+    def close(self) -> None:
+        """End the simulation: clients that are not done are closed."""
+        clients, self._clients, self._queue = self._clients, {}, []
+        for client in clients:
+            client.run(client.coroutine.close)
+
+    def enter(self, instant: float, client: Client, timer: SimulatedTimer | None = None) -> int:
+        """Make an entry; return its number."""
+        self._entries = number = self._entries + 1
+        heappush(self._queue, (instant, number, client, timer))
+        return number
+
+    def _run(self, until: float) -> None:
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            instant, number, client, timer = heappop(queue)
+            if timer is None:
+                if client.resumes_at != number:
+                    continue
+            elif not timer.is_armed:
+                continue
+            if instant > self.time:
+                self.time = instant
+            self.current = client
+            try:
+                if timer is None:
+                    suspended_until = client.run(client.coroutine.send, None)
+                else:
+                    suspended_until = client.run(client.coroutine.throw, _Expired(timer))
+            except StopIteration:
+                client.is_done = True
+                client.resumes_at = -1
+                del self._clients[client]
+                continue
+            self._entries = number = self._entries + 1
+            client.resumes_at = number
+            if suspended_until != inf:
+                heappush(queue, (suspended_until, number, client, None))

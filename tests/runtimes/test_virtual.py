@@ -1,0 +1,463 @@
+"""The simulated world: real policies, many clients, published numbers.
+
+The contention model takes the mean of 30 trials a backoff here, and of 100, as published, with
+`RESILIENCE_TRIALS=100` in the environment. No backoff at all, which hardly varies, takes a third of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    DeadlineExceeded,
+    FailureRatio,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+)
+from resilience import backoff as backoffs
+from resilience.backoff import Backoff, Decorrelated, Exponential
+from resilience.clock import clock as process_clock
+from resilience.testing import Simulation, recording, switched_off
+from tests.conftest import Boom
+
+TRIALS = int(os.environ.get("RESILIENCE_TRIALS", "30"))
+
+
+# --- published: "Exponential Backoff And Jitter", Marc Brooker, AWS Architecture Blog, 2015 -------------------
+
+
+class Conflict(Exception):
+    """Somebody else has written the row since it was read."""
+
+
+def contention(clients: int, backoff: Backoff | Sequence[float], seed: int) -> tuple[float, int]:
+    """Let clients write one row, each once; return the milliseconds until the last is done, and the writes.
+
+    A write is refused if the row has another version than the client has read. Every message takes
+    |N(10, 2)| ms each way.
+    """
+    with Simulation(seed) as simulation:
+        version = writes = 0
+        retry = Retry(None, on=Conflict, backoff=backoff)
+
+        async def message() -> None:
+            await simulation.sleep(abs(simulation.rng.gauss(10, 2)) / 1000)
+
+        async def update(ctx: Context) -> None:
+            nonlocal version, writes
+            await message()
+            seen = version
+            await message()
+            await message()
+            writes += 1
+            written = seen == version
+            version += written
+            await message()
+            if not written:
+                raise Conflict
+
+        async def client() -> None:
+            await simulation.execute(retry, update)
+
+        for _ in range(clients):
+            simulation.start(client())
+        took = simulation.run() * 1000
+        assert version == clients
+        return took, writes
+
+
+PUBLISHED: dict[str, tuple[Backoff | Sequence[float], int, int]] = {  # N = 100: milliseconds, writes
+    "none": ([0.0], 2026, 2422),
+    "exponential": (Exponential(0.010, cap=2.0, jitter="none"), 63086, 1847),
+    "equal": (Exponential(0.010, cap=2.0, jitter="equal"), 6573, 813),
+    "decorrelated": (Decorrelated(0.005, cap=2.0), 4581, 1003),
+    "full": (Exponential(0.010, cap=2.0, jitter="full"), 4886, 796),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_contention_on_one_row_costs_what_was_published(name: str) -> None:
+    """Time and writes are within 5 % of the published means."""
+    backoff, milliseconds, writes = PUBLISHED[name]
+    trials = TRIALS // 3 if name == "none" and TRIALS < 100 else TRIALS
+    results = [contention(100, backoff, seed) for seed in range(trials)]
+    assert fmean(took for took, _ in results) == pytest.approx(milliseconds, rel=0.05)
+    assert fmean(count for _, count in results) == pytest.approx(writes, rel=0.05)
+
+
+def test_contention_is_repeated_by_its_seed() -> None:
+    """The same seed gives the same course to the last bit, another one another."""
+    full = Exponential(0.010, cap=2.0)
+    assert contention(20, full, 1) == contention(20, full, 1) != contention(20, full, 2)
+
+
+@pytest.mark.parametrize(("attempts", "layers"), [(3, 1), (3, 3), (4, 3), (2, 5)])
+def test_retries_in_each_layer_multiply(attempts: int, layers: int) -> None:
+    """`a` attempts in each of `d` layers are a**d calls at the bottom: 64 for 4 and 3, as in Google's SRE book."""
+    calls = 0
+
+    async def bottom(ctx: Context) -> None:
+        nonlocal calls
+        calls += 1
+        await simulation.sleep(0.01)
+        raise Boom
+
+    def above(inner: Callable[[Context], Any]) -> Callable[[Context], Any]:
+        retry = Retry(attempts, on=Boom)
+
+        async def service(ctx: Context) -> Any:
+            return await simulation.execute(retry, inner)
+
+        return service
+
+    service: Callable[[Context], Any] = bottom
+    for _ in range(layers):
+        service = above(service)
+
+    async def client() -> None:
+        with pytest.raises(Boom):
+            await service(Context())
+
+    clients = 5
+    with Simulation() as simulation:
+        for _ in range(clients):
+            simulation.start(client())
+        simulation.run()
+    assert calls == clients * attempts**layers
+
+
+# --- policies in it --------------------------------------------------------------------------
+
+
+def simulated(*clients: Callable[[Simulation], Any]) -> float:
+    """Run clients to their end; return how long that took."""
+    with Simulation() as simulation:
+        for client in clients:
+            simulation.start(client(simulation))
+        return simulation.run()
+
+
+def test_five_policies_work_together() -> None:
+    """As in every other world: a failure, a hang, then an answer."""
+    steps = ["fail", "hang", "answer"]
+    log: list[tuple[float, object]] = []
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> str:
+            log.append((simulation.now(), (ctx.attempt, ctx.remaining())))
+            step = steps.pop(0)
+            if step == "fail":
+                raise Boom
+            await simulation.sleep(100 if step == "hang" else 1)
+            return step
+
+        retry = Retry(on=(Boom, TimeoutExceeded), backoff=[10, 20])
+        pipeline = Policy.wrap(
+            Fallback("unknown"), Timeout(60), retry, CircuitBreaker(5), Bulkhead(1), Timeout(5), listeners=[recorder]
+        )
+        answer = await simulation.execute(pipeline, fn)
+        log.append((simulation.now(), answer))
+
+    with recording() as recorder:
+        assert simulated(client) == 36  # and not 60: a timer whose block was left is no event
+    assert log == [(0, (1, 5)), (10, (2, 5)), (35, (3, 5)), (36, "answer")]
+    assert [event.time for event in recorder.events if event.policy == "Timeout"] == [15, 15]
+
+
+def test_a_timeout_cuts_off_where_the_client_waits_and_the_outer_one_is_named() -> None:
+    """Clean-up inside takes its time, and what fires is told by its own policy."""
+    log: list[tuple[float, str]] = []
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> None:
+            try:
+                await simulation.sleep(100)
+            finally:
+                await simulation.sleep(1)
+                log.append((simulation.now(), "cleaned up"))
+
+        for outer, inner in ((5, 50), (50, 5)):
+            with pytest.raises(TimeoutExceeded) as caught:
+                await simulation.execute(Timeout(outer, name="outer").wrap(Timeout(inner, name="inner")), fn)
+            log.append((simulation.now(), str(caught.value.policy)))
+
+    simulated(client)
+    assert log == [(6, "cleaned up"), (6, "outer"), (12, "cleaned up"), (12, "inner")]
+
+
+def test_a_function_that_takes_its_cut_off_for_an_end_returns() -> None:
+    """Its result is returned; a timer whose block was left in time changes nothing."""
+    log: list[object] = []
+
+    async def client(simulation: Simulation) -> None:
+        async def stubborn(ctx: Context) -> str:
+            try:
+                await simulation.sleep(100)
+            except BaseException:
+                return "saved"
+            return "not cut off"
+
+        log.append(await simulation.execute(Timeout(5), stubborn))
+        log.append(simulation.now())
+
+        async def quick(ctx: Context) -> str:
+            return "quick"
+
+        log.append(await simulation.execute(Timeout(5), quick))
+        await simulation.sleep(50)
+        log.append(simulation.now())
+
+    simulated(client)
+    assert log == ["saved", 5, "quick", 55]
+
+
+def test_a_bulkhead_grants_in_the_order_of_arrival() -> None:
+    """Never more than the limit; who waits too long is refused, at that instant."""
+    bulkhead = Bulkhead(2, queue=3, max_wait=2.5)
+    log: list[tuple[float, int, str]] = []
+    running = most = 0
+
+    def client(number: int) -> Callable[[Simulation], Any]:
+        async def run(simulation: Simulation) -> None:
+            nonlocal running, most
+
+            async def fn(ctx: Context) -> None:
+                nonlocal running, most
+                running += 1
+                most = max(most, running)
+                log.append((simulation.now(), number, "runs"))
+                await simulation.sleep(2)
+                running -= 1
+
+            try:
+                await simulation.execute(bulkhead, fn)
+            except BulkheadFull:
+                log.append((simulation.now(), number, "refused"))
+
+        return run
+
+    simulated(*[client(number) for number in range(6)])
+    assert most == 2
+    assert log == [
+        (0, 0, "runs"),
+        (0, 1, "runs"),
+        (0, 5, "refused"),
+        (2, 2, "runs"),
+        (2, 3, "runs"),
+        (2.5, 4, "refused"),
+    ]
+    assert bulkhead.stats().in_flight == 0
+
+
+def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() -> None:
+    """The end of a simulation is an end for everybody in it."""
+    bulkhead = Bulkhead(1, queue=5)
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> None:
+            await simulation.sleep(1000)
+
+        await simulation.execute(bulkhead, fn)
+
+    with Simulation() as simulation:
+        clients = [simulation.start(client(simulation)) for _ in range(3)]
+        assert simulation.run(until=10) == 10
+        assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (1, 2)
+    assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (0, 0)
+    assert not any(it.is_done for it in clients)
+
+
+def test_a_breaker_protects_a_service_from_a_thousand_clients() -> None:
+    """It opens once, and lets one probe through every open period until the service is back."""
+    calls: list[float] = []
+    breaker = CircuitBreaker(FailureRatio(0.5, window=10), open_for=30)
+    states: list[CircuitState] = []
+
+    async def service(ctx: Context) -> None:
+        calls.append(process_clock.now())
+        if 100 <= process_clock.now() < 200:
+            raise Boom
+
+    async def client(simulation: Simulation) -> None:
+        while simulation.now() < 300:
+            try:
+                await simulation.execute(breaker, service)
+            except (Boom, CircuitOpen):
+                pass
+            states.append(breaker.state)
+            await simulation.sleep(simulation.rng.uniform(1, 3))
+
+    simulated(*[client] * 1000)
+    outage = [at for at in calls if 110 <= at < 200]
+    assert len(outage) == 3  # at about 131, 161 and 191
+    assert breaker.stats().opened == 4
+    assert breaker.state is CircuitState.CLOSED
+    assert len([at for at in calls if at > 230]) > 20_000
+
+
+def test_a_deadline_and_the_ambient_context_are_each_clients_own() -> None:
+    """A nested execution inherits from the one around it, not from another client's."""
+    seen: list[tuple[float, float | None]] = []
+
+    def client(timeout: float) -> Callable[[Simulation], Any]:
+        async def run(simulation: Simulation) -> None:
+            async def inner(ctx: Context) -> None:
+                await simulation.sleep(2)
+                assert current_context() is ctx
+                seen.append((timeout, ctx.remaining()))
+
+            async def outer(ctx: Context) -> None:
+                await simulation.sleep(1)
+                await simulation.execute(Retry(), inner)
+
+            ctx = Context(timeout=timeout)
+            await simulation.execute(Retry(), outer, ctx)
+            assert ctx.attempts == 1
+            assert ctx.elapsed == 3
+            with pytest.raises(DeadlineExceeded):
+                await simulation.execute(Retry(), outer, Context(timeout=0))
+
+        return run
+
+    simulated(client(10), client(20))
+    assert seen == [(10, 7), (20, 17)]
+
+
+def test_a_policy_of_a_users_and_a_handler_run_in_it() -> None:
+    """`ctx.sleep`, an async handler, and the closing of a discarded result."""
+    closed: list[float] = []
+
+    class Response:
+        async def aclose(self) -> None:
+            closed.append(process_clock.now())
+
+    class Pause(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await ctx.sleep(3)
+            return await call(ctx)
+
+    async def client(simulation: Simulation) -> None:
+        async def handler(failure: object, ctx: Context) -> str:
+            await simulation.sleep(4)
+            return "handled"
+
+        async def fn(ctx: Context) -> Response:
+            return Response()
+
+        fallback = Fallback(handler=handler, on_result=lambda result: True)
+        pipeline = fallback.wrap(Pause(), Retry(2, on_result=lambda result: True, backoff=[5]))
+        assert await simulation.execute(pipeline, fn) == "handled"
+        assert simulation.now() == 12
+
+    simulated(client)
+    assert closed == [3]
+
+
+def test_policies_that_are_switched_off_are_so_here() -> None:
+    """The mode is for every world."""
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> None:
+            raise Boom
+
+        assert await simulation.execute(Fallback("unknown"), fn) == "unknown"
+        with switched_off(), pytest.raises(Boom):
+            await simulation.execute(Fallback("unknown"), fn)
+
+    simulated(client)
+
+
+# --- the engine ------------------------------------------------------------------------------
+
+
+def test_clients_of_one_instant_run_in_the_order_in_which_they_came() -> None:
+    """And those that begin later, later."""
+    log: list[tuple[float, str]] = []
+
+    async def client(name: str, *pauses: float) -> None:
+        for pause in (0.0, *pauses):
+            await simulation.sleep(pause)
+            log.append((simulation.now(), name))
+
+    with Simulation() as simulation:
+        simulation.start(client("late", 1), after=2)
+        simulation.start(client("a", 1, 2))
+        simulation.start(client("b", 3))
+        simulation.run()
+    assert log == [(0, "a"), (0, "b"), (1, "a"), (2, "late"), (3, "b"), (3, "a"), (3, "late")]
+
+
+def test_a_simulation_runs_in_parts() -> None:
+    """Up to an instant, which it then is; the rest later."""
+    log: list[float] = []
+
+    async def client() -> None:
+        for _ in range(4):
+            await simulation.sleep(10)
+            log.append(simulation.now())
+
+    with Simulation() as simulation:
+        simulation.start(client())
+        assert simulation.run(until=20) == 20
+        assert log == [10, 20]
+        assert simulation.run(until=25) == 25
+        simulation.start(client())
+        assert simulation.run() == 65
+    assert log == [10, 20, 30, 35, 40, 45, 55, 65]
+
+
+def test_the_process_has_its_own_clock_and_randomness_again() -> None:
+    """After a run, and after one that a client's error has ended; the others are closed."""
+    now, source = process_clock.now, backoffs.SHARED_RANDOMNESS
+    closed: list[str] = []
+
+    async def fails() -> None:
+        await simulation.sleep(1)
+        assert process_clock.now() == 1
+        assert backoffs.SHARED_RANDOMNESS is simulation.rng
+        raise Boom
+
+    async def waits() -> None:
+        try:
+            await simulation.sleep(1000)
+        finally:
+            closed.append("waits")
+
+    simulation = Simulation()
+    simulation.start(waits())
+    simulation.start(fails())
+    with pytest.raises(Boom):
+        simulation.run()
+    assert closed == ["waits"]
+    assert process_clock.now is now
+    assert backoffs.SHARED_RANDOMNESS is source
+    simulation.start(waits())
+    assert simulation.run() == 1001
+    assert process_clock.now is now
+    assert backoffs.SHARED_RANDOMNESS is source
+
+
+def test_a_client_that_never_begins_in_the_past() -> None:
+    """Durations are checked as everywhere."""
+
+    async def client() -> None: ...
+
+    coroutine = client()
+    with Simulation() as simulation, pytest.raises(ValueError, match="after must be zero or more"):
+        simulation.start(coroutine, after=-1)
+    coroutine.close()

@@ -7,7 +7,7 @@ import inspect
 from types import CoroutineType, FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from resilience.errors import AwaitableMisuse
+from resilience.errors import ArgumentMisuse, AwaitableMisuse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +33,7 @@ def is_coroutine_function(fn: object) -> bool:
 
 
 def _is_coroutine_function(fn: object) -> bool:
+    require_callable(fn)
     while isinstance(fn, functools.partial):
         fn = fn.func
     if _is_mock(fn):
@@ -42,6 +43,12 @@ def _is_coroutine_function(fn: object) -> bool:
     if isinstance(fn, type) or inspect.isroutine(fn):
         return False
     return inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+
+
+def require_callable(fn: object) -> None:
+    """Refuse what cannot be called, before any policy could take that for a failure of the call."""
+    if not callable(fn):
+        raise ArgumentMisuse(f"a policy runs callables, not {fn!r}")
 
 
 def is_generator_function(fn: object) -> bool:
@@ -83,9 +90,9 @@ def name_of(fn: object) -> str:
 
 def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
     """Give a wrapper what a user sees of the function: `functools.wraps`, where names are names (a mock's are not)."""
-    seen = [it for it in functools.WRAPPER_ASSIGNMENTS if not _is_mock(fn) or it in ("__doc__", "__module__")]
-    updated = () if _is_mock(fn) else functools.WRAPPER_UPDATES
-    return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen, updated)
+    texts = ("__name__", "__qualname__")
+    seen = [it for it in functools.WRAPPER_ASSIGNMENTS if it not in texts or isinstance(getattr(fn, it, None), str)]
+    return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen)
 
 
 def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:

@@ -320,7 +320,7 @@ def find_runtime() -> Runtime:
 
 
 #: Makes a context without the detour by `__init__`; whoever calls it sets every slot.
-new_context = object.__new__
+new_context: Callable[[type[Context]], Context] = object.__new__
 NO_FACTS = Facts()
 _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
 

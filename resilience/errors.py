@@ -150,6 +150,10 @@ class Misuse(Exception):
     """Marks an error in how the library is used. It is no outcome: no policy retries, counts or answers it."""
 
 
+class ArgumentMisuse(Misuse, TypeError):
+    """An execution was asked for with something that is no function or no context."""
+
+
 class AwaitableMisuse(Misuse, TypeError):
     """A function and the way it was executed disagree about whether there is something to await."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 from resilience import events
 from resilience.clock import clock
 from resilience.context import NO_FACTS, Context, Facts, Record, get_ambient, new_context
+from resilience.errors import ArgumentMisuse
 from resilience.events import finishing
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success, genuine
 from resilience.runtimes import blocking, tasks
@@ -142,6 +143,8 @@ class Execution:
     __slots__ = ("_inner", "_listeners", "_policy", "_record", "value")
 
     def __init__(self, policy: str, listeners: tuple[Listener, ...], inner: Context, ctx: Context | None) -> None:
+        if ctx is not None and not isinstance(ctx, Context):
+            raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}")
         self._policy = policy
         self._listeners = listeners
         self._inner = inner

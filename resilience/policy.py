@@ -13,12 +13,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like
+from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like, require_callable
 from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import Chain
@@ -74,16 +74,19 @@ class Policy(ABC, Generic[D_co]):
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap: _Wrap = _Wrap()
 
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
-        self = super().__new__(cls)
-        object.__setattr__(self, "_resilience_chain", Chain(self))  # so that it may be a frozen dataclass
-        return self
+    if not TYPE_CHECKING:  # a checker would hold its parameters against those of every `__init__`
+
+        def __new__(cls, *args, **kwargs):
+            """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
+            self = super().__new__(cls)
+            object.__setattr__(self, "_resilience_chain", Chain(self))  # so that it may be a frozen dataclass
+            return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
         super().__init_subclass__(**kwargs)
-        if "name" not in vars(cls):
+        owner = next(it for it in cls.__mro__ if "name" in vars(it))
+        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
             cls.name = cls.__name__
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,6 +150,7 @@ class Policy(ABC, Generic[D_co]):
         :param ctx: as in `execute`.
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
+        require_callable(fn)
         return await self._resilience_chain.arun(fn, None, None, ctx)  # type: ignore[no-any-return]
 
     @overload
@@ -170,6 +174,7 @@ class Policy(ABC, Generic[D_co]):
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
+        require_callable(fn)
         return await self._resilience_chain.arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
@@ -181,6 +186,7 @@ class Policy(ABC, Generic[D_co]):
         >>> Retry().capture(lambda ctx: 1 / 0)
         Failure(error=ZeroDivisionError('division by zero'))
         """
+        require_callable(fn)
         try:
             return Success(self._resilience_chain.run(fn, None, None, ctx))
         except Misuse:
@@ -190,6 +196,7 @@ class Policy(ABC, Generic[D_co]):
 
     async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""
+        require_callable(fn)
         try:
             return Success(await self.aexecute(fn, ctx))
         except Misuse:

@@ -6,7 +6,7 @@ Written out for up to six policies, because a checker joins the answers of a `*p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, overload
+from typing import Never, Protocol, overload
 
 from typing_extensions import TypeVar
 
@@ -25,6 +25,15 @@ D_co = TypeVar("D_co", covariant=True)
 class WrapAll(Protocol):
     """`Policy.wrap(a, b, c)`."""
 
+    @overload  # pyright makes a union of two answers that are both `Never` Unknown
+    def __call__(
+        self,
+        a: Policy[Never],
+        /,
+        *more: Policy[Never],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> Pipeline[Never]: ...
     @overload
     def __call__(
         self,
@@ -115,7 +124,7 @@ class WrapInside(Protocol[D_co]):
     @overload
     def __call__(
         self,
-        *,
+        *more: Policy[Never],
         name: str | None = None,
         listeners: Iterable[Listener] = (),
     ) -> Pipeline[D_co]: ...

@@ -234,9 +234,9 @@ def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World) -> No
     """Nor is anything after it."""
 
     async def main() -> str:
-        async with deadline(0.02):
+        async with deadline(0.1):
             await anyio.sleep(0)
-        await anyio.sleep(0.03)
+        await anyio.sleep(0.12)
         return "fine"
 
     assert tasks_world.run(main) == "fine"
@@ -256,7 +256,7 @@ def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> No
 
     async def main() -> None:
         with pytest.raises(DeadlineExceeded):
-            async with deadline(0.02):
+            async with deadline(0.1):
                 await pipeline.aexecute(fn)
 
     tasks_world.run(main)
@@ -494,7 +494,7 @@ def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline() -
     async def main() -> None:
         async with bulkhead.slot():
             with pytest.raises(TimeoutExceeded):
-                await Timeout(0.02).aexecute(fn)
+                await Timeout(0.05).aexecute(fn)
             with pytest.raises(DeadlineExceeded):
                 await asyncio.wait_for(children[0], 1.0)
 
@@ -519,7 +519,6 @@ def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:
         done.set()
 
     with bulkhead.slot():
-        with pytest.raises(TimeoutExceeded):
-            Timeout(0.03).execute(lambda ctx: asyncio.run(inside()))
+        Timeout(0.03).capture(lambda ctx: asyncio.run(inside()))  # ends at the deadline, by itself or cut off
         assert done.wait(5.0)
     assert ended == ["deadline"]

@@ -151,7 +151,7 @@ def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: lis
     own, budget = (event for event in heard if isinstance(event, events.TimedOut))
     assert (own.policy, own.operation, own.timeout, own.by_deadline) == ("own", "op", 0.01, False)
     assert (budget.policy, budget.operation, budget.by_deadline) == ("budget", None, True)
-    assert 0 < budget.timeout <= 0.01
+    assert 0 <= budget.timeout <= 0.01
 
 
 def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
@@ -314,7 +314,7 @@ def test_a_cancelled_execution_has_no_outcome(tasks_world: World, heard: list[An
     """It is told that it is over; how it would have ended nobody knows."""
 
     async def main() -> None:
-        with anyio.move_on_after(0.01):
+        with anyio.move_on_after(0.05):
             await Retry(on=Exception).wrap(Timeout(5.0), Fallback("x")).aexecute(lambda ctx: anyio.sleep(4))
 
     tasks_world.run(main)
@@ -529,10 +529,10 @@ def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_
     world: World, clock: FakeClock
 ) -> None:
     """From the inside out; each hears the same event."""
-    order: list[tuple[str, int]] = []
+    order: list[tuple[str, Any]] = []
 
     def note(who: str) -> Callable[[Any], None]:
-        return lambda event: order.append((who, id(event)))
+        return lambda event: order.append((who, event))
 
     retry = Retry(2, on=Boom, backoff=[0], on_retry=note("callback"))
     pipeline = Policy.wrap(
@@ -548,9 +548,8 @@ def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_
 
     world.run(main)
     unsubscribe()
-    scheduled = {event for who, event in order if who == "callback"}
-    assert len(scheduled) == 1
-    heard = [who for who, event in order if event in scheduled]
+    [scheduled] = [event for who, event in order if who == "callback"]
+    heard = [who for who, event in order if event is scheduled]
     assert heard[0] == "callback"
     assert heard[-1] == "process"
     assert sorted(heard[1:-1]) == ["inner", "outer"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import urllib.error
 from collections.abc import Callable
 from typing import Any
 
@@ -421,7 +422,18 @@ def test_every_entry_of_the_table_is_tested_here() -> None:
         ("sqlalchemy", "DBAPIError"),
         ("psycopg", "OperationalError"),
         ("urllib3", "MaxRetryError"),
+        ("urllib", "URLError"),
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [(ConnectionRefusedError("no"), True), (TimeoutError(), True), ("Not Found", False)],
+    ids=repr,
+)
+def test_the_standard_librarys_own_client_wraps_what_happened(reason: object, expected: bool) -> None:
+    """`urllib.error.URLError` carries the real error, or a text for an answer that was one."""
+    assert transient(urllib.error.URLError(reason)) is expected  # type: ignore[arg-type]
 
 
 def test_a_class_of_the_users_own_is_known_by_its_parents() -> None:

@@ -851,7 +851,7 @@ def test_a_cancellation_is_neutral_to_every_policy(tasks_world: World, name: str
         await anyio.sleep(4)
 
     async def main() -> bool:
-        with anyio.move_on_after(0.01) as scope:
+        with anyio.move_on_after(0.05) as scope:
             await policy.aexecute(fn)
         return bool(scope.cancelled_caught)
 
@@ -1056,7 +1056,8 @@ class Answering(Policy[str]):
     """Answers what failed, and never makes the call for "cached"."""
 
     def __init__(self, name: str | None = None) -> None:
-        self._name = name
+        if name is not None:
+            self.name = name
         self.held = 0
 
     async def around(self, call: Any, ctx: Context) -> Any:
@@ -1088,7 +1089,7 @@ class Hurried(Policy):
         from resilience.clock import clock
 
         limit = clock.now() + 0.02
-        with ctx.runtime.timer(limit, self.name, 128) as timer:
+        with ctx.runtime.timer(self, limit) as timer:
             return await call(ctx.child(deadline=limit, timer=timer))
         return "cut off" if timer.fired else "impossible"
 

@@ -1111,7 +1111,7 @@ def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> N
                 self.log.append("out")
 
     slow = Slow()
-    proxy = Timeout(0.02).aproxy(slow)
+    proxy = Timeout(0.1).aproxy(slow)
 
     async def main() -> object:
         with pytest.raises(TimeoutError):
@@ -1120,7 +1120,7 @@ def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> N
         assert slow.log == ["in", "out"]
         slow.delay = 0.0
         async with proxy.acquire() as value:
-            await anyio.sleep(0.03)
+            await anyio.sleep(0.12)
             return value
 
     assert tasks_world.run(main) == "acquired"

@@ -144,16 +144,11 @@ class Bulkhead(Policy[Never]):
         raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue")
 
     def _join(self, waiter: Waiter) -> Ticket[Waiter]:
-        """Take a place in the queue. Where it is full, drop those whose event loop has ended, and try again."""
+        """Take a place in the queue. Where it is full, those at its head whose event loop has ended make room."""
+        while (first := self._permits.first_if_full()) is not None and not first.waiter.is_alive():
+            self._wake(self._permits.abandon(first))
         ticket, granted = self._permits.join(waiter)
         self._wake(granted)
-        if ticket.place is Place.GONE:
-            dead = [it for it in self._permits.waiters() if not it.waiter.is_alive()]
-            for it in dead:
-                self._wake(self._permits.abandon(it))
-            if dead:
-                ticket, granted = self._permits.join(waiter)
-                self._wake(granted)
         return ticket
 
     def _full(self, ctx: Context, why: str) -> BulkheadFull:
@@ -201,5 +196,7 @@ class Slot:
         self._held = True
 
     def _release(self) -> None:
+        if not self._held:
+            return
         self._held = False
         self._bulkhead._wake(self._bulkhead._permits.give_back())

@@ -276,20 +276,15 @@ class CircuitBreaker(Policy[Never]):
         """Record what an admitted call ended with, if it says anything about the dependency."""
         try:
             counts, failure = self._judge(outcome)
-        except BaseException:  # a predicate raised: nobody knows what the result was
-            self._release(admission)
-            raise
+            if counts:
+                now = clock.now()
+                with self._lock:
+                    transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
+                    self._note_locked(transitions, ctx)
         finally:
             del outcome
-        if not counts:
-            self._release(admission)
-            return
-        now = clock.now()
-        with self._lock:
-            transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
-            self._note_locked(transitions, ctx)
-        if transitions:
-            self._report()
+            self._release(admission)  # also where a predicate raised, or Ctrl-C came: a probe keeps no slot
+        self._report()
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
         """Say whether an outcome counts, and what it failed with, None for a success."""

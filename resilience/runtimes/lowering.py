@@ -74,7 +74,10 @@ def _factory(method: object, drive: Drive | None) -> Factory | None:
     if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
         return None
     function = method.__func__
-    known: dict[bool, Factory | None] = vars(function).setdefault(_KEPT, {})
+    kept: tuple[CodeType, dict[bool, Factory | None]] | None = vars(function).get(_KEPT)
+    if kept is None or kept[0] is not function.__code__:  # `functools.wraps` copies what a function keeps
+        kept = vars(function)[_KEPT] = function.__code__, {}
+    known = kept[1]
     blocking = drive is not None
     if blocking not in known:
         try:
@@ -180,8 +183,11 @@ _FUTURE_FLAGS = _future_flags()
 
 def _closed(method: ast.AsyncFunctionDef, policy: str, call: str) -> ast.AsyncFunctionDef | None:
     """Return the stage as it stands inside of its factory, None where closing would change it."""
-    if any(_binds(node, (policy, call)) for statement in method.body for node in ast.walk(statement)):
+    inside = [node for statement in method.body for node in ast.walk(statement)]
+    if any(_binds(node, (policy, call)) for node in inside):
         return None  # it would be a local variable of the stage
+    if any(isinstance(node, ast.Name) and node.id == method.name for node in inside):
+        return None  # the name of something in the module; inside of the factory it is that of the stage
     return ast.AsyncFunctionDef(
         **{**vars(method), "args": _parameters(_names(method)[2:]), "decorator_list": [], "returns": None}
     )

@@ -10,10 +10,7 @@ breaks clients that clean up with an `await`.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import sys
-import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -30,6 +27,7 @@ from resilience.context import NO_FACTS, Context, get_ambient, restore_ambient, 
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
+from resilience.runtimes.alarms import Alarm, AsyncioTimer, shared
 from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
@@ -65,121 +63,6 @@ else:
 def _in_trio() -> bool:
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_task())
-
-
-@final
-class AsyncioTimer:
-    """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
-
-    __slots__ = ("_alarm", "_cancelling", "_expiring", "_task", "deadline", "fired")
-
-    def __init__(self, deadline: float, task: asyncio.Task[Any], alarm: Alarm) -> None:
-        self.deadline: float = deadline
-        self.fired: bool = False
-        self._expiring = False
-        self._task = task
-        self._alarm = alarm
-
-    def __enter__(self) -> Self:
-        self._cancelling = self._task.cancelling()
-        alarm = self._alarm
-        alarm.pending[self] = None
-        if alarm.handle is None:
-            alarm.set(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
-        task = self._task
-        del self._task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        if not self._expiring:
-            del self._alarm.pending[self]
-            if self._alarm.limit is None:
-                self._alarm.cancel()
-            return False
-        # `<=`: whoever else has cancelled this task meanwhile is still to be served.
-        mine = task.uncancel() <= self._cancelling
-        self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
-        return self.fired
-
-    def expire(self) -> None:
-        """Cancel the task, once."""
-        self._expiring = True
-        self._task.cancel()
-
-
-@final
-class Alarm:
-    """Serves the timers of one limit in one loop. They end in the order in which they began, so one handle will do.
-
-    It stays set when the timer that it was set for is done: it rings once per limit at the most, and is then set
-    for the first timer that is left. So a call that ends in time costs two writes to a dictionary, where
-    `asyncio.timeout` makes, queues and cancels a handle (2 to 3 us).
-
-    What keeps it alive is its handle, which the loop drops when it is closed, and the timers that it serves.
-
-    :param limit: the limit that all of its timers have; None for the alarm of a single timer.
-    """
-
-    __slots__ = ("__weakref__", "handle", "latest", "limit", "loop", "pending")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
-        self.loop: asyncio.AbstractEventLoop = loop
-        self.limit: float | None = limit
-        self.latest: float = -inf  # the deadline of the last timer
-        self.pending: dict[AsyncioTimer, None] = {}  # in order
-        self.handle: asyncio.TimerHandle | None = None
-
-    def set(self, timer: AsyncioTimer) -> None:
-        """Ring when this timer is due. In no context: an alarm outlives the call that happened to set it."""
-        seconds = max(0.0, timer.deadline - clock.now())
-        self.handle = self.loop.call_later(seconds, self._ring, timer, context=_NO_CONTEXT)
-
-    def cancel(self) -> None:
-        """Do not ring."""
-        if self.handle is not None:
-            self.handle.cancel()
-
-    def _ring(self, due: AsyncioTimer) -> None:
-        self.handle = None
-        now = clock.now()
-        while self.pending:
-            timer = next(iter(self.pending))
-            if timer is not due and timer.deadline > now:
-                self.set(timer)
-                return
-            del self.pending[timer]
-            timer.expire()
-
-
-class _Shared(threading.local):
-    """The alarms of the loop that runs in this thread, by limit."""
-
-    MOST = 64  # a limit that is computed anew for each call gets an alarm of its own
-
-    def __init__(self) -> None:
-        self.by_limit: dict[float, weakref.ref[Alarm]] = {}
-
-    def alarm(self, loop: asyncio.AbstractEventLoop, limit: float, deadline: float) -> Alarm:
-        """Return the alarm for a limit. Where a clock was put back, it is one that serves nobody else."""
-        known = self.by_limit.get(limit)
-        alarm = None if known is None else known()
-        if alarm is None or alarm.loop is not loop:
-            if len(self.by_limit) >= self.MOST:
-                self.by_limit = {key: ref for key, ref in self.by_limit.items() if ref() is not None}
-            if len(self.by_limit) >= self.MOST:
-                return Alarm(loop, None)
-            alarm = Alarm(loop, limit)
-            self.by_limit[limit] = weakref.ref(alarm)
-        elif deadline < alarm.latest:
-            return Alarm(loop, None)
-        alarm.latest = deadline
-        return alarm
-
-
-_shared = _Shared()
-_NO_CONTEXT = contextvars.Context()
 
 
 @final
@@ -251,7 +134,7 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
     loop = task.get_loop()
     if limit is None:
         return AsyncioTimer(deadline, task, Alarm(loop, None))
-    return AsyncioTimer(deadline, task, _shared.alarm(loop, limit, deadline))
+    return AsyncioTimer(deadline, task, shared.alarm(loop, limit, deadline))
 
 
 def _takes_work(post: Callable[..., object]) -> bool:

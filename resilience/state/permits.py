@@ -96,10 +96,10 @@ class Permits(Generic[W]):
 
     # --- the queue ---
 
-    def waiters(self) -> list[Ticket[W]]:
-        """Return those who wait now, in order."""
+    def first_if_full(self) -> Ticket[W] | None:
+        """Return the first in a queue that has no place left; None where there is room, or no queue at all."""
         with self._lock:
-            return list(self._waiting)
+            return self._waiting[0] if self._waiting and len(self._waiting) >= self.queue else None
 
     def join(self, waiter: W) -> tuple[Ticket[W], list[Ticket[W]]]:
         """Join the queue. The ticket may be granted at once, and is gone if the queue is full."""

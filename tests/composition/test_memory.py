@@ -188,7 +188,7 @@ async def is_cut_off(world: World, watched: Watched) -> None:
         del heavy
 
     try:
-        await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.005)), fn)
+        await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.02)), fn)
     finally:
         if world.blocking:
             await world.sleep(0.1)  # the thread that was walked away from comes to its end
@@ -503,7 +503,7 @@ def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: st
         del heavy
 
     async def cancelled() -> None:
-        with anyio.move_on_after(0.002):
+        with anyio.move_on_after(0.02):
             await policy.aexecute(fn)
 
     async def main() -> list[Any]:

@@ -401,14 +401,16 @@ def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, t
         bulkhead = Bulkhead(1, queue=5)
         slot = bulkhead.slot()
         slot.__enter__()
+        given_back: list[bool] = []
 
         async def give_back() -> None:
             for _ in range(turns):
                 await anyio.sleep(0)
             slot.__exit__(None, None, None)
+            given_back.append(True)
 
         async def wait_behind() -> None:
-            while not bulkhead.stats().queued and slot._held:
+            while not bulkhead.stats().queued and not given_back:
                 await anyio.sleep(0)
             behind.append(await bulkhead.aexecute(work))
 

@@ -50,7 +50,10 @@ class Course:
         if self.may_start(outcome):
             return True
         if isinstance(outcome, Success) and not self._retry._wrap:
-            raise DeadlineExceeded("time ran out in a wait that took too long; the last result was closed before it")
+            raise DeadlineExceeded(
+                "time ran out in a wait that took too long, and the last result was closed before it",
+                policy=self._retry.name,
+            )
         return False
 
     def delay_after(self, outcome: Outcome[Any]) -> float | None:

@@ -50,8 +50,8 @@ class Client:
     __slots__ = ("coroutine", "is_done", "resumes_at", "run")
 
     def __init__(self, coroutine: Coroutine[float, None, object]) -> None:
-        self.coroutine = coroutine
-        self.run = Variables().run  # ambient contexts are each client's own
+        self.coroutine: Coroutine[float, None, object] = coroutine
+        self.run: Callable[..., Any] = Variables().run  # ambient contexts are each client's own
         self.resumes_at: int = -1  # the number of the entry that sends it on; others no longer count
         #: Whether it has come to its end.
         self.is_done: bool = False

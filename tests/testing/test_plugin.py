@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+from resilience import Retry
+from resilience.events import RetryScheduled
+from resilience.testing import Recorder, VirtualClock, script
+from resilience.testing.plugin import _recorder, _virtual_time  # noqa: F401 -- fixtures of this module
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +56,16 @@ def test_the_fixtures_do_what_they_say(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+def test_a_fixture_is_the_clock_and_another_one_the_record(virtual_time: VirtualClock, recorder: Recorder) -> None:
+    """Both hold for this test."""
+    assert Retry(on=KeyError, backoff=[60]).call(script(KeyError(), "fine")) == "fine"
+    assert virtual_time.now() == 60
+    recorder.assert_happened(RetryScheduled, times=1, delay=60)
+
+
+def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
+    """So that nobody has to name it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"resilience": "resilience.testing.plugin"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import importlib.util
 import queue
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 import trio
+import trio.testing
 
 from resilience import (
     Bulkhead,
@@ -25,7 +28,7 @@ from resilience import (
     deadline,
 )
 from resilience.clock import clock as process_clock
-from resilience.testing import VirtualClock, ascript, hang, script, virtual_time
+from resilience.testing import VirtualClock, ascript, clocks, hang, script, virtual_time
 from tests.conftest import Boom, World
 
 
@@ -333,7 +336,8 @@ def test_a_function_that_hangs_for_real_is_timed_out_after_the_patience() -> Non
     assert 0.02 <= time.monotonic() - began < 5
 
 
-def test_a_loop_and_a_thread_share_the_clock() -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     """A permit goes from a thread to a task and back, each at its instant."""
     bulkhead = Bulkhead(1, queue=5)
     log: list[tuple[float, str]] = []
@@ -346,15 +350,15 @@ def test_a_loop_and_a_thread_share_the_clock() -> None:
             process_clock.sleep(1)
 
     async def task() -> None:
-        await asyncio.sleep(5)
+        await anyio.sleep(5)
         for _ in range(3):
             async with bulkhead.slot():
                 log.append((clock.now(), "task"))
-                await asyncio.sleep(10)
-            await asyncio.sleep(1)
+                await anyio.sleep(10)
+            await anyio.sleep(1)
 
     with virtual_time() as clock:
-        in_threads(thread, lambda: asyncio.run(task()))
+        in_threads(thread, lambda: anyio.run(task, backend=backend))
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
@@ -376,6 +380,62 @@ def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> No
         assert anyio.run(main, backend=backend) == (0, 0)
 
 
+def test_who_waits_for_what_is_there_already_does_not_wait() -> None:
+    """A lock that is free is taken at once, with a limit and without one; a held one only until the limit."""
+    with virtual_time() as clock:
+        free, held = threading.Lock(), threading.Lock()
+        held.acquire()
+        assert process_clock.wait(free, 5.0)
+        assert free.locked()
+        assert clock.now() == 0
+        assert not process_clock.wait(held, 5.0)
+        held.release()
+        assert process_clock.wait(held, None)
+        assert clock.now() == 5
+
+
+def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_nobody_up() -> None:
+    """`threading` goes on listing some of these."""
+    ended = threading.Event()
+
+    def run() -> None:
+        threading.current_thread()  # from here on it is listed
+        ended.set()
+
+    with virtual_time() as clock:
+        _thread.start_new_thread(run, ())
+        ended.wait(5)
+        process_clock.sleep(10)
+        assert clock.now() == 10
+
+
+def test_nothing_is_known_of_threads_where_the_kernel_does_not_tell() -> None:
+    """Then the instruction alone tells whether a thread waits."""
+    thread = threading.Thread()
+    thread._native_id = 0  # type: ignore[attr-defined]
+    assert clocks._seconds_run(thread) == 0
+    assert not clocks._is_runnable(thread)
+
+
+def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant() -> None:
+    """Time does not jump while there is something to do for trio."""
+    log: list[tuple[float, str]] = []
+
+    async def main() -> None:
+        async def sleeps() -> None:
+            await trio.sleep(10)
+            log.append((clock.now(), "slept"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleeps)
+            await trio.testing.wait_all_tasks_blocked()
+            log.append((clock.now(), "all wait"))
+
+    with virtual_time() as clock:
+        trio.run(main)
+    assert log == [(0, "all wait"), (10, "slept")]
+
+
 # --- beginning and end -----------------------------------------------------------------------
 
 
@@ -395,6 +455,16 @@ def test_everything_is_put_back_also_after_an_error() -> None:
         raise Boom
     assert state_of_the_process() == before
     assert abs(process_clock.now() - time.monotonic()) < 1
+
+
+def test_trio_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left alone then."""
+    trios = trio._core._run.SystemClock.current_time
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with virtual_time() as clock:
+        assert trio._core._run.SystemClock.current_time is trios
+        asyncio.run(asyncio.sleep(10))
+        assert clock.now() == 10
 
 
 def test_a_block_inside_another_shares_its_clock() -> None:

@@ -138,43 +138,63 @@ def described_class(name: str, kind: type) -> Iterator[str]:
         for member in kind:
             yield f"    {member.name} = {member.value!r}"
         return
-    if ("__init__" in vars(kind) or dataclasses.is_dataclass(kind)) and not getattr(kind, "_is_protocol", False):
+    made_here = any("__init__" in vars(it) for it in lineage(kind))
+    if (made_here or dataclasses.is_dataclass(kind)) and not getattr(kind, "_is_protocol", False):
         for overload in typing.get_overloads(kind.__init__) or [kind.__init__]:  # type: ignore[misc]
             yield f"    {signature(overload, drop_first=True).removesuffix(' -> None')}"
     yield from described_members(kind)
 
 
+def is_public(kind: type) -> bool:
+    """Whether a class is somebody else's, or can be imported from a public module."""
+    if kind.__module__.partition(".")[0] != resilience.__name__:
+        return True
+    return any(getattr(it, kind.__name__, None) is kind and kind.__name__ in it.__all__ for it in modules())
+
+
 def public_bases(kind: type) -> Iterator[type]:
-    """Its bases; a private one is told by its own."""
+    """Its bases; one that is not public is told by its own."""
     for base in kind.__bases__:
-        if base.__name__.startswith("_"):
+        if not is_public(base):
             yield from public_bases(base)
         elif base is not object:
             yield base
 
 
+def lineage(kind: type) -> list[type]:
+    """The class and those of its ancestors that nobody can look up: what they have, it has."""
+    return [kind, *(base for base in kind.__mro__[1:] if not is_public(base))]
+
+
 def described_members(kind: type) -> Iterator[str]:
-    annotations = inspect.get_annotations(kind)
-    declared = {name for base in kind.__mro__[1:] for name in inspect.get_annotations(base)}
-    fields = {it.name for it in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    for name in sorted({*vars(kind), *annotations}):
-        if name in fields or (name.startswith("_") and name not in OPERATORS):
-            continue
-        member = vars(kind).get(name)
-        if name not in annotations and not callable(member) and name in declared:
-            continue  # a value, or a slot, for what a parent declares
-        if isinstance(member, (staticmethod, classmethod)):
-            yield f"    {type(member).__name__} .{name}{signature(member.__func__)}"
-        elif inspect.isfunction(member):
-            for overload in typing.get_overloads(member) or [member]:
-                later = "async " if inspect.iscoroutinefunction(overload) else ""
-                yield f"    {later}.{name}{signature(overload, drop_first=True)}"
-        elif isinstance(member, property):
-            yield f"    .{name} -> {annotation(inspect.signature(member.fget).return_annotation)}"  # type: ignore[arg-type]
-        elif name in annotations:
-            yield f"    .{name}: {annotation(annotations[name])}"
-        else:
-            yield f"    .{name}"
+    told: set[str] = set()
+    for owner in lineage(kind):
+        annotations = inspect.get_annotations(owner)
+        declared = {name for base in owner.__mro__[1:] for name in inspect.get_annotations(base)}
+        told |= {it.name for it in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+        for name in sorted({*vars(owner), *annotations} - told):
+            if name.startswith("_") and name not in OPERATORS:
+                continue
+            member = vars(owner).get(name)
+            if name not in annotations and not callable(member) and name in declared:
+                continue  # a value, or a slot, for what a parent declares
+            told.add(name)
+            yield from (f"    {line}" for line in described_member(name, member, annotations))
+
+
+def described_member(name: str, member: Any, annotations: dict[str, Any]) -> Iterator[str]:
+    if isinstance(member, (staticmethod, classmethod)):
+        yield f"{type(member).__name__} .{name}{signature(member.__func__)}"
+    elif inspect.isfunction(member):
+        for overload in typing.get_overloads(member) or [member]:
+            later = "async " if inspect.iscoroutinefunction(overload) else ""
+            yield f"{later}.{name}{signature(overload, drop_first=True)}"
+    elif isinstance(member, property):
+        yield f".{name} -> {annotation(inspect.signature(member.fget).return_annotation)}"  # type: ignore[arg-type]
+    elif name in annotations:
+        yield f".{name}: {annotation(annotations[name])}"
+    else:
+        yield f".{name}"
 
 
 def handed_out() -> Iterator[tuple[str, type]]:

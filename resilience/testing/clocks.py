@@ -8,9 +8,10 @@ clock never runs ahead of somebody who has been woken but not yet run.
 
 That is exact for everything that waits on this clock. Other threads may compute, or wait for
 something real: a socket, a `Thread.join`, a queue. A thread that was at the same instruction for
-`patience` real seconds, and hardly ran meanwhile, is taken to wait; that is remembered for as long
-as it stays there. How much a thread runs is known under Linux only. Elsewhere the instruction alone
-tells, and a loop that calls nothing written in Python looks like a wait.
+`patience` real seconds, and has not run at the last few looks, is taken to wait; how long it has
+been there is remembered for as long as it stays. Whether a thread runs is known under Linux only.
+Elsewhere the instruction alone tells, and a loop that calls nothing written in Python looks like a
+wait.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ _LONGEST_PAUSE = 0.001
 #: How often it looks before it believes that a thread which stood still before has not been woken.
 _LOOKS = 4
 
-#: The share of the time for which a thread that computes runs at least, or would like to.
-_BUSY = 0.2
-
 #: Where a thread stands: its topmost frame (or, of workers, that frame's code) and the instruction in it.
 _Place: TypeAlias = tuple[int, int]
 
@@ -53,18 +51,14 @@ _worker_places: set[_Place] = set()
 class _Stand:
     """What is known of a thread that does not wait on this clock.
 
-    :param since: instant on the real clock at which this was last judged, or first seen.
-    :param ran: for how many seconds it had run then.
-    :param still: whether it stood still when it was judged.
-    :param runs: for how many seconds it had run at the last look.
+    :param since: instant on the real clock at which it was first seen there.
+    :param ran: for how many seconds it had run at the last look.
     :param calm: at how many looks in a row it has neither run nor been about to.
     """
 
     place: _Place
     since: float
     ran: float
-    still: bool = False
-    runs: float = 0.0
     calm: int = 0
 
 
@@ -219,15 +213,14 @@ class VirtualClock:
         if stand is None or stand.place != place:
             self._stands[thread.ident] = _Stand(place, now, ran)
             return False
-        if now - stand.since >= self._patience:
-            stand.still = ran - stand.ran < _BUSY * (now - stand.since)
-            stand.since, stand.ran = now, ran
-            if stand.still and isinstance(thread, Worker) and frame.f_code is Worker.run.__code__:
-                _worker_places.add((id(frame.f_code), frame.f_lasti))
         # It may have been woken a moment ago and not have come to run yet: a few pauses let it.
-        stand.calm = 0 if is_runnable or ran != stand.runs else stand.calm + 1
-        stand.runs = ran
-        return stand.still and min(stand.calm, mine.looks) >= _LOOKS
+        stand.calm = 0 if is_runnable or ran != stand.ran else stand.calm + 1
+        stand.ran = ran
+        if now - stand.since < self._patience or min(stand.calm, mine.looks) < _LOOKS:
+            return False
+        if isinstance(thread, Worker) and frame.f_code is Worker.run.__code__:
+            _worker_places.add((id(frame.f_code), frame.f_lasti))
+        return True
 
 
 @final

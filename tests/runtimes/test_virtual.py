@@ -32,6 +32,7 @@ from resilience import (
 from resilience import backoff as backoffs
 from resilience.backoff import Backoff, Decorrelated, Exponential
 from resilience.clock import clock as process_clock
+from resilience.runtimes.base import Waiter
 from resilience.testing import Simulation, recording, switched_off
 from tests.conftest import Boom
 
@@ -366,6 +367,32 @@ def test_a_policy_of_a_users_and_a_handler_run_in_it() -> None:
 
     simulated(client)
     assert closed == [3]
+
+
+def test_a_waiter_tells_whether_it_was_woken() -> None:
+    """Or whether its time was over; a client that is done waits no more."""
+    told: list[tuple[float, bool]] = []
+    waiters: list[Waiter] = []
+
+    class Waiting(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            for _ in range(2):
+                waiters.append(ctx.runtime.waiter())
+                told.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, ctx)))
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> None: ...
+
+        await simulation.execute(Waiting(), fn)
+
+    async def other(simulation: Simulation) -> None:
+        await simulation.sleep(4)
+        assert waiters[0].is_alive()
+        waiters[0].wake()
+
+    assert simulated(client, other) == 14
+    assert told == [(0, True), (4, False)]
+    assert not waiters[0].is_alive()
 
 
 def test_policies_that_are_switched_off_are_so_here() -> None:

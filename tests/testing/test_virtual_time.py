@@ -358,8 +358,58 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
             await anyio.sleep(1)
 
     with virtual_time() as clock:
-        in_threads(thread, lambda: anyio.run(task, backend=backend))
+        loop = threading.Thread(target=lambda: anyio.run(task, backend=backend))
+        loop.start()
+        thread()  # here, so that no third thread stands by
+        loop.join(20)
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_task_that_was_woken_by_a_thread_works_while_time_stands_still(backend: str) -> None:
+    """Its loop no longer waits, though a later timer is set in it."""
+    bulkhead = Bulkhead(1, queue=1)
+    at: list[float] = []
+
+    async def task() -> None:
+        with anyio.fail_after(1000):
+            async with bulkhead.slot():
+                until = time.monotonic() + 0.05
+                while time.monotonic() < until:
+                    sum(range(100))
+                at.append(clock.now())
+
+    with virtual_time() as clock:
+        with bulkhead.slot():
+            loop = threading.Thread(target=lambda: anyio.run(task, backend=backend))
+            loop.start()
+            while bulkhead.stats().queued == 0:
+                time.sleep(0.001)
+            process_clock.sleep(10)
+        process_clock.sleep(100)
+        loop.join(20)
+    assert at == [10]
+
+
+def test_time_never_goes_back() -> None:
+    """Somebody whose instant has long passed is woken, before time goes on from where it is."""
+    woken: list[float] = []
+
+    def sleeps() -> None:
+        process_clock.sleep(10)
+        woken.append(clock.now())
+
+    with virtual_time() as clock:
+        thread = threading.Thread(target=sleeps)
+        thread.start()
+        while not clock.sleeps:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        clock.advance(20)
+        process_clock.sleep(5)
+        assert clock.now() == 25
+        thread.join(5)
+    assert woken == [20]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -474,7 +524,9 @@ def test_a_block_inside_another_shares_its_clock() -> None:
         with virtual_time() as inner:
             process_clock.sleep(5)
         assert inner is outer
-        process_clock.sleep(1)
+        with virtual_time() as again:
+            process_clock.sleep(1)
+        assert again is outer
     assert outer.now() == 16
     with virtual_time() as fresh:
         assert fresh.now() == 0

@@ -292,6 +292,12 @@ def test_somebodys_running_work_is_left_alone() -> None:
         def close(self) -> None:
             raise AssertionError("not ours to close")
 
+    class Thrower(File):
+        def throw(self, error: BaseException) -> None: ...
+
+    class Socket(File):
+        def send(self, data: bytes) -> None: ...
+
     async def main() -> str:
         task = asyncio.ensure_future(asyncio.sleep(0, "done"))
         future = asyncio.get_running_loop().create_future()
@@ -300,6 +306,7 @@ def test_somebodys_running_work_is_left_alone() -> None:
         assert not future.cancelled()
         return await task
 
-    close_coroutine(File())
+    for resource in (File(), Thrower(), Socket()):
+        close_coroutine(resource)
     close_coroutine(None)
     assert asyncio.run(main()) == "done"

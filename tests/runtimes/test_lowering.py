@@ -642,7 +642,7 @@ WORDS = ["before", "after"]
 
 class Saying(Policy):
     async def around(self, call, ctx):
-        return [WORDS[0], await call(ctx), WORDS[1], 1]
+        return [WORDS[0], await call(ctx), WORDS[1], 7]
 """
 
 
@@ -667,13 +667,15 @@ def test_the_source_of_a_module_on_disk_is_lowered(source: Path) -> None:
     """The premise of the tests below."""
     policy = load(source).Saying()
     assert is_lowered(policy)
-    assert policy.execute(result("x")) == ["before", "x1", "after", 1]
+    assert policy.execute(result("x")) == ["before", "x1", "after", 7]
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (", 1]", ", 2]"),
+        (", 7]", ", 8]"),
+        (", 7]", ", 7.0]"),
+        ("WORDS[", "OTHER["),
         ("WORDS[0], await", "WORDS[1], await"),
         ("await call(ctx), WORDS[1]", "WORDS[1], await call(ctx)"),
         ("await call(ctx)", "await call(ctx.child())"),
@@ -684,6 +686,8 @@ def test_the_source_of_a_module_on_disk_is_lowered(source: Path) -> None:
     ],
     ids=[
         "a constant",
+        "its type",
+        "a global",
         "an index",
         "the order",
         "an argument",
@@ -700,7 +704,7 @@ def test_a_file_that_was_edited_since_it_was_imported_is_not_believed(source: Pa
     assert edited != SOURCE
     source.write_text(edited, encoding="utf-8")
     linecache.checkcache(str(source))
-    assert policy.execute(result("x")) == ["before", "x1", "after", 1]
+    assert policy.execute(result("x")) == ["before", "x1", "after", 7]
     assert not is_lowered(policy)
 
 
@@ -715,16 +719,16 @@ def test_a_file_that_cannot_be_read_any_more_is_done_without(source: Path, what:
             {"not Python": b"this is (no Python", "another encoding": b"\xff\xfe\x00", "empty": b""}[what]
         )
     linecache.checkcache(str(source))
-    assert policy.execute(result("x")) == ["before", "x1", "after", 1]
+    assert policy.execute(result("x")) == ["before", "x1", "after", 7]
 
 
 def test_two_classes_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
     """Each is found by the line where it begins."""
     path = tmp_path / "two_of_a_name.py"
-    path.write_text(SOURCE + "\n\nFirst = Saying\n" + SOURCE.replace(", 1]", ", 2]"), encoding="utf-8")
+    path.write_text(SOURCE + "\n\nFirst = Saying\n" + SOURCE.replace(", 7]", ", 8]"), encoding="utf-8")
     module = load(path)
-    assert module.First().execute(result("x"))[-1] == 1
-    assert module.Saying().execute(result("x"))[-1] == 2
+    assert module.First().execute(result("x"))[-1] == 7
+    assert module.Saying().execute(result("x"))[-1] == 8
     assert is_lowered(module.First())
     assert is_lowered(module.Saying())
 
@@ -737,7 +741,7 @@ def test_the_switches_of_the_module_are_honoured(tmp_path: Path) -> None:
         path.write_text(future + text, encoding="utf-8")
         policy = load(path).Saying()
         assert is_lowered(policy)
-        assert policy.execute(result("x")) == ["before", "x1", "after", 1]
+        assert policy.execute(result("x")) == ["before", "x1", "after", 7]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are new in Python 3.12")
@@ -747,7 +751,7 @@ def test_type_parameters_are_no_hindrance(tmp_path: Path) -> None:
     path.write_text(
         SOURCE.replace("around(self, call, ctx)", "around[T](self, call, ctx) -> list[T]"), encoding="utf-8"
     )
-    assert load(path).Saying().execute(result("x")) == ["before", "x1", "after", 1]
+    assert load(path).Saying().execute(result("x")) == ["before", "x1", "after", 7]
 
 
 def test_globals_are_looked_up_when_they_are_used(source: Path) -> None:
@@ -756,7 +760,7 @@ def test_globals_are_looked_up_when_they_are_used(source: Path) -> None:
     policy = module.Saying()
     policy.execute(result("x"))
     module.WORDS = ["patched", "too"]
-    assert policy.execute(result("x")) == ["patched", "x1", "too", 1]
+    assert policy.execute(result("x")) == ["patched", "x1", "too", 7]
 
 
 def test_a_class_that_nobody_needs_any_more_can_go(source: Path) -> None:

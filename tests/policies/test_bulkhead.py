@@ -40,6 +40,7 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
+from resilience.state.permits import Permits
 from tests.conftest import Boom, Script, World
 from tests.contention.beside import PATIENCE, Call, Group, beside, until
 
@@ -557,6 +558,33 @@ def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:
             bulkhead.execute(lambda ctx: None)
         coroutine.close()
     assert facts(bulkhead)[:3] == (1, 0, 0)
+
+
+def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited, was served, and its loop is closed by the time that somebody looks for the dead: no permit is made."""
+    bulkhead = Bulkhead(1, queue=1)
+    slot = bulkhead.slot()
+    slot.__enter__()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(bulkhead.aexecute(Script("fine").function())),  # type: ignore[arg-type]
+        daemon=True,
+    )
+    thread.start()
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    look = Permits.waiters
+
+    def meanwhile(permits: Permits[Any]) -> Any:
+        waiting = look(permits)
+        slot.__exit__(None, None, None)
+        thread.join(PATIENCE)  # served, and its loop closed
+        return waiting
+
+    monkeypatch.setattr(Permits, "waiters", meanwhile)
+    bulkhead.capture(lambda ctx: None)
+    assert facts(bulkhead)[1:3] == (0, 0)
+    monkeypatch.undo()
+    with bulkhead.slot():
+        assert facts(bulkhead)[1:3] == (1, 0)
 
 
 def _left_waiting(bulkhead: Bulkhead) -> Any:

@@ -1,0 +1,221 @@
+"""Eight threads, an asyncio loop and a trio loop at once, through the same policies.
+
+Callers come as they like, and leave as they like: they are served, turned away, run out of time, lose
+patience in the queue or inside, and are cancelled. Everything that happens is counted by the callers
+themselves, and has to agree with what the policies have counted.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Policy,
+    Timeout,
+    TimeoutExceeded,
+)
+from tests.conftest import Boom, World
+
+THREADS = 8
+TASKS_PER_LOOP = 12
+
+#: Seconds after which a storm is said to hang.
+PATIENCE = 120.0
+
+#: What one caller does once: `await operation(world, random)`, and says how it went.
+Operation = Callable[[World, random.Random], Awaitable[str]]
+
+
+@contextmanager
+def fine_grained_switching() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Gauge:
+    """How many are inside, and how many there have been at most."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.inside = 0
+        self.most = 0
+        self.entered = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            self.inside += 1
+            self.entered += 1
+            self.most = max(self.most, self.inside)
+
+    def leave(self) -> None:
+        with self._lock:
+            self.inside -= 1
+
+
+class Storm:
+    """So many operations, shared out among all the worlds; `outcomes` counts how they went."""
+
+    def __init__(self, operation: Operation, operations: int, seed: int = 42) -> None:
+        self._operation = operation
+        self._left = operations
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._errors: list[BaseException] = []
+        self.outcomes: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        """Let all of them loose, and wait until everything is over."""
+        threads = [threading.Thread(target=self._in_a_thread, args=(number,), daemon=True) for number in range(THREADS)]
+        threads += [threading.Thread(target=self._in_a_loop, args=(name,), daemon=True) for name in ("asyncio", "trio")]
+        with fine_grained_switching():
+            for thread in threads:
+                thread.start()
+            end = time.monotonic() + PATIENCE
+            for thread in threads:
+                thread.join(max(0.0, end - time.monotonic()))
+        assert not any(thread.is_alive() for thread in threads), "a world hangs"
+        if self._errors:
+            raise self._errors[0]
+        return self.outcomes
+
+    def _next(self) -> bool:
+        with self._lock:
+            self._left -= 1
+            return self._left >= 0 and not self._errors
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            self.outcomes[outcome] += 1
+
+    def _in_a_thread(self, number: int) -> None:
+        world, rng = World("threads"), random.Random(self._seed + number)
+
+        async def caller() -> None:
+            while self._next():
+                self._count(await self._operation(world, rng))
+
+        with self._reported():
+            world.run(caller)
+
+    def _in_a_loop(self, name: str) -> None:
+        world, rng = World(name), random.Random(f"{self._seed}{name}")
+
+        async def caller() -> None:
+            while self._next():
+                self._count(await self._operation(world, rng))
+                await anyio.lowlevel.checkpoint()
+
+        async def main() -> None:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(TASKS_PER_LOOP):
+                    tasks.start_soon(caller)
+
+        with self._reported():
+            world.run(main)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # the test's thread raises it
+            self._errors.append(error)
+
+
+async def pause(world: World, rng: random.Random) -> None:
+    """Do nothing, give others a turn, or take a moment."""
+    chance = rng.random()
+    if chance < 0.6:
+        return
+    await world.sleep(0 if chance < 0.9 else 0.0005)
+
+
+async def call(world: World, rng: random.Random, policy: Policy[Any], gauge: Gauge, ctx: Context | None = None) -> str:
+    """Make one call, which may fail; tasks may be cancelled at any point. Say how it went."""
+
+    async def fn(ctx: Context) -> None:
+        gauge.enter()
+        try:
+            await pause(world, rng)
+            if rng.random() < 0.3:
+                raise Boom("no")
+        finally:
+            gauge.leave()
+
+    async def make() -> str:
+        try:
+            await world.execute(policy, fn, ctx)
+        except Boom:
+            return "failed"
+        except BulkheadFull:
+            return "full"
+        except CircuitOpen:
+            return "refused"
+        except DeadlineExceeded:
+            return "no time left"
+        except TimeoutExceeded:
+            return "timed out"
+        return "answered"
+
+    if world.blocking or rng.random() < 0.7:
+        return await make()
+    with anyio.move_on_after(rng.choice([0.0, 0.0, 0.0002, 0.001])):
+        return await make()
+    return "cancelled"
+
+
+def through_a_bulkhead(bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge) -> Operation:
+    """Return calls through one of the pipelines, some with a budget, and some through a slot.
+
+    Tasks may also be cut off by a `Timeout` around. A thread's function would be walked away from: its permit
+    comes back at once, so that it no longer counts, but the gauge would still see it inside.
+    """
+    cut_off = [Timeout(0.001).wrap(pipeline) for pipeline in pipelines]
+    carried = [Timeout(0.001, cooperative=True).wrap(pipeline) for pipeline in pipelines]
+
+    async def operation(world: World, rng: random.Random) -> str:
+        chance = rng.random()
+        if chance < 0.1:
+            return await _through_a_slot(world, rng, bulkhead, gauge)
+        ctx = Context(timeout=rng.choice([0.0003, 0.002])) if chance < 0.3 else None
+        hurried = carried if world.blocking else cut_off
+        return await call(world, rng, rng.choice(hurried if chance > 0.7 else pipelines), gauge, ctx)
+
+    return operation
+
+
+async def _through_a_slot(world: World, rng: random.Random, bulkhead: Bulkhead, gauge: Gauge) -> str:
+    try:
+        if world.blocking:
+            with bulkhead.slot():
+                gauge.enter()
+                gauge.leave()
+        else:
+            async with bulkhead.slot():
+                gauge.enter()
+                try:
+                    await pause(world, rng)
+                finally:
+                    gauge.leave()
+    except BulkheadFull:
+        return "full"
+    return "answered"

@@ -1,0 +1,266 @@
+"""One bulkhead and one breaker, shared by eight threads, an asyncio loop and a trio loop: exact, and never too many.
+
+`RESILIENCE_STORM` in the environment says how many operations a storm has (20,000 by default).
+`python -m tests.contention --seconds 60` makes storms for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    ConsecutiveFailures,
+    Context,
+    DeadlineExceeded,
+    FailureRatio,
+    Policy,
+    Retry,
+    Timeout,
+    events,
+)
+from tests.conftest import Boom, World
+from tests.contention.storm import Gauge, Storm, call, fine_grained_switching, pause, through_a_bulkhead
+
+OPERATIONS = int(os.environ.get("RESILIENCE_STORM", "20000"))
+
+CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
+
+
+# --- bulkhead --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "queue", "max_wait"), [(3, 1000, None), (2, 4, 0.002), (1, 1000, 0.05)])
+def test_a_bulkhead_is_never_too_full_and_loses_nothing(limit: int, queue: int, max_wait: float | None) -> None:
+    """Whatever callers do: never more than the limit inside; at the end every permit is there, every count right."""
+    bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
+    gauge = Gauge()
+    pipelines: list[Policy[Any]] = [bulkhead, bulkhead.wrap(Timeout(60.0))]
+    outcomes = Storm(through_a_bulkhead(bulkhead, pipelines, gauge), OPERATIONS // 3).run()
+
+    assert sum(outcomes.values()) == OPERATIONS // 3
+    assert outcomes["answered"]
+    assert outcomes["failed"]
+    assert gauge.inside == 0
+    assert 1 <= gauge.most <= limit
+    stats = bulkhead.stats()
+    assert (stats.limit, stats.in_flight, stats.queued) == (limit, 0, 0)
+    # Who ran out of time in the queue was turned away, too; who was cancelled, or cut off, was not.
+    out_of_time = outcomes["no time left"] + outcomes["timed out"] + outcomes["cancelled"]
+    assert outcomes["full"] <= stats.rejected <= outcomes["full"] + out_of_time
+    slots = [bulkhead.slot() for _ in range(limit)]
+    for slot in slots:
+        slot.__enter__()
+    assert bulkhead.stats().in_flight == limit
+    for slot in slots:
+        slot.__exit__(None, None, None)
+
+
+def test_a_bulkhead_counts_refusals_exactly() -> None:
+    """Nobody waits, nobody is cancelled: as many were turned away as were told so."""
+    bulkhead = Bulkhead(2)
+    gauge = Gauge()
+
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn(ctx: Context) -> None:
+            gauge.enter()
+            await pause(world, rng)
+            gauge.leave()
+
+        error = await world.attempt(bulkhead, fn)
+        return "answered" if error is None else type(error).__name__
+
+    outcomes = Storm(operation, OPERATIONS // 4).run()
+    assert set(outcomes) <= {"answered", "BulkheadFull"}
+    assert outcomes["answered"] == gauge.entered
+    assert bulkhead.stats() == type(bulkhead.stats())(2, 0, 0, outcomes["BulkheadFull"])
+    assert gauge.most <= 2
+
+
+def test_a_bulkhead_may_be_resized_in_the_storm() -> None:
+    """Growing and shrinking all the time: never more than the largest limit, and the last one holds in the end."""
+    bulkhead = Bulkhead(4, queue=1000)
+    gauge = Gauge()
+    calls = through_a_bulkhead(bulkhead, [bulkhead], gauge)
+
+    async def operation(world: World, rng: random.Random) -> str:
+        if rng.random() < 0.02:
+            bulkhead.resize(rng.randint(1, 6))
+        return await calls(world, rng)
+
+    outcomes = Storm(operation, OPERATIONS // 4).run()
+    assert sum(outcomes.values()) == OPERATIONS // 4
+    assert gauge.most <= 6
+    bulkhead.resize(2)
+    stats = bulkhead.stats()
+    assert (stats.limit, stats.in_flight, stats.queued) == (2, 0, 0)
+    with bulkhead.slot(), bulkhead.slot(), pytest.raises(DeadlineExceeded):
+        bulkhead.execute(lambda ctx: None, Context(timeout=0.001))
+
+
+# --- circuit breaker -------------------------------------------------------------------------
+
+
+def test_every_result_is_counted_once() -> None:
+    """A window that trips at exactly the N-th result, if nothing is lost and nothing counted twice, does so."""
+    number = OPERATIONS // 2
+    breaker = CircuitBreaker(FailureRatio(1 / number, min_calls=number, last=number))
+    seen: list[CircuitState] = []
+
+    async def operation(world: World, rng: random.Random) -> str:
+        return await _attempt(world, rng, breaker)
+
+    outcomes = Storm(operation, number - 1).run()
+    seen.append(breaker.state)
+    breaker.capture(lambda ctx: 1 / 0)
+    seen.append(breaker.state)
+    assert sum(outcomes.values()) == number - 1
+    assert outcomes["failed"] > 0
+    assert seen == [CLOSED, OPEN]
+
+
+def test_failures_in_a_row_are_counted_once() -> None:
+    """N - 1 failures from everywhere leave it closed, one more opens it; interrupts and ignored ones do not count."""
+    number = OPERATIONS // 2
+    breaker = CircuitBreaker(ConsecutiveFailures(number), ignore=KeyError)
+
+    async def operation(world: World, rng: random.Random) -> str:
+        if rng.random() < 0.2:
+            await world.attempt(breaker, _raising(KeyError("neutral")))
+        await world.attempt(breaker, _raising(Boom("no")))
+        return "failed"
+
+    Storm(operation, number - 1).run()
+    assert breaker.state is CLOSED
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker.state is OPEN
+
+
+def test_transitions_are_reported_once_each_and_in_order() -> None:
+    """A circuit that opens, probes and closes all the time: the reports make one unbroken chain."""
+    heard: list[events.CircuitChanged] = []
+    breaker = CircuitBreaker(
+        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=heard.append
+    )
+    gauge = Gauge()
+    pipelines: list[Policy[Any]] = [breaker, Timeout(0.001).wrap(breaker), Retry(on=Boom, backoff=[0]).wrap(breaker)]
+
+    async def operation(world: World, rng: random.Random) -> str:
+        chance = rng.random()
+        if chance < 0.01:
+            breaker.isolate()
+        elif chance < 0.05:
+            breaker.close()
+        return await call(world, rng, rng.choice(pipelines), gauge)
+
+    outcomes = Storm(operation, OPERATIONS // 2).run()
+    assert sum(outcomes.values()) == OPERATIONS // 2
+    assert heard[0].old is CLOSED
+    assert all(one.new is next_one.old for one, next_one in itertools.pairwise(heard))
+    assert all(one.old is not one.new for one in heard)
+    assert heard[-1].new is breaker.state
+    kinds = Counter(event.new for event in heard)
+    assert min(kinds[state] for state in CircuitState) > 10
+    assert breaker.stats().opened == kinds[OPEN]
+    breaker.close()
+    assert breaker.stats().probes == 0
+
+
+def test_there_are_never_more_probes_than_allowed() -> None:
+    """Everybody rushes at a circuit that has just become half-open: three come in at a time, the others are refused."""
+    gauge = Gauge()
+    breaker = CircuitBreaker(1, open_for=[0.0], probes=3, probe_successes=10**9)
+    breaker.capture(lambda ctx: 1 / 0)
+
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn(ctx: Context) -> None:
+            gauge.enter()
+            try:
+                await pause(world, rng)
+            finally:
+                gauge.leave()
+
+        error = await world.attempt(breaker, fn)
+        assert error is None or isinstance(error, CircuitOpen)
+        return "probe" if error is None else "refused"
+
+    outcomes = Storm(operation, OPERATIONS // 2).run()
+    assert gauge.most == 3
+    assert gauge.entered == outcomes["probe"]
+    assert breaker.stats().rejected == outcomes["refused"]
+    assert outcomes["refused"] > 0
+    assert breaker.stats().probes == 0
+
+
+# --- both ------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_of_both_in_the_storm() -> None:
+    """Retry, breaker, bulkhead and Timeout around calls that fail, hang and are cancelled: all is well at the end."""
+    bulkhead = Bulkhead(4, queue=20, max_wait=0.05)
+    breaker = CircuitBreaker(FailureRatio(0.5, min_calls=20, last=50), open_for=[0.001], probes=2)
+    gauge = Gauge()
+    pipelines = [
+        Retry(2, on=Boom, backoff=[0]).wrap(breaker, bulkhead),
+        breaker.wrap(bulkhead, Timeout(60.0)),
+        bulkhead.wrap(breaker),
+    ]
+    outcomes = Storm(through_a_bulkhead(bulkhead, pipelines, gauge), OPERATIONS).run()
+    assert sum(outcomes.values()) == OPERATIONS
+    assert gauge.inside == 0
+    assert gauge.most <= 4
+    stats = bulkhead.stats()
+    assert (stats.in_flight, stats.queued) == (0, 0)
+    breaker.close()
+    assert breaker.stats().probes == 0
+    assert Timeout.abandoned() == 0
+
+
+def test_permits_are_in_order_of_arrival_for_each_caller() -> None:
+    """Threads that queue one after another come in one after another, however often they are switched."""
+    bulkhead = Bulkhead(1, queue=50)
+    order: list[int] = []
+    slot = bulkhead.slot()
+    slot.__enter__()
+    threads = []
+    with fine_grained_switching():
+        for number in range(30):
+            thread = threading.Thread(
+                target=bulkhead.execute, args=(lambda ctx, number=number: order.append(number),), daemon=True
+            )
+            threads.append(thread)
+            thread.start()
+            while bulkhead.stats().queued <= number:
+                pass
+        slot.__exit__(None, None, None)
+        for thread in threads:
+            thread.join(30)
+    assert order == list(range(30))
+
+
+def _raising(error: Exception) -> Any:
+    async def fn(ctx: Context) -> None:
+        raise error
+
+    return fn
+
+
+async def _attempt(world: World, rng: random.Random, breaker: CircuitBreaker) -> str:
+    async def fn(ctx: Context) -> None:
+        await pause(world, rng)
+        if rng.random() < 0.3:
+            raise Boom("no")
+
+    error = await world.attempt(breaker, fn)
+    assert error is None or isinstance(error, Boom)
+    return "answered" if error is None else "failed"

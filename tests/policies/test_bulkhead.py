@@ -40,7 +40,7 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
-from resilience.state.permits import Permits
+from resilience.runtimes.tasks import TaskWaiter
 from tests.conftest import Boom, Script, World
 from tests.contention.beside import PATIENCE, Call, Group, beside, until
 
@@ -571,15 +571,14 @@ def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.
     )
     thread.start()
     wait_until(lambda: bulkhead.stats().queued == 1)
-    look = Permits.waiters
+    is_alive = TaskWaiter.is_alive
 
-    def meanwhile(permits: Permits[Any]) -> Any:
-        waiting = look(permits)
+    def meanwhile(waiter: TaskWaiter) -> bool:
         slot.__exit__(None, None, None)
         thread.join(PATIENCE)  # served, and its loop closed
-        return waiting
+        return is_alive(waiter)
 
-    monkeypatch.setattr(Permits, "waiters", meanwhile)
+    monkeypatch.setattr(TaskWaiter, "is_alive", meanwhile)
     bulkhead.capture(lambda ctx: None)
     assert facts(bulkhead)[1:3] == (0, 0)
     monkeypatch.undo()

@@ -183,11 +183,13 @@ async def call(world: World, rng: random.Random, policy: Policy[Any], gauge: Gau
     return "cancelled"
 
 
-def through_a_bulkhead(bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge) -> Operation:
-    """Return calls through one of the pipelines, some with a budget, and some through a slot.
+def through_a_bulkhead(
+    bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge, *, walks_away: bool = False
+) -> Operation:
+    """Return calls through one of the pipelines, some with a budget, some under a `Timeout`, some through a slot.
 
-    Tasks may also be cut off by a `Timeout` around. A thread's function would be walked away from: its permit
-    comes back at once, so that it no longer counts, but the gauge would still see it inside.
+    :param walks_away: whether the Timeout cuts off in threads, too. A function that is walked away from has no permit
+        any more, but the gauge still sees it inside.
     """
     cut_off = [Timeout(0.001).wrap(pipeline) for pipeline in pipelines]
     carried = [Timeout(0.001, cooperative=True).wrap(pipeline) for pipeline in pipelines]
@@ -197,7 +199,7 @@ def through_a_bulkhead(bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: 
         if chance < 0.1:
             return await _through_a_slot(world, rng, bulkhead, gauge)
         ctx = Context(timeout=rng.choice([0.0003, 0.002])) if chance < 0.3 else None
-        hurried = carried if world.blocking else cut_off
+        hurried = carried if world.blocking and not walks_away else cut_off
         return await call(world, rng, rng.choice(hurried if chance > 0.7 else pipelines), gauge, ctx)
 
     return operation

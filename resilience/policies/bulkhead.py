@@ -146,7 +146,7 @@ class Bulkhead(Policy[Never]):
     def _join(self, waiter: Waiter) -> Ticket[Waiter]:
         """Take a place in the queue. Where it is full, those at its head whose event loop has ended make room."""
         while (first := self._permits.first_if_full()) is not None and not first.waiter.is_alive():
-            self._wake(self._permits.abandon(first))
+            self._permits.drop(first)
         ticket, granted = self._permits.join(waiter)
         self._wake(granted)
         return ticket

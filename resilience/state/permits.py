@@ -120,6 +120,11 @@ class Permits(Generic[W]):
             self._rejected += 1
             return True
 
+    def drop(self, ticket: Ticket[W]) -> None:
+        """Take somebody who will never come back out of the queue; nothing, if the ticket does not wait (any more)."""
+        with self._lock:
+            self._withdraw_locked(ticket)
+
     def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
         """Stop waiting without wanting the permit any more: one that was granted is passed on."""
         with self._lock:

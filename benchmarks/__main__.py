@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import itertools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,6 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
     runs = [run for path in options.read for run in _read(path)] or [_measured(options)]
     if options.json:
         options.json.write_text(json.dumps([run.to_json() for run in runs]) + "\n", encoding="utf-8")
+    if options.page:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(report.refreshed(page, runs), encoding="utf-8")
     if options.plot:
         from benchmarks.plot import draw
 
@@ -41,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="PATTERN", default="*", help="only cells with this in their names: 'sync, *'")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples to this file")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the picture (needs matplotlib)")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="renew the tables on this Markdown page")
     parser.add_argument("--read", metavar="FILE", type=Path, nargs="+", default=[], help="show earlier runs instead")
     return parser
 
@@ -67,10 +70,9 @@ def _shown(about: dict[str, Any], results: Iterable[Result], *, judged: bool) ->
     """Print each table as soon as it is complete."""
     run = Run(about, [])
     print(report.introduction(about), flush=True)
-    for _, group in itertools.groupby(results, key=lambda result: result.group):
-        table = list(group)
-        run.results.extend(table)
-        print(f"\n{report.table(table)}", flush=True)
+    for group in report.grouped(results):
+        run.results.extend(group)
+        print(f"\n{report.table(group)}", flush=True)
     if not judged:
         print("\nA smoke run: everything was done once, and no number above means anything.")
     elif run.verdicts:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -92,12 +94,12 @@ def _processor() -> str:
 
 
 def introduction(about: dict[str, Any]) -> str:
-    """Say where and with what it was measured."""
-    versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
-    lines = [f"{about['python']} on {about['machine']}; {about['rounds']} rounds", versions]
+    """Return the table that says where and with what it was measured."""
+    rows = [["measured", ""], ["Python", about["python"]], ["machine", about["machine"]]]
+    rows += [["rounds", str(about["rounds"])], *([package, version] for package, version in about["versions"].items())]
     if about["missing"]:
-        lines.append(f"not installed and left out: {', '.join(about['missing'])}")
-    return "\n\n".join(lines)
+        rows.append(["not installed", ", ".join(about["missing"])])
+    return _aligned(rows)
 
 
 def table(results: list[Result]) -> str:
@@ -117,6 +119,29 @@ def bars(verdicts: Iterable[Verdict]) -> str:
         limit = f"{'at least' if bar.at_least else 'at most'} {bar.limit:g} {bar.unit}".rstrip()
         rows.append([bar.title, against, limit, f"{verdict.value:.3g}", "pass" if verdict.met else "FAIL"])
     return _aligned(rows)
+
+
+def refreshed(page: str, runs: Sequence[Run]) -> str:
+    """Return a Markdown page with its tables as they are now: those of the last run, and the bars of each in turn."""
+    shown = runs[-1]
+    tables = [introduction(shown.about), *map(table, grouped(shown.results))]
+    by_heading = {_heading(it): it for it in tables}
+    judged = (bars(run.verdicts) for run in runs)
+
+    def replace(found: re.Match[str]) -> str:
+        heading = _heading(found[0])
+        return (next(judged) if heading == "cell" else by_heading.get(heading, found[0].rstrip())) + "\n"
+
+    return re.sub(r"(?:^\|.*\n)+", replace, page, flags=re.MULTILINE)
+
+
+def grouped(results: Iterable[Result]) -> Iterator[list[Result]]:
+    """Put the results of each table together; they come one after another."""
+    return (list(group) for _, group in itertools.groupby(results, key=lambda result: result.group))
+
+
+def _heading(table: str) -> str:
+    return table.split("|")[1].strip()
 
 
 def _entry(result: Result, name: str) -> str:

@@ -64,7 +64,7 @@ def test_the_smoke_run_says_who_is_missing_and_does_not_judge(smoke: tuple[str, 
     printed, run = smoke
     assert run["about"]["missing"] == MISSING
     for name in MISSING:
-        assert name in printed.partition("left out:")[2].splitlines()[0]
+        assert name in printed.partition("not installed")[2].splitlines()[0]
     assert "no number above means anything" in printed
     assert "FAIL" not in printed
 
@@ -286,3 +286,29 @@ class Counting:
             fail()
 
         self.function = fail if world == SYNC else fail_later
+
+
+# --- the page that shows a run ---
+
+
+def test_the_performance_page_shows_the_run_that_it_is_from() -> None:
+    """Every table on the page is what comes out of the JSON beside it, and no table is left out."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "performance.json").read_text(encoding="utf-8")
+    runs = [report.Run.from_json(data) for data in json.loads(written)]
+    assert report.refreshed(page, runs) == page
+    for group in report.grouped(runs[-1].results):
+        assert report.table(group) in page
+    for run in runs:
+        assert report.bars(run.verdicts) in page
+
+
+def test_renewing_a_page_leaves_the_rest_of_it_alone() -> None:
+    """Tables are known by their first heading; the text around them, and tables of other people, stay."""
+    old = Result("sync, stack", "four", "ns", {OURS: [412.0], BY_HAND: [980.0]})
+    new = Result("sync, stack", "four", "ns", {OURS: [305.0], BY_HAND: [980.0]})
+    about = {"python": "CPython 3", "machine": "a machine", "rounds": 1, "versions": {}, "missing": []}
+    text = "# Title\n\nSome text.\n\n{}\n\n| theirs |\n|---|\n| 1 |\n"
+    page = report.refreshed(text.format(report.table([old])), [report.Run(about, [new])])
+    assert page == text.format(report.table([new]))
+    assert "305 ns" in page

@@ -36,7 +36,7 @@ StageMaker = Callable[["Policy[Any]", Any], Any]
 class Chain:
     """The chain of a policy, or of a pipeline's parts, for each world; and the way into it."""
 
-    __slots__ = ("_blocking", "_listeners", "_parts", "_policy", "_tasks")
+    __slots__ = ("_blocking", "_listeners", "_parts", "_policy", "_stages", "_tasks")
 
     def __init__(
         self, policy: Policy[Any], parts: tuple[Policy[Any], ...] = (), listeners: tuple[Listener, ...] = ()
@@ -44,6 +44,8 @@ class Chain:
         self._policy = policy
         self._parts = parts
         self._listeners = listeners
+        self._stages: dict[object, Any] = {}  # the composed chain of each world
+        # The same, once composed, where nobody listens to this pipeline alone: then there is a short way.
         self._blocking: blocking.Stage | None = None
         self._tasks: tasks.Stage | None = None
 
@@ -89,9 +91,11 @@ class Chain:
     def _blocking_stage(self) -> blocking.Stage:
         if finishing.policies_off:
             return blocking.enter
-        stage: blocking.Stage = self._blocking or self.compose(blocking.stage, blocking.enter)
-        if not self._listeners:  # with listeners of its own it always takes the long way
-            self._blocking = stage
+        stage: blocking.Stage | None = self._stages.get(BLOCKING)
+        if stage is None:
+            stage = self._stages[BLOCKING] = self.compose(blocking.stage, blocking.enter)
+            if not self._listeners:
+                self._blocking = stage
         return stage
 
     def arun(
@@ -124,9 +128,11 @@ class Chain:
     def _task_stage(self) -> tasks.Stage:
         if finishing.policies_off:
             return tasks.enter
-        stage: tasks.Stage = self._tasks or self.compose(tasks.stage, tasks.enter)
-        if not self._listeners:
-            self._tasks = stage
+        stage: tasks.Stage | None = self._stages.get(TASKS)
+        if stage is None:
+            stage = self._stages[TASKS] = self.compose(tasks.stage, tasks.enter)
+            if not self._listeners:
+                self._tasks = stage
         return stage
 
 

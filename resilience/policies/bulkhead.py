@@ -125,10 +125,14 @@ class Bulkhead(Policy[Never]):
 
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
+        if not self._permits.queue:
+            if not self._permits.take_or_refuse():
+                raise self._full(ctx, "and nobody may wait")
+            return
         waiter = runtime.waiter()
         ticket = self._join(waiter)
         if ticket.place is Place.GONE:
-            raise self._full(ctx, "and the queue is full" if self._permits.queue else "and nobody may wait")
+            raise self._full(ctx, "and the queue is full")
         gives_up_at = inf if self._max_wait is None else clock.now() + self._max_wait
         # A timer around this call ends the wait by itself, and then the error is its own.
         budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline

@@ -84,6 +84,15 @@ class Permits(Generic[W]):
             return False
         return True
 
+    def take_or_refuse(self) -> bool:
+        """Take a permit where nobody may wait: look again under the lock, and count a refusal."""
+        with self._lock:
+            self._settle_locked()
+            if self._made <= self.limit and (self._take_free() or self._make_one()):
+                return True
+            self._rejected += 1
+            return False
+
     def give_back(self) -> list[Ticket[W]] | None:
         """Give a permit back."""
         self.free.append(None)

@@ -150,8 +150,13 @@ def test_failures_in_a_row_are_counted_once() -> None:
 def test_transitions_are_reported_once_each_and_in_order() -> None:
     """A circuit that opens, probes and closes all the time: the reports make one unbroken chain."""
     heard: list[events.CircuitChanged] = []
+
+    def hear(event: events.CircuitChanged) -> None:
+        time.sleep(0)  # time for somebody else to overtake
+        heard.append(event)
+
     breaker = CircuitBreaker(
-        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=heard.append
+        3, open_for=[0.0, 0.0005], probes=2, probe_successes=2, probe_timeout=0.001, on_transition=hear
     )
     gauge = Gauge()
     pipelines: list[Policy[Any]] = [breaker, Timeout(0.001).wrap(breaker), Retry(on=Boom, backoff=[0]).wrap(breaker)]

@@ -27,9 +27,9 @@ import anyio
 import httpx2
 import requests
 import trio
+
 from _flaky_server import FlakyServer
 from _timeline import Timeline, Visit
-
 from resilience import Bulkhead, CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, events, transient
 from resilience.backoff import Exponential
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 import requests
-from _flaky_server import FlakyServer
 
+from _flaky_server import FlakyServer
 from resilience import Policy, Retry, Timeout
 from resilience.events import RetryScheduled
 

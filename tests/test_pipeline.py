@@ -25,6 +25,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
+from resilience.execution import Chain
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -419,3 +420,27 @@ def test_only_policies_can_be_wrapped() -> None:
             Retry().wrap(stranger)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="make an instance"):
         Policy.wrap(Retry, Timeout(1.0))  # type: ignore[call-overload]
+
+
+def test_a_pipeline_with_listeners_is_composed_once_for_each_world(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call takes the long way, to tell of its end, but through the same chain."""
+    composed: list[Chain] = []
+    compose = Chain.compose
+    seen: list[Any] = []
+    pipeline = Policy.wrap(Fallback("no"), listeners=[seen.append])
+
+    def counting(chain: Chain, stage: Any, inner: Any) -> Any:
+        if chain is pipeline._resilience_chain:
+            composed.append(chain)
+        return compose(chain, stage, inner)
+
+    monkeypatch.setattr(Chain, "compose", counting)
+
+    async def main() -> list[object]:
+        return [await world.execute(pipeline, Script("fine").function()) for _ in range(3)]
+
+    assert world.run(main) == ["fine"] * 3
+    assert len(composed) == 1
+    assert len(seen) == 3  # the end of each execution

@@ -264,3 +264,40 @@ def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
     assert permits.take()
     assert permits.take()
     assert not permits.take()
+
+
+def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_refused() -> None:
+    """It looks again under the lock: for a permit that came back meanwhile, and for those still to be made."""
+    permits: Permits[str] = Permits(Permits.BATCH + 1, 0)
+    for _ in range(Permits.BATCH):
+        assert permits.take()
+    assert not permits.take()  # the rest is not made yet
+    assert permits.take_or_refuse()
+    assert not permits.take_or_refuse()
+    assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
+    permits.give_back()
+    assert permits.take_or_refuse()
+    assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
+
+
+def test_where_nobody_may_wait_a_smaller_limit_holds() -> None:
+    """A permit that comes back beyond the limit is withdrawn, and given to nobody."""
+    permits: Permits[str] = Permits(2, 0)
+    assert permits.take()
+    assert permits.take()
+    permits.resize(1)
+    permits.free.append(None)  # given back, not settled yet
+    assert not permits.take_or_refuse()
+    assert permits.counts() == (1, 1, 0, 1)
+
+
+def test_where_nobody_may_wait_what_came_back_beyond_the_limit_does_not_stand_in_the_way() -> None:
+    """Two came back where one may be out: one is withdrawn, the other one taken."""
+    permits: Permits[str] = Permits(2, 0)
+    assert permits.take()
+    assert permits.take()
+    permits.resize(1)
+    permits.free.extend([None, None])  # given back, not settled yet
+    assert permits.take_or_refuse()
+    assert not permits.take_or_refuse()
+    assert permits.counts() == (1, 1, 0, 1)

@@ -99,13 +99,14 @@ class RetryGaveUp(Event):
     :param attempts: how many were made.
     :param elapsed: seconds since the first one began.
     :param outcome: what the last one ended with.
-    :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``.
+    :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
+        ``"unrepeatable"`` where the failure says that the call must not be made again.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any]
-    reason: Literal["attempts", "deadline", "max_elapsed"]
+    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resilience.runtimes.base import Runtime
 
 _NOTE = "resilience: "
-_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed"]
+_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
 
 
 @final
@@ -66,6 +66,8 @@ class Course:
         reason: _Reason
         if self.attempt == retry._attempts:
             reason = "attempts"
+        elif _read(_carrier(outcome), "repeatable") is False:
+            reason = "unrepeatable"
         else:
             delay = next(self._delays)
             if retry._retry_after:
@@ -226,12 +228,16 @@ def too_late(policy: str) -> DeadlineExceeded:
 
 def _asked_delay(outcome: Outcome[Any]) -> float:
     """Return the delay in seconds that an error or a result asks for, 0 for none or for rubbish."""
-    carrier = outcome.value if isinstance(outcome, Success) else outcome.error
-    asked = _read(carrier, "retry_after")
+    asked = _read(_carrier(outcome), "retry_after")
     try:
         return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
     except (TypeError, ValueError):
         return 0.0
+
+
+def _carrier(outcome: Outcome[Any]) -> object:
+    """Return what may carry hints for us: the result, or the error."""
+    return outcome.value if isinstance(outcome, Success) else outcome.error
 
 
 def _read(carrier: object, attribute: str) -> Any:

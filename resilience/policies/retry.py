@@ -54,7 +54,9 @@ class Retry(Policy[Never]):
 
     It never waits for nothing: where the next delay does not fit in what is left of the deadline or of
     `max_elapsed`, it stops at once with the failure that it has. No attempt starts after the deadline, and
-    nothing is waited for after the last attempt.
+    nothing is waited for after the last attempt. A failure that carries `repeatable = False` (an error or a
+    result with that attribute) is never tried again, whatever `on` says: so a client tells that a request
+    may have been carried out, or that its body cannot be sent twice.
 
     >>> from resilience import Retry
     >>> answers = iter([ConnectionError("reset"), "fine"])

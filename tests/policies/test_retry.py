@@ -883,6 +883,40 @@ def test_a_delay_beyond_all_measure_does_not_mask_the_error(world: World, clock:
     assert all(0 <= slept <= threading.TIMEOUT_MAX for slept in clock.sleeps)
 
 
+class Once(Exception):
+    """An error that says whether its call may be made again."""
+
+    def __init__(self, repeatable: Any) -> None:
+        super().__init__()
+        self.repeatable = repeatable
+
+
+def test_a_failure_that_says_that_it_must_not_be_repeated_is_the_last(world: World, clock: FakeClock) -> None:
+    """Whatever `on` says: the call may have been carried out. The event tells why."""
+    error, told = Once(repeatable=False), []
+    retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[told.append])
+    script = Script(error)
+    assert run(world, retry, script) is error
+    assert (script.calls, clock.sleeps) == (1, [])
+    assert [event.reason for event in told if isinstance(event, events.RetryGaveUp)] == ["unrepeatable"]
+
+
+def test_a_result_may_say_so_too(world: World, clock: FakeClock) -> None:
+    """It comes out as it is, and open: it is the caller's."""
+    response = Response(repeatable=False)
+    script = Script(response)
+    assert run(world, Retry(5, on_result=bad), script) is response
+    assert script.calls == 1
+    assert response.closed == 0
+
+
+@pytest.mark.parametrize("said", [True, None, 0, "", []])
+def test_only_false_itself_says_that_a_failure_must_not_be_repeated(world: World, clock: FakeClock, said: Any) -> None:
+    """An attribute of that name may mean something else in a user's class."""
+    script = Script(Once(said), "fine")
+    assert run(world, Retry(2, on=Once, backoff=[0]), script) == "fine"
+
+
 class Touchy(Exception):
     """An error whose attributes raise, as some clients' properties do outside their moment."""
 

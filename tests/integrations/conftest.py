@@ -1,0 +1,17 @@
+"""What the integrations are tested against, where it is not a Python package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def program(name: str) -> str:
+    """The path of a program that a test needs. Where there is none, the test is skipped; in CI it fails."""
+    path = shutil.which(name)
+    if path is None:
+        complain = pytest.fail if os.environ.get("CI") else pytest.skip
+        complain(f"{name} is not installed")
+    return path

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
+
+from tests.integrations.servers import FlakyServer, flaky_server
 
 
 def program(name: str) -> str:
@@ -15,3 +18,10 @@ def program(name: str) -> str:
         complain = pytest.fail if os.environ.get("CI") else pytest.skip
         complain(f"{name} is not installed")
     return path
+
+
+@pytest.fixture
+def server() -> Iterator[FlakyServer]:
+    """A scripted HTTP server: see `tests/integrations/servers.py`."""
+    with flaky_server() as it:
+        yield it

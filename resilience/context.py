@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from math import inf, isinf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from resilience import checks
 from resilience.checks import Duration
@@ -88,13 +88,23 @@ class History:
         return ", ".join(texts + [str(failed) for failed in self._last])
 
 
+class Executed(Protocol):
+    """What is executed: a policy, or a pipeline of them, outermost first."""
+
+    @property
+    def name(self) -> str:
+        """What errors and events call it."""
+        ...
+
+
 @final
 class Record:
     """What happened in one execution. Kept only where somebody can read it afterwards."""
 
-    __slots__ = ("_noted", "attempts", "began", "ended", "history")
+    __slots__ = ("_noted", "attempts", "began", "ended", "executed", "history")
 
-    def __init__(self) -> None:
+    def __init__(self, executed: Executed) -> None:
+        self.executed: Executed = executed
         self.attempts: int = 0
         self.history: History = History()
         self.began: float = clock.now()

@@ -56,12 +56,15 @@ class Event:
     :param operation: the operation of the execution, None where it has none.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
+    :param pipeline: the name of what was executed, a pipeline or a policy alone. None outside an execution, and where
+        nobody keeps a record of it: it has no listeners, none for `ExecutionFinished`, and no context of its caller's.
     """
 
     policy: str
     operation: str | None
     time: float
     properties: Mapping[str, Any]
+    pipeline: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +118,13 @@ class TimedOut(Event):
 
     :param timeout: the limit that was exceeded, in seconds.
     :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
+    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None where
+        `pipeline` is None.
     """
 
     timeout: float
     by_deadline: bool
+    scope: Literal["attempt", "total"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +133,12 @@ class CallRejected(Event):
 
     :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
     :param retry_after: seconds after which a new try may be admitted, None where nobody can tell.
+    :param waited: seconds that it waited in the queue of a Bulkhead before; 0 where it was turned away at once.
     """
 
     reason: str
     retry_after: float | None
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +301,13 @@ def emit(
         listeners = (callback, *listeners)
     if not listeners:
         return
+    record = None if ctx is None else ctx._facts.record
     event = kind(
         policy=policy,
         operation=None if ctx is None else ctx.operation,
         time=clock.now(),
         properties=NOTHING if ctx is None else ctx.properties,
+        pipeline=None if record is None else record.executed.name,
         **numbers,
     )
     tell(event, listeners)

@@ -78,7 +78,7 @@ class Chain:
         try:
             if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
                 return stage(inner)
-            with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
+            with Execution(self._policy, self._listeners, inner, ctx) as execution:
                 execution.value = self._blocking_stage()(inner)
             return execution.value
         except StoppedIteration as carrier:
@@ -121,7 +121,7 @@ class Chain:
         return self._arun_watched(inner, ctx)
 
     async def _arun_watched(self, inner: Context, ctx: Context | None) -> Any:
-        with Execution(self._policy.name, self._listeners, inner, ctx) as execution:
+        with Execution(self._policy, self._listeners, inner, ctx) as execution:
             execution.value = await self._task_stage()(inner)
         return execution.value
 
@@ -140,7 +140,7 @@ class Chain:
 class Execution:
     """The block around one run of a chain. `value` is set inside it to what came out.
 
-    :param policy: the name of what is executed.
+    :param policy: what is executed.
     :param listeners: those who listen to it alone.
     :param inner: the new context of this execution.
     :param ctx: the context that the caller passed in, if any.
@@ -148,7 +148,9 @@ class Execution:
 
     __slots__ = ("_inner", "_listeners", "_policy", "_record", "value")
 
-    def __init__(self, policy: str, listeners: tuple[Listener, ...], inner: Context, ctx: Context | None) -> None:
+    def __init__(
+        self, policy: Policy[Any], listeners: tuple[Listener, ...], inner: Context, ctx: Context | None
+    ) -> None:
         if ctx is not None and not isinstance(ctx, Context):
             raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}")
         self._policy = policy
@@ -162,7 +164,7 @@ class Execution:
             inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
             inner._facts = Facts(source.operation, source.properties)
         if ctx is not None or self._is_heard():
-            self._record = Record()
+            self._record = Record(self._policy)
             inner._facts = inner._facts._replace(record=self._record)
             if ctx is not None:
                 ctx._report = self._record
@@ -189,4 +191,4 @@ class Execution:
         heard = self._inner.child()
         heard._facts = heard._facts._replace(listeners=self._listeners)
         numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": outcome}
-        events.emit(events.ExecutionFinished, self._policy, heard, **numbers)
+        events.emit(events.ExecutionFinished, self._policy.name, heard, **numbers)

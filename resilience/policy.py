@@ -13,7 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
@@ -68,8 +68,10 @@ class Policy(ABC, Generic[D_co]):
     #: What errors and events call this policy: the name of its class, unless it was given another.
     name: str = "Policy"
 
-    # The one private attribute, under a name that a subclass will not choose.
+    # The private attributes, under names that a subclass will not choose. What may run the rest of a chain more
+    # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_chain: Chain
+    _resilience_repeats: ClassVar[bool] = False
 
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap: _Wrap = _Wrap()

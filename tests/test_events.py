@@ -79,7 +79,7 @@ def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock
         return await world.attempt(retry, fn, Context(operation="op", properties={"a": 1}))
 
     assert world.run(main) is boom
-    common = {"policy": "r", "operation": "op", "properties": {"a": 1}}
+    common = {"policy": "r", "operation": "op", "properties": {"a": 1}, "pipeline": "r"}
     failed = Failure(boom)
     assert [(type(event), facts(event)) for event in heard] == [
         (events.AttemptFailed, {**common, "time": began + 0.25, "attempt": 1, "outcome": failed, "elapsed": 0.25}),
@@ -154,6 +154,41 @@ def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: lis
     assert 0 <= budget.timeout <= 0.01
 
 
+def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
+    """By where it stands: inside a Retry there is a limit for each attempt."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    each, total, alone = Timeout(0.01), Timeout(0.03), Timeout(0.01)
+
+    async def main() -> None:
+        await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), hang)
+        await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), hang)
+        await world.attempt(alone, hang)
+
+    world.run(main)
+    told = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
+    assert told == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
+
+
+def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) -> None:
+    """A listener for another kind than `ExecutionFinished` costs no execution more than its events."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.TimedOut)
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> None:
+        await world.attempt(Timeout(0.01), hang)
+        await world.attempt(Policy.wrap(Timeout(0.01), name="p", listeners=[lambda event: None]), hang)
+
+    world.run(main)
+    unsubscribe()
+    assert [(event.pipeline, event.scope) for event in seen] == [(None, None), ("p", "total")]
+
+
 def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
     """Nor does a user's own `TimeoutError` count for one."""
 
@@ -181,7 +216,7 @@ def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     began = clock.now()
     world.run(main)
     told = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
-    common = {"policy": "db", "properties": {}}
+    common = {"policy": "db", "properties": {}, "pipeline": "db"}
     closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
     why = "Boom: two"
 
@@ -192,7 +227,14 @@ def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
         changed("op", 10.0, old=closed, new=opened, retry_after=30.0, last_failure=why),
         (
             events.CallRejected,
-            {**common, "operation": "op", "time": began + 20.0, "reason": "CircuitOpen", "retry_after": 20.0},
+            {
+                **common,
+                "operation": "op",
+                "time": began + 20.0,
+                "reason": "CircuitOpen",
+                "retry_after": 20.0,
+                "waited": 0.0,
+            },
         ),
         changed(None, 40.0, old=opened, new=half, retry_after=None, last_failure=why),
         changed(None, 40.0, old=half, new=closed, retry_after=None, last_failure=None),
@@ -240,9 +282,29 @@ def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: l
         "operation": "op",
         "time": rejected.time,
         "properties": {},
+        "pipeline": "pool",
         "reason": "BulkheadFull",
         "retry_after": None,
+        "waited": 0.0,
     }
+
+
+def test_a_call_that_waited_in_vain_for_a_permit_tells_how_long(world: World, heard: list[Any]) -> None:
+    """And what ended its wait: the patience of the bulkhead, or the budget of the execution."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.02, name="pool")
+
+    async def outer(ctx: Context) -> None:
+        await world.attempt(bulkhead, Script("never").function())
+        await world.attempt(bulkhead, Script("never").function(), Context(timeout=0.01))
+
+    async def main() -> None:
+        await world.execute(bulkhead, outer)
+
+    world.run(main)
+    full, late = (event for event in heard if isinstance(event, events.CallRejected))
+    assert (full.reason, late.reason) == ("BulkheadFull", "DeadlineExceeded")
+    assert full.waited >= 0.02
+    assert late.waited >= 0.01
 
 
 def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(
@@ -697,9 +759,9 @@ def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeCl
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
-    """Built by name, never changed; the four facts of every event come first."""
+    """Built by name, never changed; the facts of every event come first."""
     names = [field.name for field in dataclasses.fields(kind)]
-    assert names[:4] == ["policy", "operation", "time", "properties"]
+    assert names[:5] == ["policy", "operation", "time", "properties", "pipeline"]
     event = kind(**dict.fromkeys(names))
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.policy = "other"  # type: ignore[misc]

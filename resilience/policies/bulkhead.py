@@ -129,11 +129,12 @@ class Bulkhead(Policy[Never]):
             if not self._permits.take_or_refuse():
                 raise self._full(ctx, "and nobody may wait")
             return
+        began = clock.now()
         waiter = runtime.waiter()
         ticket = self._join(waiter)
         if ticket.place is Place.GONE:
             raise self._full(ctx, "and the queue is full")
-        gives_up_at = inf if self._max_wait is None else clock.now() + self._max_wait
+        gives_up_at = inf if self._max_wait is None else began + self._max_wait
         # A timer around this call ends the wait by itself, and then the error is its own.
         budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
         try:
@@ -143,9 +144,11 @@ class Bulkhead(Policy[Never]):
             raise
         if woken or not self._permits.leave(ticket):
             return
+        waited = clock.now() - began
         if budget <= gives_up_at:
+            self._tell(ctx, "DeadlineExceeded", waited)
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
-        raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue")
+        raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue", waited)
 
     def _join(self, waiter: Waiter) -> Ticket[Waiter]:
         """Take a place in the queue. Where it is full, those at its head whose event loop has ended make room."""
@@ -155,12 +158,15 @@ class Bulkhead(Policy[Never]):
         self._wake(granted)
         return ticket
 
-    def _full(self, ctx: Context, why: str) -> BulkheadFull:
+    def _full(self, ctx: Context, why: str, waited: float = 0.0) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
         running = "1 call is running" if limit == 1 else f"{limit} calls are running"
         error = BulkheadFull(f"{running} {why}", policy=self.name, limit=limit, queue=queue)
-        events.emit(events.CallRejected, self.name, ctx, reason="BulkheadFull", retry_after=None)
+        self._tell(ctx, "BulkheadFull", waited)
         return error
+
+    def _tell(self, ctx: Context, reason: str, waited: float) -> None:
+        events.emit(events.CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
 
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
         """Wake those who were granted a permit. One whose world has ended passes it on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -68,6 +68,8 @@ class Retry(Policy[Never]):
     >>> Retry(backoff=[0]).call(fetch)
     'fine'
     """
+
+    _resilience_repeats: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
+from itertools import takewhile
+from typing import TYPE_CHECKING, ClassVar, Literal, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -114,8 +115,18 @@ class Timeout(Policy[Never]):
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
         ctx._note(Failure(error), instead_of=found_over)
-        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, timeout=limit, by_deadline=budget is not None)
+        told = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
+        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, **told)
         return error
+
+    def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:
+        """Say what this policy limits in an execution, from where it stands in what is executed."""
+        record = ctx._facts.record
+        if record is None:
+            return None
+        policies = getattr(record.executed, "policies", ())
+        outside = takewhile(lambda policy: policy is not self, policies)
+        return "attempt" if any(policy._resilience_repeats for policy in outside) else "total"
 
     def _look_for_overrun(self, ctx: Context, began: float, deadline: float) -> None:
         """Warn of a call that took more than twice its time, and a second more than it."""

@@ -66,6 +66,6 @@ class Simulation(Engine):
 
     async def _execute_watched(self, policy: Policy[Any], inner: Context, ctx: Context | None) -> Any:
         chain = policy._resilience_chain
-        with Execution(policy.name, chain._listeners, inner, ctx) as execution:
+        with Execution(policy, chain._listeners, inner, ctx) as execution:
             execution.value = await chain._task_stage()(inner)
         return execution.value

@@ -1,0 +1,297 @@
+"""The deadline on the wire: how the time that is left is written into a request, and read from one.
+
+An instant on this process's clock means nothing to another process. What crosses is the number of
+seconds that remain; the other side opens a budget with them. Time under way is lost in that, so the
+other side has a little too much, never too little; a writer rounds down.
+
+    x-envoy-expected-rq-timeout-ms    milliseconds; what Envoy tells its upstreams. The default
+    connect-timeout-ms                milliseconds, at most 10 digits (the Connect protocol)
+    grpc-timeout                      at most 8 digits and a unit: H M S m u n (gRPC over HTTP/2)
+
+Headers of any other name are milliseconds too. A reader believes no more than the grammar: a sign, a
+fraction, too many digits or a repeated header are rubbish, and rubbish is no header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, final
+from urllib.parse import urlsplit
+
+from resilience import checks
+from resilience.clock import clock
+from resilience.context import Context, block_context, get_ambient, set_ambient
+from resilience.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from resilience.checks import Duration
+
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "ENVOY_EXPECTED_TIMEOUT",
+    "GRPC_TIMEOUT",
+    "HEADERS",
+    "Acceptance",
+    "Ambience",
+    "Propagation",
+    "format_grpc_timeout",
+    "format_milliseconds",
+    "format_timeout",
+    "parse_grpc_timeout",
+    "parse_milliseconds",
+    "parse_timeout",
+]
+
+ENVOY_EXPECTED_TIMEOUT: Final = "x-envoy-expected-rq-timeout-ms"
+GRPC_TIMEOUT: Final = "grpc-timeout"
+CONNECT_TIMEOUT: Final = "connect-timeout-ms"
+
+#: What a server reads where it is not told otherwise.
+HEADERS: Final = (ENVOY_EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONNECT_TIMEOUT)
+
+_MOST_MILLISECONDS = 9_999_999_999  # ten digits: 115 days
+_MILLISECONDS = re.compile(r"[0-9]{1,10}")
+_GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
+_GRPC_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
+_GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 1 / 3600}
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what HTTP allows as the name of a header
+_HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Write whole milliseconds, rounded down, at most ten digits.
+
+    :raises DeadlineExceeded: for less than one millisecond: 0 would say "already over" or "no limit",
+        depending on who reads it, and no answer comes in less.
+
+    >>> format_milliseconds(1.2345)
+    '1234'
+    """
+    return str(min(_MOST_MILLISECONDS, int(_sendable(seconds) * 1000)))
+
+
+def format_grpc_timeout(seconds: float) -> str:
+    """Write the value of a `grpc-timeout`: the finest unit that does with eight digits, rounded down.
+
+    :raises DeadlineExceeded: for less than one millisecond, as in `format_milliseconds`.
+
+    >>> format_grpc_timeout(2.5), format_grpc_timeout(3600)
+    ('2500000u', '3600000m')
+    """
+    seconds = _sendable(seconds)
+    for unit, per_second in _GRPC_PER_SECOND.items():
+        if seconds * per_second < 100_000_000:
+            return f"{int(seconds * per_second)}{unit}"
+    return "99999999H"
+
+
+def format_timeout(header: str, seconds: float) -> str:
+    """Write seconds as the value of that header."""
+    return format_grpc_timeout(seconds) if header.lower() == GRPC_TIMEOUT else format_milliseconds(seconds)
+
+
+def _sendable(seconds: float) -> float:
+    if seconds < 0.001:
+        raise DeadlineExceeded("less than a millisecond is left, too little to ask anybody")
+    return min(seconds, 1e12)  # infinity cannot be written
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def parse_milliseconds(text: str) -> float | None:
+    """Read one to ten digits as milliseconds; return seconds, None for anything else. 0 is already over.
+
+    >>> parse_milliseconds("1500"), parse_milliseconds("0"), parse_milliseconds("-1"), parse_milliseconds("1e3")
+    (1.5, 0.0, None, None)
+    """
+    return int(text) / 1000 if _MILLISECONDS.fullmatch(text.strip(" \t")) else None
+
+
+def parse_grpc_timeout(text: str) -> float | None:
+    """Read the value of a `grpc-timeout`; return seconds, None for anything else.
+
+    >>> parse_grpc_timeout("100m"), parse_grpc_timeout("2S"), parse_grpc_timeout("2 S"), parse_grpc_timeout("2")
+    (0.1, 2.0, None, None)
+    """
+    match = _GRPC.fullmatch(text.strip(" \t"))
+    return int(match[1]) * _GRPC_SECONDS[match[2]] if match else None
+
+
+def parse_timeout(header: str, text: str) -> float | None:
+    """Read the value of that header; return seconds, None for rubbish."""
+    return parse_grpc_timeout(text) if header.lower() == GRPC_TIMEOUT else parse_milliseconds(text)
+
+
+# --- the side that asks ----------------------------------------------------------------------
+
+
+@final
+class Propagation:
+    """Says which hosts are told how much time is left, and in which header.
+
+    :param hosts: who is told; nobody else is. A host (``"users.internal"``), a host and its port
+        (``"localhost:8000"``, ``"[::1]:8000"``), all hosts below a domain (``"*.internal"``, not ``internal``
+        itself), or ``"*"`` for everybody. Case does not matter.
+    :param header: the name of the header. `grpc-timeout` is written in its own grammar, any other as
+        whole milliseconds.
+    :raises ValueError: for what is no host or no name of a header.
+
+    Nobody is told by default because the header tells strangers something about you, and because a cache or
+    a signature may not expect it.
+
+    >>> from resilience import Context
+    >>> internal = Propagation(["*.internal"])
+    >>> list(internal.headers_for("http://users.internal/42", Context(timeout=2.0)))
+    ['x-envoy-expected-rq-timeout-ms']
+    >>> internal.headers_for("http://example.org/", Context(timeout=2.0))
+    {}
+    """
+
+    def __init__(self, hosts: Iterable[str], *, header: str = ENVOY_EXPECTED_TIMEOUT) -> None:
+        if isinstance(hosts, str) or not isinstance(hosts, Iterable):
+            raise TypeError(f"hosts must be a sequence of hosts, not {hosts!r}")
+        self.hosts: tuple[str, ...] = tuple(hosts)
+        self.header: str = _header_name("header", header)
+        self._patterns = frozenset(_pattern(host) for host in self.hosts)
+
+    @classmethod
+    def to(cls, hosts: Propagation | Iterable[str] | None) -> Propagation:
+        """Return what a client's `propagate_to=` means: hosts for the default header, or a Propagation as it is."""
+        return hosts if isinstance(hosts, Propagation) else cls(hosts or ())
+
+    def __repr__(self) -> str:
+        extra = "" if self.header == ENVOY_EXPECTED_TIMEOUT else f", header={self.header!r}"
+        return f"Propagation({list(self.hosts)!r}{extra})"
+
+    def reaches(self, url: str) -> bool:
+        """Whether the host of this URL (or this host, with or without a port) is told."""
+        if not self._patterns:
+            return False
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            host, port = parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
+        except ValueError:  # no URL; the client will say so
+            return False
+        if not host:
+            return False
+        host = host.removesuffix(".")
+        labels = host.split(".")
+        names = [host, "*"] + [f"*.{'.'.join(labels[start:])}" for start in range(1, len(labels))]
+        return any((name, None) in self._patterns or (name, port) in self._patterns for name in names)
+
+    def headers_for(self, url: str, ctx: Context) -> dict[str, str]:
+        """Return the header to add to a request, or nothing: for a host that is not named, or without a deadline.
+
+        Ask anew for every attempt. A header of that name that is there already is to be replaced: it may be the
+        one that came in with the request that is being answered, and that time has gone on since.
+
+        :raises DeadlineExceeded: where less than a millisecond is left for a host that is named.
+        """
+        if ctx.deadline == inf or not self.reaches(url):
+            return {}
+        return {self.header: format_timeout(self.header, ctx.remaining())}
+
+
+def _header_name(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be the name of a header, not {value!r}")
+    if not _TOKEN.fullmatch(value):
+        raise ValueError(f"{name} must be the name of a header, not {value!r}")
+    return value.lower()
+
+
+def _pattern(value: object) -> tuple[str, int | None]:
+    """Return a host as it is compared: name (or `*.suffix`, or `*`), and port."""
+    if not isinstance(value, str):
+        raise TypeError(f"hosts must be strings, not {value!r}")
+    text = value.lower()
+    wildcard = "*." if text.startswith("*.") else ""
+    match = _HOST.fullmatch(text.removeprefix(wildcard))
+    if match is None or (wildcard and match["host"] == "*"):
+        raise ValueError(f"hosts must be 'host', 'host:port', '*.domain' or '*', not {value!r}")
+    return wildcard + match["host"].strip("[]").removesuffix("."), int(match["port"]) if match["port"] else None
+
+
+# --- the side that answers -------------------------------------------------------------------
+
+
+@final
+class Acceptance:
+    """Says which headers a server believes, and how far.
+
+    :param headers: names of headers; where several are valid, the shortest time holds.
+    :param cap: the most seconds that a request may ask for; None for no bound.
+    :param default: the seconds for a request that does not say; None for no limit.
+    """
+
+    def __init__(
+        self, headers: Iterable[str] = HEADERS, *, cap: Duration | None = None, default: Duration | None = None
+    ) -> None:
+        if isinstance(headers, str) or not isinstance(headers, Iterable):
+            raise TypeError(f"headers must be a sequence of names, not {headers!r}")
+        self.headers: tuple[str, ...] = tuple(_header_name("headers", header) for header in headers)
+        self.cap: float | None = checks.optional_seconds("cap", cap)
+        self.default: float | None = checks.optional_seconds("default", default)
+
+    def seconds(self, fields: Iterable[tuple[str, str]]) -> float:
+        """Return the seconds that a request with these header fields gets; infinity for no limit."""
+        found = [(name, text) for name, text in ((name.lower(), text) for name, text in fields) if name in self.headers]
+        times = Counter(name for name, _ in found)
+        said = [parse_timeout(name, text) for name, text in found if times[name] == 1]
+        return self.granted(min((seconds for seconds in said if seconds is not None), default=None))
+
+    def granted(self, asked: float | None) -> float:
+        """Return the seconds for a request that asks for so many, None if it does not say."""
+        if asked is None:
+            return inf if self.default is None else self.default
+        return asked if self.cap is None else min(asked, self.cap)
+
+
+@final
+class Ambience:
+    """Makes a budget ambient, for work that is done in steps: a body that is iterated, a stream that is sent.
+
+    Between two steps the thread or the task belongs to the server, which may begin another request there. So the
+    ambient context is put in place for each step, and taken away after it; what a step leaves (a block inside a
+    generator, across its `yield`) is there again in the next.
+
+    :param seconds: the budget from now on; an ambient deadline that is earlier stays.
+    """
+
+    __slots__ = ("_inside", "_outside", "ctx")
+
+    def __init__(self, seconds: float) -> None:
+        ctx = block_context()
+        self.ctx: Context = ctx.child(deadline=clock.now() + seconds)
+        self._inside: Context | None = self.ctx
+        self._outside: Context | None = None
+
+    def __enter__(self) -> Self:
+        self._outside = get_ambient()
+        set_ambient(self._inside)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is GeneratorExit:  # closed by the collector, or by another task: nothing here is ours
+            return
+        self._inside = get_ambient()
+        set_ambient(self._outside)
+
+    def suspend(self) -> None:
+        """Give the thread or the task back to its owner for a while, in the middle of a step."""
+        self.__exit__(None, None, None)
+
+    def resume(self) -> None:
+        """Go on with the step."""
+        self.__enter__()

@@ -1,0 +1,268 @@
+"""What exporters share: what events add to which instrument, and what is read from policies."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Never
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+)
+from resilience.integrations.telemetry import (
+    INSTRUMENTS,
+    Feed,
+    Measurement,
+    Observed,
+    cancellation_reason,
+    error_type,
+)
+from resilience.outcome import Failure, Success
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+@pytest.fixture
+def taken() -> Any:
+    """What a feed records while the test runs."""
+    seen: list[Measurement] = []
+    remove = Feed(seen.append).add()
+    yield seen
+    remove()
+
+
+def of(seen: list[Measurement], name: str) -> list[tuple[float, dict[str, str]]]:
+    return [(it.value, dict(it.labels)) for it in seen if it.instrument.name == f"resilience.{name}"]
+
+
+# --- the numbers -----------------------------------------------------------------------------
+
+
+def test_instruments_are_named_as_opentelemetry_names_them() -> None:
+    """Dotted lower case, one name each; durations in seconds, what is counted in braces."""
+    names = [it.name for it in INSTRUMENTS]
+    assert len(set(names)) == len(names)
+    for it in INSTRUMENTS:
+        assert it.name.startswith("resilience.")
+        assert it.name == it.name.lower()
+        assert it.unit in ("s", "1") or (it.unit[0], it.unit[-1]) == ("{", "}")
+        assert it.description.endswith(".")
+
+
+def test_every_measurement_has_the_labels_of_its_instrument(
+    world: World, clock: FakeClock, taken: list[Measurement]
+) -> None:
+    """All of them and no others, as text; what is not known is empty."""
+    breaker, bulkhead = CircuitBreaker(2), Bulkhead(1)
+    pipeline = Fallback("x").wrap(Retry(3, on=Boom, backoff=[0]), breaker, bulkhead)
+
+    async def main() -> None:
+        for _ in range(2):
+            await world.execute(pipeline, Script(Boom()).function())
+        await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
+
+    world.run(main)
+    taken += list(Observed(pipeline).gauges())
+    assert {it.instrument for it in taken} == set(INSTRUMENTS)
+    for it in taken:
+        assert set(it.labels) == set(it.instrument.labels)
+        assert all(isinstance(text, str) for text in it.labels.values())
+
+
+def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken: list[Measurement]) -> None:
+    """With where it was, what for, and what failed; the execution with how long it took and how it ended."""
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="r"), name="weather")
+
+    async def main() -> None:
+        await world.attempt(pipeline, Script(Boom()).function(), Context(operation="op"))
+
+    world.run(main)
+    where = {"pipeline": "weather", "policy": "r", "operation": "op"}
+    failed = {"error_type": "tests.conftest.Boom"}
+    assert of(taken, "retries") == [(1, {**where, **failed})]
+    assert of(taken, "give_ups") == [(1, {**where, **failed, "reason": "attempts"})]
+    ended = {"pipeline": "weather", "operation": "op", "outcome": "failure", **failed}
+    assert of(taken, "execution.duration") == [(1.5, ended)]
+
+
+def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
+    """An attempt, the total, the wait in a queue, or the budget that the caller gave."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
+
+    async def inside(ctx: Context) -> None:
+        await world.attempt(bulkhead, Script("never").function())
+        await world.attempt(bulkhead, Script("never").function(), Context(timeout=0.005))
+
+    async def main() -> None:
+        await world.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
+        await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
+        await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
+        await world.execute(bulkhead, inside)
+
+    world.run(main)
+    assert [(labels["policy"], labels["scope"]) for _, labels in of(taken, "timeouts")] == [
+        ("each", "attempt"),
+        ("whole", "total"),
+        ("budget", "deadline"),
+        ("pool", "queue"),
+        ("pool", "deadline"),
+    ]
+
+
+def test_a_call_that_is_turned_away_at_once_has_not_timed_out(world: World, taken: list[Measurement]) -> None:
+    """It is a rejection and nothing else, by the name of its error."""
+    bulkhead = Bulkhead(1, name="pool")
+
+    async def inside(ctx: Context) -> None:
+        await world.attempt(bulkhead, Script("never").function())
+
+    async def main() -> None:
+        await world.execute(bulkhead, inside)
+
+    world.run(main)
+    assert [labels["reason"] for _, labels in of(taken, "rejections")] == ["BulkheadFull"]
+    assert of(taken, "timeouts") == []
+
+
+def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Measurement]) -> None:
+    """It is counted as what it is."""
+    import anyio
+
+    async def main() -> None:
+        with anyio.move_on_after(0.01):
+            await Retry().aexecute(lambda ctx: anyio.sleep(10))
+
+    tasks_world.run(main)
+    [(_, labels)] = of(taken, "execution.duration")
+    assert (labels["outcome"], labels["error_type"]) == ("cancelled", "")
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        (Failure(ValueError("secret")), "ValueError"),
+        (Failure(Boom("secret")), "tests.conftest.Boom"),
+        (ConnectionError("secret"), "ConnectionError"),
+        (Success("bad"), "result"),
+    ],
+)
+def test_an_error_is_named_by_its_class(what: Any, name: str) -> None:
+    """Never by its message, which may be anything."""
+    assert error_type(what) == name
+
+
+@pytest.mark.parametrize(
+    ("error", "expired", "reason"),
+    [
+        (KeyboardInterrupt(), True, "interrupt"),
+        (SystemExit(), False, "interrupt"),
+        (GeneratorExit(), False, "closed"),
+        (BaseException(), True, "deadline"),
+        (BaseException(), False, "caller"),
+    ],
+)
+def test_the_reason_of_a_cancellation(error: BaseException, expired: bool, reason: str) -> None:
+    """What can be known of it: an interrupt, a deadline that has passed, or else the caller."""
+    assert cancellation_reason(error, expired=expired) == reason
+
+
+# --- what is observed ------------------------------------------------------------------------
+
+
+def test_breakers_and_bulkheads_are_found_in_pipelines_that_nest() -> None:
+    """Under the name of the pipeline that was handed over."""
+    breaker, bulkhead = CircuitBreaker(name="db"), Bulkhead(3, name="pool")
+    inner = Policy.wrap(Retry(), breaker, name="inner")
+    outer = Policy.wrap(Timeout(5), inner, bulkhead, name="outer")
+    assert [tuple(it) for it in Observed(outer, breaker)] == [
+        ("outer", "db", breaker),
+        ("outer", "pool", bulkhead),
+        ("db", "db", breaker),
+    ]
+
+
+def test_policies_of_one_name_are_numbered() -> None:
+    """Two series must not be one; the same policy twice is one series."""
+    first, second = CircuitBreaker(), CircuitBreaker()
+    observed = Observed(Policy.wrap(first, second, first, name="p"))
+    assert [(it.name, it.policy) for it in observed] == [("CircuitBreaker", first), ("CircuitBreaker-2", second)]
+
+
+def test_observing_keeps_nothing_alive() -> None:
+    """A policy that nobody else has is gone, and its series with it."""
+    bulkhead = Bulkhead(1)
+    observed = Observed(bulkhead)
+    assert len(list(observed)) == 1
+    del bulkhead
+    gc.collect()
+    assert list(observed) == []
+
+
+def test_a_policy_that_makes_others_is_looked_into_each_time() -> None:
+    """One that has a breaker for each host, say: those that came later are seen as well."""
+
+    class PerHost(Policy[Never]):
+        def __init__(self) -> None:
+            self.policies: list[Policy[Any]] = []
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await call(ctx)
+
+    hosts = PerHost()
+    observed = Observed(Policy.wrap(Retry(), hosts, name="p"))
+    assert list(observed) == []
+    hosts.policies.append(CircuitBreaker(name="example.org"))
+    assert [it.name for it in observed] == ["example.org"]
+
+
+def test_what_is_no_policy_cannot_be_observed() -> None:
+    """A class in the place of an object is the usual slip."""
+    with pytest.raises(TypeError, match="only policies can be observed, not <class"):
+        Observed(Retry)  # type: ignore[arg-type]
+
+
+def test_gauges_show_what_is_the_case_now(threads: World) -> None:
+    """The state of a circuit as one 1 among zeros; what a bulkhead holds as numbers."""
+    pipeline = Policy.wrap(CircuitBreaker(name="db"), Bulkhead(3, name="pool"), name="p")
+    pipeline.policies[0].isolate()  # type: ignore[attr-defined]
+    seen = list(Observed(pipeline).gauges())
+    assert {labels["state"]: value for value, labels in of(seen, "circuit.state")} == {
+        "closed": 0,
+        "open": 0,
+        "half_open": 0,
+        "isolated": 1,
+    }
+    assert of(seen, "bulkhead.limit") == [(3, {"pipeline": "p", "policy": "pool"})]
+    pipeline.policies[0].close()  # type: ignore[attr-defined]
+    seen = pipeline.execute(lambda ctx: list(Observed(pipeline).gauges()))
+    assert of(seen, "bulkhead.in_flight") == [(1, {"pipeline": "p", "policy": "pool"})]
+    assert of(seen, "calls.abandoned") == [(Timeout.abandoned(), {})]
+
+
+# --- one place -------------------------------------------------------------------------------
+
+
+def test_a_place_that_is_fed_twice_hears_everything_once() -> None:
+    """And until the last one has ended it."""
+    seen: list[Measurement] = []
+    feed = Feed(seen.append)
+    bulkhead = Bulkhead(1)
+    endings = [feed.add(bulkhead), feed.add(bulkhead)]
+    for ending in endings:
+        bulkhead.execute(lambda ctx: None)
+        assert len(of(list(feed.gauges()), "bulkhead.limit")) == 1
+        ending()
+        ending()
+    bulkhead.execute(lambda ctx: None)
+    assert len(seen) == 2
+    assert list(feed.gauges()) == []

@@ -66,6 +66,7 @@ def test_every_measurement_has_the_labels_of_its_instrument(
         for _ in range(2):
             await world.execute(pipeline, Script(Boom()).function())
         await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
+        await world.attempt(Retry(1, on=Boom), Script(Boom()).function())
 
     world.run(main)
     taken += list(Observed(pipeline).gauges())
@@ -221,8 +222,9 @@ def test_a_policy_that_makes_others_is_looked_into_each_time() -> None:
     hosts = PerHost()
     observed = Observed(Policy.wrap(Retry(), hosts, name="p"))
     assert list(observed) == []
-    hosts.policies.append(CircuitBreaker(name="example.org"))
+    hosts.policies.append(Policy.wrap(CircuitBreaker(name="example.org"), Timeout(1)))
     assert [it.name for it in observed] == ["example.org"]
+    assert [it.name for it in Observed(hosts)] == ["example.org"]
 
 
 def test_what_is_no_policy_cannot_be_observed() -> None:

@@ -364,12 +364,14 @@ def restore_ambient(ctx: Context, outer: Context | None) -> None:
 
 
 def block_context() -> Context:
-    """Return the ambient context for a block: with its deadline, but without its timer.
+    """Return the ambient context for a block: with its deadline, but without its timer and its function.
 
-    A context follows new tasks and threads; the timer cuts off only the one that armed it.
+    A context follows new tasks and threads; the timer cuts off only the one that armed it. And a block is no call.
     """
     ctx = current_context()
-    return derive(ctx, ctx.deadline, ctx.attempt, None)
+    block = derive(ctx, ctx.deadline, ctx.attempt, None)
+    block._function = None
+    return block
 
 
 def current_context() -> Context:

@@ -66,7 +66,7 @@ class Course:
         reason: _Reason
         if self.attempt == retry._attempts:
             reason = "attempts"
-        elif _read(_carrier(outcome), "repeatable") is False:
+        elif _read(_carrier(outcome), "repeatable") is False or _read(ctx._function, "repeatable") is False:
             reason = "unrepeatable"
         else:
             delay = next(self._delays)

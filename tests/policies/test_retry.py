@@ -917,6 +917,55 @@ def test_only_false_itself_says_that_a_failure_must_not_be_repeated(world: World
     assert run(world, Retry(2, on=Once, backoff=[0]), script) == "fine"
 
 
+class Sending:
+    """A function that may be called again for as long as it has not been entered."""
+
+    repeatable = True
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, ctx: Context) -> Any:
+        self.calls += 1
+        self.repeatable = False
+        raise self.error
+
+
+class AsyncSending(Sending):
+    async def __call__(self, ctx: Context) -> Any:
+        return super().__call__(ctx)
+
+
+def test_the_function_itself_may_say_that_it_must_not_be_called_again(world: World, clock: FakeClock) -> None:
+    """The failure may be another policy's, a timeout's, which knows nothing of the function."""
+    sending = (Sending if world.blocking else AsyncSending)(TimeoutExceeded("no result"))
+
+    async def main() -> object:
+        return await world.attempt(Retry(5), sending)
+
+    assert world.run(main) is sending.error
+    assert sending.calls == 1
+
+
+def test_a_block_inside_of_such_a_function_is_another_matter(clock: FakeClock) -> None:
+    """What the function says of itself says nothing about a block of attempts in it."""
+    rounds = []
+
+    class Function:
+        repeatable = False
+
+        def __call__(self, ctx: Context) -> None:
+            for attempt in Retry(2, on=Other).attempts():
+                with attempt:
+                    rounds.append(attempt.number)
+                    if attempt.number == 1:
+                        raise Other
+
+    Retry().execute(Function())
+    assert rounds == [1, 2]
+
+
 class Touchy(Exception):
     """An error whose attributes raise, as some clients' properties do outside their moment."""
 

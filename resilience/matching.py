@@ -112,6 +112,7 @@ _HTTPX = frozenset(
 #: connection could not be made or broke, or an answer did not come in time. Matched by name along
 #: the error's `__mro__`, so nothing is imported; not one of these is a builtin `ConnectionError`.
 _NETWORK_ERRORS: dict[str, frozenset[str]] = {
+    "resilience": frozenset({"TransientStatus"}),  # a response that says "not now", as the HTTP integrations raise it
     "httpx": _HTTPX,
     "httpx2": _HTTPX,
     "httpcore": _HTTPX | {"ConnectionNotAvailable"},
@@ -160,7 +161,8 @@ def transient(error: Exception) -> bool:
     for the connection and timeout errors of urllib, httpx, httpx2, httpcore, requests, urllib3, aiohttp,
     redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
     SQLAlchemy (connections that were invalidated). Certificate and authentication errors are not
-    transient, nor is an HTTP status: a response is an answer.
+    transient, nor is an HTTP status: a response is an answer. (The integrations for HTTP clients tell which
+    responses are none: their `TransientStatus` is transient.)
     """
     if isinstance(error, (ConnectionError, TimeoutError)):
         return True

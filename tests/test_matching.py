@@ -324,6 +324,7 @@ HTTPX = (
 
 #: What the clients raise when the network failed, where their own documentation says so.
 TRANSIENT = {
+    "resilience.integrations.http": "TransientStatus",
     "httpx": HTTPX,
     "httpx2": HTTPX,
     "httpcore": HTTPX + " ConnectionNotAvailable",

@@ -1,0 +1,165 @@
+"""What the HTTP clients share: `Retry-After`, what is transient, and what may be sent again."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from resilience import Retry, transient
+from resilience.integrations.http import IDEMPOTENT_METHODS, TRANSIENT_STATUSES, Rules, TransientStatus, retry_after
+
+
+def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime(form)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("120", 120.0),
+        (" 7 ", 7.0),
+        ("1.5", 1.5),
+        ("-3", 0.0),
+        ("99999999999", 99999999999.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:00", 0.0),
+    ],
+)
+def test_retry_after_is_read_in_all_its_forms(text: str, seconds: float) -> None:
+    """Digits, decimals and dates; what is negative or in the past is "now"."""
+    assert retry_after({"Retry-After": text}) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *"|soon|nan|inf|-inf|Infinity|1e3|1_000|0x10|1,5|1, 2|٣|12s|--1|1.2.3|Wed, 99 Foo 2015 07:28:00 GMT".split("|"),
+        *["9" * 400, "9" * 5000, "Mon, 01 Jan 99999 00:00:00 GMT"],
+    ],
+)
+def test_rubbish_in_retry_after_is_no_delay(text: str) -> None:
+    """A header that cannot be understood asks for nothing."""
+    assert retry_after({"Retry-After": text}) is None
+
+
+@pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a, %d %b %Y %H:%M:%S", "%A, %d-%b-%y %H:%M:%S GMT"])
+def test_a_date_is_the_time_until_then_and_utc_where_it_names_no_zone(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the zone of this machine."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert retry_after({"Retry-After": in_seconds(3600, form)}) == pytest.approx(3600, abs=30)
+
+
+def test_a_date_with_another_zone_is_understood() -> None:
+    """HTTP knows only GMT; who writes another one means it."""
+    date = datetime.now(UTC).astimezone() + timedelta(hours=1)
+    assert retry_after({"Retry-After": format_datetime(date)}) == pytest.approx(3600, abs=30)
+
+
+def test_milliseconds_come_first() -> None:
+    """`retry-after-ms` is the more exact of the two; rubbish in it leaves the other one."""
+    assert retry_after({"retry-after-ms": "250", "Retry-After": "7"}) == 0.25
+    assert retry_after({"Retry-After-Ms": "-1", "Retry-After": "7"}) == 0.0
+    assert retry_after({"retry-after-ms": "soon", "Retry-After": "7"}) == 7.0
+    assert retry_after({}) is None
+
+
+@pytest.mark.parametrize("name", ["Retry-After", "retry-after", "RETRY-AFTER"])
+def test_the_name_of_a_header_has_no_case(name: str) -> None:
+    """Also where the headers are a plain dictionary."""
+    assert retry_after({name: "5"}) == 5.0
+
+
+def test_which_statuses_are_transient() -> None:
+    """Those that say "not now". 500 is one where it is added."""
+    assert sorted(TRANSIENT_STATUSES) == [408, 425, 429, 502, 503, 504]
+    assert [status for status in range(100, 600) if Rules().failure_of(status, {}, None)] == sorted(TRANSIENT_STATUSES)
+    assert Rules(statuses=TRANSIENT_STATUSES | {500}).failure_of(500, {}, None) is not None
+    assert Rules(statuses=()).failure_of(503, {}, None) is None
+
+
+def test_a_transient_status_says_what_it_was() -> None:
+    """It carries the response, its status, and how long the server asks to wait."""
+    response = object()
+    error = Rules().failure_of(503, {"Retry-After": "2"}, response)
+    assert error is not None
+    assert (error.status, error.response, error.retry_after) == (503, response, 2.0)
+    assert str(error) == "the server answered 503 (service unavailable)"
+    assert str(Rules(statuses={599}).failure_of(599, {}, None)) == "the server answered 599"
+    assert transient(error)
+
+
+def test_a_transient_status_pickles_without_its_response() -> None:
+    """A response holds a connection."""
+    error = Rules().failure_of(429, {"Retry-After": "2"}, lambda: None)
+    assert error is not None
+    error.repeatable = False
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy)) == (TransientStatus, str(error))
+    assert (copy.status, copy.retry_after, copy.response, copy.repeatable) == (429, 2.0, None, False)
+
+
+@pytest.mark.parametrize("method", sorted(IDEMPOTENT_METHODS))
+def test_an_idempotent_request_may_be_sent_again(method: str) -> None:
+    """Two of them have the effect of one."""
+    assert Rules().why_not_again(method, {}, sent=True) is None
+    assert Rules().why_not_again(method.lower(), {}, sent=True) is None
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH", "CONNECT", "BREW"])
+def test_another_request_may_be_sent_again_only_where_that_does_no_harm(method: str) -> None:
+    """Never sent, or known to the server by its key, or named by the user."""
+    reason = f"{method} may have been carried out, and carries no Idempotency-Key"
+    assert Rules().why_not_again(method, {}, sent=True) == reason
+    assert Rules().why_not_again(method, {"Idempotency-Key": " "}, sent=True) == reason
+    assert Rules().why_not_again(method, {}, sent=False) is None
+    assert Rules().why_not_again(method, {"idempotency-key": "4711"}, sent=True) is None
+    assert Rules(idempotency_header="X-Key").why_not_again(method, {"x-key": "1"}, sent=True) is None
+    assert Rules(methods={method.lower()}).why_not_again(method, {}, sent=True) is None
+
+
+def test_a_body_that_is_used_up_is_not_sent_again() -> None:
+    """Whatever the method and the key; but where nothing was sent, it is still there."""
+    rules, headers = Rules(), {"Idempotency-Key": "4711"}
+    assert rules.why_not_again("PUT", headers, sent=True, replayable=False) == "its body can be sent only once"
+    assert rules.why_not_again("PUT", headers, sent=False, replayable=False) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        ({"statuses": {"503"}}, TypeError, "statuses must be whole numbers, not '503'"),
+        ({"statuses": {True}}, TypeError, "statuses must be whole numbers, not True"),
+        ({"statuses": {99}}, ValueError, "statuses must lie between 100 and 599, not 99"),
+        ({"methods": "POST"}, TypeError, "methods must be a collection of names, not 'POST'"),
+        ({"methods": [1]}, TypeError, "methods must be names, not 1"),
+        ({"idempotency_header": ""}, ValueError, "idempotency_header must not be empty"),
+        ({"idempotency_header": None}, TypeError, "idempotency_header must be a string, not None"),
+    ],
+)
+def test_wrong_rules_are_refused(words: dict[str, Any], kind: type[Exception], message: str) -> None:
+    """Where they are written, with the value."""
+    with pytest.raises(kind, match=message):
+        Rules(**words)
+
+
+def test_a_retry_obeys_a_transient_status() -> None:
+    """By default, its delay included; and it does not repeat what must not be repeated."""
+    waits: list[float] = []
+    once = TransientStatus("busy", status=429, retry_after=0.05)
+    answers = iter([once, "fine"])
+
+    def send(ctx: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert Retry(backoff=[0], on_retry=lambda event: waits.append(event.delay)).execute(send) == "fine"
+    assert waits == [0.05]

@@ -1,7 +1,7 @@
 """One bulkhead and one breaker, shared by eight threads, an asyncio loop and a trio loop: exact, and never too many.
 
 `RESILIENCE_STORM` in the environment says how many operations a storm has (20,000 by default).
-`python -m tests.contention --seconds 60` makes storms for as long as one likes.
+`python -m tests.contention --operations 10000000` and `python -m tests.contention.soak --seconds 600` go on for longer.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, World
+from tests.contention import exact
 from tests.contention.storm import Gauge, Storm, call, fine_grained_switching, pause, through_a_bulkhead
 
 OPERATIONS = int(os.environ.get("RESILIENCE_STORM", "20000"))
@@ -263,6 +264,17 @@ def test_permits_are_in_order_of_arrival_for_each_caller() -> None:
         for thread in threads:
             thread.join(30)
     assert order == list(range(30))
+
+
+def test_callers_and_policies_count_the_same() -> None:
+    """Sixteen threads and two loops, one breaker and one bulkhead: every number is the same from both sides."""
+    _, checks = exact.run(OPERATIONS)
+    assert [check for check in checks if not check.agrees] == []
+    expected = {check.what: check.callers for check in checks}
+    assert expected["results that the breaker recorded"] > expected["failures among them"] > 0
+    assert expected["calls that the breaker refused"] > 0
+    assert expected["calls that the bulkhead turned away"] > 0
+    assert expected["openings that were reported"] > 0
 
 
 def _raising(error: Exception) -> Any:

@@ -1,0 +1,334 @@
+"""One breaker and one bulkhead, and as many callers as one likes: both sides count, and the sums have to agree.
+
+Threads and two event loops call as fast as they can. Each caller counts in a book of its own what came of its
+calls, so that no lock of the test's takes the turns for them; the policies count under theirs. Two stages:
+
+    counting    the circuit stays closed: every result is recorded once, also beside cancelled and refused calls
+    moving      it opens and closes all the time: every refusal, and every transition, is counted once
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitOpen, CircuitState, events
+from resilience.state.trips import Tally, Trip
+from tests.conftest import Boom
+from tests.contention.storm import fine_grained_switching
+
+THREADS = 16
+TASKS_PER_LOOP = 12
+LOOPS = ("asyncio", "trio")
+
+LIMIT, QUEUE = 4, 34
+
+#: Which share of the calls the first stage has.
+COUNTING = 0.9
+
+#: In the second stage, so many failures open the circuit.
+TRIPS_AT = 50
+
+#: How a call is made, and which policies see it.
+THROUGH_BREAKER = ("both", "breaker", "guard")
+THROUGH_BULKHEAD = ("both", "bulkhead", "slot")
+WAYS = ("both", "both", "both", "breaker", "bulkhead", "guard", "slot")
+
+#: What came of the calls: (way, outcome) -> how many.
+Book = Counter[tuple[str, str]]
+
+
+def turn() -> None:
+    """Let another thread have a turn: the interpreter may switch where a function begins."""
+
+
+class Counted(Trip):
+    """A condition that counts what the breaker records, and relies on the breaker's lock for it."""
+
+    def __init__(self) -> None:
+        self.results = 0
+        self.failures = 0
+        self.trips_at: float = float("inf")
+
+    def tally(self) -> Tally:
+        return _CountedPeriod(self)
+
+
+class _CountedPeriod(Tally):
+    def __init__(self, trip: Counted) -> None:
+        self._trip = trip
+        self._failures = 0
+
+    def add(self, failed: bool, duration: float, now: float) -> bool:
+        results, failures = self._trip.results, self._trip.failures
+        turn()  # without the lock, somebody else would now read the same numbers
+        self._trip.results, self._trip.failures = results + 1, failures + failed
+        self._failures += failed
+        return self._failures >= self._trip.trips_at
+
+
+@dataclass
+class Check:
+    """One number, from two sides."""
+
+    what: str
+    callers: int
+    policies: int
+
+    @property
+    def agrees(self) -> bool:
+        return self.callers == self.policies
+
+
+class Subject:
+    """The two policies, and what is known about them from outside."""
+
+    def __init__(self) -> None:
+        self.trip = Counted()
+        self.moves: list[events.CircuitChanged] = []
+        self.breaker = CircuitBreaker(self.trip, open_for=[0.0005], probes=2, on_transition=self.moves.append)
+        self.bulkhead = Bulkhead(LIMIT, queue=QUEUE)
+        self.policies = {
+            "both": self.breaker.wrap(self.bulkhead),
+            "breaker": self.breaker,
+            "bulkhead": self.bulkhead,
+        }
+        self.inside: deque[None] = deque()  # atomic: no lock of ours
+        self.too_many: deque[int] = deque()
+
+    def enter(self) -> None:
+        self.inside.append(None)
+        if len(self.inside) > LIMIT:
+            self.too_many.append(len(self.inside))
+
+    def leave(self) -> None:
+        self.inside.pop()
+
+
+class Caller:
+    """Makes one call after another, and keeps the book on them."""
+
+    def __init__(self, subject: Subject, seed: str) -> None:
+        self._subject = subject
+        self._rng = random.Random(seed)
+        self.book: Book = Counter()
+
+    # --- in a thread ---
+
+    def work_in_a_thread(self, shares: Iterator[int]) -> None:
+        for share in shares:
+            for _ in range(share):
+                way = self._rng.choice(WAYS)
+                try:
+                    self._call(way)
+                    self.book[way, "answered"] += 1
+                except Exception as error:
+                    self.book[way, _name(error)] += 1
+                    time.sleep(0)  # a turn for those who are inside
+
+    def _call(self, way: str) -> None:
+        if way == "guard":
+            with self._subject.breaker.guard():
+                self._function(way)
+        elif way == "slot":
+            with self._subject.bulkhead.slot():
+                self._function(way)
+        else:
+            self._subject.policies[way].call(self._function, way)
+
+    def _function(self, way: str) -> None:
+        guarded = way in THROUGH_BULKHEAD
+        self.book[way, "entered"] += 1
+        if guarded:
+            self._subject.enter()
+        try:
+            chance = self._rng.random()
+            if chance < 0.03:
+                time.sleep(0)
+            if chance > 0.75:
+                raise Boom("no")
+        finally:
+            if guarded:
+                self._subject.leave()
+
+    # --- in a task ---
+
+    async def work_in_a_task(self, shares: Iterator[int]) -> None:
+        for share in shares:
+            for _ in range(share):
+                await self._keep_the_book(self._rng.choice(WAYS))
+            await anyio.lowlevel.checkpoint()
+
+    async def _keep_the_book(self, way: str) -> None:
+        outcome = "cancelled"
+        with anyio.move_on_after(0) if self._rng.random() < 0.05 else nullcontext():
+            try:
+                await self._acall(way)
+                outcome = "answered"
+            except Exception as error:
+                outcome = _name(error)
+                await anyio.lowlevel.checkpoint()
+        self.book[way, outcome] += 1
+
+    async def _acall(self, way: str) -> None:
+        if way == "guard":
+            async with self._subject.breaker.guard():
+                await self._afunction(way)
+        elif way == "slot":
+            async with self._subject.bulkhead.slot():
+                await self._afunction(way)
+        else:
+            await self._subject.policies[way].acall(self._afunction, way)
+
+    async def _afunction(self, way: str) -> None:
+        guarded = way in THROUGH_BULKHEAD
+        self.book[way, "entered"] += 1
+        if guarded:
+            self._subject.enter()
+        try:
+            chance = self._rng.random()
+            if chance < 0.25:
+                await anyio.lowlevel.checkpoint()
+            if chance > 0.75:
+                raise Boom("no")
+        except anyio.get_cancelled_exc_class():
+            self.book[way, "cancelled inside"] += 1
+            raise
+        finally:
+            if guarded:
+                self._subject.leave()
+
+
+def _name(error: Exception) -> str:
+    return {Boom: "failed", BulkheadFull: "full", CircuitOpen: "refused"}.get(type(error), repr(error))
+
+
+class Stage:
+    """So many calls, shared out among all callers."""
+
+    CHUNK = 64
+
+    def __init__(self, subject: Subject, name: str, calls: int, threads: int) -> None:
+        self._subject = subject
+        self._left = calls
+        self._taking = threading.Lock()
+        self._threads = threads
+        self.name = name
+        self.calls = calls
+        self.callers: list[tuple[str, Caller]] = []
+        self.errors: list[BaseException] = []
+        self.seconds = 0.0
+
+    def run(self) -> Book:
+        """Let all of them loose; return what they have in their books."""
+        targets: list[Callable[[], None]] = []
+        for number in range(self._threads):
+            caller = self._caller("threads", number)
+            targets.append(lambda caller=caller: caller.work_in_a_thread(self._shares()))
+        targets += [lambda name=name: anyio.run(self._tasks, name, backend=name) for name in LOOPS]
+        threads = [threading.Thread(target=self._watched, args=(target,), daemon=True) for target in targets]
+        began = time.monotonic()
+        with fine_grained_switching():
+            for thread in threads:
+                thread.start()
+            patience = began + 120 + self.calls / 1000
+            for thread in threads:
+                thread.join(max(0.0, patience - time.monotonic()))
+        self.seconds = time.monotonic() - began
+        assert not any(thread.is_alive() for thread in threads), "a world hangs"
+        if self.errors:
+            raise self.errors[0]
+        return sum((caller.book for _, caller in self.callers), Counter())
+
+    def calls_by_world(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for world, caller in self.callers:
+            counts[world] += sum(n for (_, outcome), n in caller.book.items() if outcome in _ENDS)
+        return counts
+
+    def _caller(self, world: str, number: int) -> Caller:
+        caller = Caller(self._subject, f"{self.name} {world} {number}")
+        self.callers.append((world, caller))
+        return caller
+
+    def _shares(self) -> Iterator[int]:
+        while not self.errors:
+            with self._taking:
+                share = min(self.CHUNK, self._left)
+                self._left -= share
+            if not share:
+                return
+            yield share
+
+    async def _tasks(self, name: str) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(TASKS_PER_LOOP):
+                tasks.start_soon(self._caller(name, number).work_in_a_task, self._shares())
+
+    def _watched(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            self.errors.append(error)
+
+
+#: How a call can end; the other entries of a book are about what happened inside of it.
+_ENDS = ("answered", "failed", "full", "refused", "cancelled")
+_RESULTS = ("answered", "failed")
+
+
+def of(book: Book, ways: tuple[str, ...], *outcomes: str) -> int:
+    """How many calls that were made in one of these ways ended in one of these outcomes."""
+    return sum(n for (way, outcome), n in book.items() if way in ways and outcome in outcomes)
+
+
+def run(operations: int, threads: int = THREADS) -> tuple[list[Stage], list[Check]]:
+    """Make so many calls, and return what both sides have counted."""
+    subject = Subject()
+    counting = Stage(subject, "counting", int(operations * COUNTING), threads)
+    book = counting.run()
+    checks = [
+        Check(
+            "results that the breaker recorded", of(book, THROUGH_BREAKER, "answered", "failed"), subject.trip.results
+        ),
+        Check("failures among them", of(book, THROUGH_BREAKER, "failed"), subject.trip.failures),
+        Check("openings, while it must not open", of(book, WAYS, "refused"), subject.breaker.stats().opened),
+    ]
+    subject.trip.trips_at = TRIPS_AT
+    moving = Stage(subject, "moving", operations - counting.calls, threads)
+    later = moving.run()
+    opened = sum(move.new is CircuitState.OPEN for move in subject.moves)
+    checks += [
+        Check("calls that the breaker refused", of(later, WAYS, "refused"), subject.breaker.stats().rejected),
+        Check("openings that were reported", opened, subject.breaker.stats().opened),
+        Check("transitions that do not follow one another", 0, _breaks(subject.moves)),
+    ]
+    return [counting, moving], checks + _at_the_end(subject, book + later, operations)
+
+
+def _at_the_end(subject: Subject, book: Book, operations: int) -> list[Check]:
+    permits = subject.bulkhead.stats()
+    ways = tuple(set(WAYS))
+    return [
+        Check("calls that the bulkhead turned away", of(book, THROUGH_BULKHEAD, "full"), permits.rejected),
+        Check("calls that came to an end", operations, of(book, ways, *_ENDS)),
+        Check("functions entered", of(book, ways, "answered", "failed", "cancelled inside"), of(book, ways, "entered")),
+        Check("calls inside beyond the limit", 0, len(subject.too_many)),
+        Check("calls that are still inside", len(subject.inside), permits.in_flight),
+        Check("callers that are still in the queue", 0, permits.queued),
+        Check("probes that are still out", 0, subject.breaker.stats().probes),
+    ]
+
+
+def _breaks(moves: list[Any]) -> int:
+    return sum(one.new is not other.old for one, other in itertools.pairwise(moves))

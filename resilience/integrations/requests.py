@@ -1,0 +1,277 @@
+"""requests: an adapter that sends every request of a session through a policy.
+
+A `Session` hands each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
+in there sees what really goes over the network; cookies, redirects, hooks and authentication stay above it.
+
+Unless the user asks for a stream, requests reads the body after the adapter has returned. Here it is read inside
+of the policy, as a part of the attempt: a body that breaks off is a failure like any other, and a time limit covers
+it.
+
+What can be sent twice is a question of the body. Text and bytes can; so can a file that can be wound back to where
+it stood when the request was prepared. A generator cannot: requests would send it the second time as an empty body,
+and the server would thank for it with 200.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+import urllib3
+from requests import ConnectionError as RequestsConnectionError
+from requests import PreparedRequest, Response
+from requests import Timeout as RequestsTimeout
+from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+from requests.exceptions import ConnectTimeout, ProxyError
+from typing_extensions import override
+from urllib3.exceptions import (
+    ClosedPoolError,
+    ConnectTimeoutError,
+    MaxRetryError,
+    NewConnectionError,
+    ReadTimeoutError,
+)
+
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded
+from resilience.integrations.http import Exchange, NotRepeatable, Rules
+from resilience.integrations.wire import Propagation
+from resilience.policy import Policy
+
+__all__ = ["ResilienceAdapter"]
+
+#: What requests takes as a timeout: for connecting and for each wait for bytes, or one of each.
+TimeoutLike: TypeAlias = float | tuple[float | None, float | None] | urllib3.Timeout | None
+
+#: What is a failure and what may be sent again, where nobody says otherwise.
+DEFAULT_RULES: Final = Rules()
+
+#: Raised before anything has been sent, wherever requests puts them.
+_NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError, urllib3.exceptions.ProxyError)
+
+
+class ResilienceAdapter(HTTPAdapter):
+    """Send every request of a session through a policy: `session.mount("https://", ResilienceAdapter(policy))`.
+
+    :param policy: what each request runs through. Shared by all sessions, and all adapters, that it is given to.
+    :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
+        Its own retries have to be off: they would multiply with the policy's.
+    :param rules: which statuses are failures, and which requests may be sent again.
+    :param propagate_to: hosts that are told how much time is left; nobody by default.
+    :param pool_connections: for how many hosts connections are kept, as in `HTTPAdapter`.
+    :param pool_maxsize: how many connections are kept for a host.
+    :param pool_block: whether no more than those are made. requests waits for a free one without a limit, so a
+        `Bulkhead` in the policy is the better bound.
+
+    A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
+    gets the response as usual. The timeout of a request is shortened, at each attempt, to the time that is left;
+    when that is used up, `DeadlineExceeded` is raised, and not requests' `Timeout`.
+
+    Not promised: `response.elapsed` covers all attempts and their waits.
+
+    >>> import requests
+    >>> from resilience import Retry
+    >>> from resilience.integrations.requests import ResilienceAdapter
+    >>> with requests.Session() as session:
+    ...     session.mount("https://", ResilienceAdapter(Retry(3)))
+    """
+
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "policy", "rules", "_propagation", "_adapter"]  # noqa: RUF012  # what a pickle carries
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        *,
+        adapter: BaseAdapter | None = None,
+        rules: Rules = DEFAULT_RULES,
+        propagate_to: Propagation | Iterable[str] | None = None,
+        pool_connections: int = DEFAULT_POOLSIZE,
+        pool_maxsize: int = DEFAULT_POOLSIZE,
+        pool_block: bool = DEFAULT_POOLBLOCK,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a policy, not {policy!r}")
+        if not isinstance(rules, Rules):
+            raise TypeError(f"rules must be Rules, not {rules!r}")
+        pool = (pool_connections, pool_maxsize, pool_block)
+        if adapter is not None:
+            _check_adapter(adapter, pool)
+        self.policy: Policy[Any] = policy
+        self.rules: Rules = rules
+        self._propagation = Propagation.to(propagate_to)
+        self._adapter = adapter
+        super().__init__(pool_connections=pool_connections, pool_maxsize=pool_maxsize, pool_block=pool_block)
+
+    @override
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: TimeoutLike = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> Response:
+        """Send a prepared request through the policy; called by the session."""
+        options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
+        answer: Response = _Exchange(self, request, timeout, options).run(self.policy)
+        return answer
+
+    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]) -> Response:
+        """Send a request once."""
+        given: Any = timeout  # requests takes urllib3's, too, and does not say so in its types
+        if self._adapter is None:
+            return super().send(request, timeout=given, **options)
+        if isinstance(timeout, urllib3.Timeout) and not isinstance(self._adapter, HTTPAdapter):
+            timeout.start_connect()
+            given = (timeout.connect_timeout, timeout.read_timeout)  # the form that any adapter knows
+        response = self._adapter.send(request, timeout=given, **options)
+        response.connection = self  # digest authentication sends its second request to whoever made the first
+        return response
+
+    @override
+    def close(self) -> None:
+        """Close the connections that are kept, those of a wrapped adapter too."""
+        super().close()
+        if self._adapter is not None:
+            self._adapter.close()
+
+
+def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
+    if not isinstance(adapter, BaseAdapter):
+        raise TypeError(f"adapter must be an adapter of requests, not {adapter!r}")
+    if pool != (DEFAULT_POOLSIZE, DEFAULT_POOLSIZE, DEFAULT_POOLBLOCK):
+        raise ValueError("pool_connections, pool_maxsize and pool_block belong to the adapter that is wrapped")
+    retries = getattr(adapter, "max_retries", None)
+    if isinstance(retries, urllib3.Retry) and retries.total not in (0, False):
+        raise ValueError(f"adapter must not retry by itself (max_retries=0), as this one does: {retries!r}")
+
+
+class _Exchange(Exchange[Response]):
+    """One request to one adapter."""
+
+    def __init__(
+        self, adapter: ResilienceAdapter, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]
+    ) -> None:
+        url = str(request.url)
+        host = urlsplit(url).hostname or ""
+        headers: Any = request.headers
+        super().__init__(adapter.rules, str(request.method), headers, replayable=_is_replayable(request), host=host)
+        self._adapter = adapter
+        self._request = request
+        self._url = url
+        self._timeout = timeout
+        self._options = options
+        self._reading: threading.Lock | None = None if _is_plain(request.body) else threading.Lock()
+        self._was_read = False
+
+    def __call__(self, ctx: Context) -> Response:
+        timeout = _shortened(self._timeout, ctx)
+        request = self._request
+        headers = self._adapter._propagation.headers_for(self._url, ctx)
+        if headers:
+            request = request.copy()  # it is the user's, and goes to another host when it is redirected
+            request.headers.update(headers)
+        self.begin()
+        try:
+            response = self._transmit(request, timeout)
+        except Exception as error:
+            self.failed(error, sent=_may_have_been_sent(error))
+            if ctx.expired and _has_timed_out(error):
+                raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
+            raise
+        return self.received(response, response.status_code, response.headers, ctx)
+
+    @property
+    @override
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again: not while a call that was walked away from still reads the body."""
+        return super().repeatable and not (self._reading is not None and self._reading.locked())
+
+    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike) -> Response:
+        if self._reading is None:
+            return self._receive(request, timeout)
+        if not self._reading.acquire(blocking=False):
+            raise NotRepeatable("the request was not sent again: its body is still being read by an earlier attempt")
+        try:
+            if self._was_read:
+                _rewind(request)
+            self._was_read = True
+            return self._receive(request, timeout)
+        finally:
+            self._reading.release()
+
+    def _receive(self, request: PreparedRequest, timeout: TimeoutLike) -> Response:
+        response = self._adapter._transmit(request, timeout, self._options)
+        if not self._options["stream"]:
+            response.content  # noqa: B018  # reads it, and gives the connection back
+        return response
+
+
+# --- time ------------------------------------------------------------------------------------
+
+
+def _shortened(timeout: TimeoutLike, ctx: Context) -> TimeoutLike:
+    """Return a timeout that ends no later than the context.
+
+    `total` is what bounds connecting and waiting for the answer together; without it each could take all the time.
+    """
+    left = ctx.timeout()
+    if left is None:
+        return timeout
+    if isinstance(timeout, urllib3.Timeout):
+        shorter: Any = timeout.clone()
+        shorter.total = left if shorter.total is None else min(left, shorter.total)
+        return shorter  # type: ignore[no-any-return]
+    if not isinstance(timeout, tuple):
+        timeout = (timeout, timeout)
+    if len(timeout) != 2:
+        return timeout  # requests says what is wrong with it
+    connect, read = timeout
+    return urllib3.Timeout(connect=connect, read=read, total=left)
+
+
+def _has_timed_out(error: Exception) -> bool:
+    cause = error.args[0] if error.args else None
+    return isinstance(error, RequestsTimeout) or (
+        isinstance(error, RequestsConnectionError) and isinstance(cause, ReadTimeoutError)
+    )
+
+
+# --- what may be sent again ------------------------------------------------------------------
+
+
+def _may_have_been_sent(error: Exception) -> bool:
+    """Whether the request may have reached the server: not where no connection could be made."""
+    cause = error.args[0] if error.args else None
+    reason = cause.reason if isinstance(cause, MaxRetryError) else cause
+    return not (isinstance(error, (ConnectTimeout, ProxyError)) or isinstance(reason, _NEVER_SENT))
+
+
+def _is_plain(body: object) -> bool:
+    """Whether a body is there as a whole, and sending it changes nothing."""
+    return body is None or isinstance(body, (str, bytes, bytearray, memoryview))
+
+
+def _is_replayable(request: PreparedRequest) -> bool:
+    """Whether the body can be sent a second time."""
+    body: Any = request.body
+    if _is_plain(body):
+        return True
+    if hasattr(body, "read"):
+        return isinstance(_position(request), int) and bool(getattr(body, "seekable", lambda: hasattr(body, "seek"))())
+    return iter(body) is not body  # something that can be iterated again, and not an iterator
+
+
+def _position(request: PreparedRequest) -> object:
+    """Return where the file that is the body stood when the request was prepared; no number if it cannot tell."""
+    return getattr(request, "_body_position", None)  # what requests itself winds back to on a redirect
+
+
+def _rewind(request: PreparedRequest) -> None:
+    """Wind a file back to where it stood when the request was prepared."""
+    body: Any = request.body
+    if hasattr(body, "seek"):
+        body.seek(_position(request))

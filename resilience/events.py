@@ -8,6 +8,7 @@
     CircuitChanged      a circuit went from one state to another
     FallbackUsed        a Fallback answered instead of the call
     ExecutionFinished   a whole execution is over, however it ended
+    CallFinished        one call of the function is over; told only to who asks for it by name
 
 Listeners observe. They are plain functions of one event, called in the thread or task where it
 happened, outside every lock; what they raise is logged and changes nothing. No event object is built
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttemptFailed",
+    "CallFinished",
     "CallRejected",
     "CircuitChanged",
     "Event",
@@ -181,6 +183,25 @@ class ExecutionFinished(Event):
     outcome: Outcome[Any] | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallFinished(Event):
+    """One call of the function is over: an attempt that was really made.
+
+    It happens in every execution, for each attempt. So nobody hears it who has not asked for it by name: not
+    `subscribe` without kinds, and not the listeners of a pipeline.
+
+    :param attempt: its number, from 1.
+    :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
+    :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
+    :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
+    """
+
+    attempt: int
+    elapsed: float
+    remaining: float
+    outcome: Outcome[Any] | None
+
+
 #: A plain function of one event.
 Listener: TypeAlias = Callable[[Any], object]
 
@@ -201,30 +222,37 @@ _subscribing = threading.RLock()
 class _Finishing:
     """Whether executions take the long way: somebody listens to their end, or policies are switched off."""
 
-    __slots__ = ("is_heard", "policies_off")
+    __slots__ = ("calls_are_heard", "is_heard", "policies_off")
 
     def __init__(self) -> None:
         self.is_heard: bool = False
+        self.calls_are_heard: bool = False
         self.policies_off: bool = False
 
     def switch(self, off: bool) -> bool:
         """Switch all policies of the process off, or on again; return how it was."""
         with _subscribing:
             was, self.policies_off = self.policies_off, off
-            self.is_heard = off or bool(_subscribers[ExecutionFinished])
+            self.look()
         return was
+
+    def look(self) -> None:
+        """See who listens now."""
+        self.calls_are_heard = bool(_subscribers[CallFinished])
+        self.is_heard = self.policies_off or self.calls_are_heard or bool(_subscribers[ExecutionFinished])
 
 
 finishing: _Finishing = _Finishing()
 
 #: Kind of event -> who listens to it in this process. Replaced, never changed, so that reading needs no lock.
-_subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(_KINDS, ())
+_subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys((*_KINDS, CallFinished), ())
 
 
 def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
-    """Call `listener` with every event of the given kinds (all, where none is given) in this process.
+    """Call `listener` with every event of the given kinds in this process.
 
     :param listener: a plain function of one event. It runs where the event happens and should be quick.
+    :param kinds: classes of events; all but `CallFinished`, where none is given.
     :returns: a function that ends the subscription; calling it again does nothing.
     :raises TypeError: for a listener that is a coroutine function, and for a kind that is no event.
 
@@ -256,7 +284,7 @@ def _change(kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listen
     with _subscribing:
         for kind in kinds:
             _replace(kind, change)
-        finishing.is_heard = finishing.policies_off or bool(_subscribers[ExecutionFinished])
+        finishing.look()
 
 
 def _replace(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:

@@ -44,7 +44,7 @@ class Chain:
         self._policy = policy
         self._parts = parts
         self._listeners = listeners
-        self._stages: dict[object, Any] = {}  # the composed chain of each world
+        self._stages: dict[object, Any] = {}  # innermost stage -> the composed chain
         # The same, once composed, where nobody listens to this pipeline alone: then there is a short way.
         self._blocking: blocking.Stage | None = None
         self._tasks: tasks.Stage | None = None
@@ -91,10 +91,11 @@ class Chain:
     def _blocking_stage(self) -> blocking.Stage:
         if finishing.policies_off:
             return blocking.enter
-        stage: blocking.Stage | None = self._stages.get(BLOCKING)
+        innermost = _enter_and_tell if finishing.calls_are_heard else blocking.enter
+        stage: blocking.Stage | None = self._stages.get(innermost)
         if stage is None:
-            stage = self._stages[BLOCKING] = self.compose(blocking.stage, blocking.enter)
-            if not self._listeners:
+            stage = self._stages[innermost] = self.compose(blocking.stage, innermost)
+            if not self._listeners and innermost is blocking.enter:
                 self._blocking = stage
         return stage
 
@@ -128,10 +129,11 @@ class Chain:
     def _task_stage(self) -> tasks.Stage:
         if finishing.policies_off:
             return tasks.enter
-        stage: tasks.Stage | None = self._stages.get(TASKS)
+        innermost = _aenter_and_tell if finishing.calls_are_heard else tasks.enter
+        stage: tasks.Stage | None = self._stages.get(innermost)
         if stage is None:
-            stage = self._stages[TASKS] = self.compose(tasks.stage, tasks.enter)
-            if not self._listeners:
+            stage = self._stages[innermost] = self.compose(tasks.stage, innermost)
+            if not self._listeners and innermost is tasks.enter:
                 self._tasks = stage
         return stage
 
@@ -183,12 +185,62 @@ class Execution:
         return bool(self._listeners) or finishing.is_heard
 
     def _tell(self, record: Record, error: BaseException | None) -> None:
-        outcome: Outcome[Any] | None = None  # cancelled or interrupted: no outcome
-        if error is None:
-            outcome = Success(self.value)
-        elif isinstance(error, Exception):
-            outcome = Failure(genuine(error))
         heard = self._inner.child()
         heard._facts = heard._facts._replace(listeners=self._listeners)
-        numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": outcome}
+        numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": _outcome(self.value, error)}
         events.emit(events.ExecutionFinished, self._policy.name, heard, **numbers)
+
+
+def _outcome(value: object, error: BaseException | None) -> Outcome[Any] | None:
+    """Return how a block ended; None where it was cancelled or interrupted, which is no outcome."""
+    if error is None:
+        return Success(value)
+    return Failure(genuine(error)) if isinstance(error, Exception) else None
+
+
+# --- the innermost stages, where somebody listens to calls -----------------------------------
+
+
+def _enter_and_tell(ctx: Context) -> Any:
+    with _Calling(ctx) as calling:
+        calling.value = blocking.enter(ctx)
+    return calling.value
+
+
+async def _aenter_and_tell(ctx: Context) -> Any:
+    with _Calling(ctx) as calling:
+        calling.value = await tasks.enter(ctx)
+    return calling.value
+
+
+@final
+class _Calling:
+    """The block around one call of the function. `value` is set inside it to what came out."""
+
+    __slots__ = ("_before", "_began", "_ctx", "_record", "value")
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._record = ctx._facts.record
+        self._before = 0 if self._record is None else self._record.attempts
+        self._began = clock.now()
+        self.value: Any = None
+
+    def __enter__(self) -> _Calling:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        record = self._record
+        if record is None or record.attempts == self._before:
+            return  # the function was not entered, or nobody listened yet when the execution began
+        heard = self._ctx.child()
+        heard._facts = heard._facts._replace(listeners=())
+        events.emit(
+            events.CallFinished,
+            record.executed.name,
+            heard,
+            attempt=self._ctx.attempt,
+            elapsed=clock.now() - self._began,
+            remaining=max(0.0, self._ctx.deadline - self._began),
+            outcome=_outcome(self.value, error),
+        )

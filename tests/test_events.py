@@ -42,6 +42,8 @@ KINDS = (
     events.FallbackUsed,
     events.ExecutionFinished,
 )
+#: Told only to who asks for it by name.
+ASKED_FOR = events.CallFinished
 
 
 @pytest.fixture
@@ -655,6 +657,106 @@ def test_listeners_are_there_in_every_thread_and_task_of_an_execution(threads: W
     assert events.FallbackUsed in kinds(seen)
 
 
+# --- each call of the function ---------------------------------------------------------------
+
+
+@pytest.fixture
+def calls() -> Iterator[list[Any]]:
+    """Every call of a function, while the test runs."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.CallFinished)
+    yield seen
+    unsubscribe()
+
+
+def test_each_call_of_the_function_is_told_to_who_asks_for_it(world: World, clock: FakeClock, calls: list[Any]) -> None:
+    """With its number, how long it took, how much time it had, and how it ended."""
+    boom = Boom()
+    steps = iter([boom, "fine"])
+
+    async def fn(ctx: Context) -> object:
+        clock.advance(0.25)
+        if isinstance(step := next(steps), Exception):
+            raise step
+        return step
+
+    pipeline = Policy.wrap(Retry(on=Boom, backoff=[1.0]), name="p")
+    quiet = Policy.wrap(Retry(on=Boom), name="quiet")
+
+    async def main() -> None:
+        await world.execute(pipeline, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
+        await world.execute(quiet, Script("fine").function())
+
+    world.run(main)
+    common = {"policy": "p", "operation": "op", "properties": {"a": 1}, "pipeline": "p", "elapsed": 0.25}
+    assert [facts(event) for event in calls[:2]] == [
+        {**common, "time": 1000.25, "attempt": 1, "remaining": 5.0, "outcome": Failure(boom)},
+        {**common, "time": 1001.5, "attempt": 2, "remaining": 3.75, "outcome": Success("fine")},
+    ]
+    assert [(event.pipeline, event.remaining) for event in calls[2:]] == [("quiet", float("inf"))]
+
+
+def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[Any]) -> None:
+    """And took as long as its caller waited for it."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    async def main() -> None:
+        await world.attempt(Timeout(0.01), hang)
+
+    world.run(main)
+    [call] = calls
+    assert call.outcome is None
+    assert 0.005 < call.elapsed < 5
+
+
+def test_a_function_that_is_not_entered_is_no_call(
+    threads: World, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused in front of it, by a policy or because too many workers hang."""
+    breaker = CircuitBreaker()
+    breaker.isolate()
+    breaker.capture(lambda ctx: "never")
+    monkeypatch.setattr(Timeout, "max_abandoned", 0)
+    Timeout(5.0).capture(lambda ctx: "never")
+    assert calls == []
+
+
+def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: list[Any]) -> None:
+    """Neither those of a pipeline nor those for every kind, while somebody else does."""
+    own: list[Any] = []
+    everything: list[Any] = []
+    unsubscribe = events.subscribe(everything.append)
+    pipeline = Policy.wrap(Retry(), listeners=[own.append])
+
+    async def main() -> None:
+        await world.execute(pipeline, Script("fine").function())
+
+    world.run(main)
+    unsubscribe()
+    assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
+
+
+def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> None:
+    """And one that ends after the last listener has left does so in peace."""
+    seen: list[Any] = []
+    endings: list[Callable[[], None]] = []
+
+    async def fn(ctx: Context) -> str:
+        if not endings:
+            endings.append(events.subscribe(seen.append, events.CallFinished))
+            raise Boom
+        endings.pop()()
+        return "fine"
+
+    async def main() -> object:
+        return await world.execute(Retry(2, on=Boom, backoff=[0]), fn)
+
+    assert world.run(main) == "fine"
+    assert seen == []
+
+
 # --- listeners observe -----------------------------------------------------------------------
 
 CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
@@ -757,7 +859,7 @@ def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeCl
     assert [new for new, _, _ in seen] == [CircuitState.OPEN, CircuitState.CLOSED]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])
 def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
     """Built by name, never changed; the facts of every event come first."""
     names = [field.name for field in dataclasses.fields(kind)]
@@ -771,8 +873,8 @@ def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
 
 def test_these_are_all_the_kinds() -> None:
     """A kind that is added is subscribed to by default, public, and tested here."""
-    assert set(events.__all__) == {kind.__name__ for kind in KINDS} | {"Event", "Listener", "subscribe"}
-    assert all(issubclass(kind, events.Event) for kind in KINDS)
+    assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {"Event", "Listener", "subscribe"}
+    assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])
 
 
 # --- nobody listens --------------------------------------------------------------------------
@@ -783,7 +885,7 @@ def test_no_event_is_built_while_nobody_listens(
 ) -> None:
     """None of any kind, also where everything fails."""
     built: list[str] = []
-    for kind in KINDS:
+    for kind in [*KINDS, ASKED_FOR]:
         original = kind.__init__
 
         def init(self: Any, *args: Any, original: Any = original, **numbers: Any) -> None:

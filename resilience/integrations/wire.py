@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Final, final
 from urllib.parse import urlsplit
 
 from resilience import checks
@@ -36,8 +36,10 @@ __all__ = [
     "GRPC_TIMEOUT",
     "HEADERS",
     "Acceptance",
-    "Ambience",
     "Propagation",
+    "Steps",
+    "ambient",
+    "budget",
     "format_grpc_timeout",
     "format_milliseconds",
     "format_timeout",
@@ -256,42 +258,56 @@ class Acceptance:
         return asked if self.cap is None else min(asked, self.cap)
 
 
+def budget(seconds: float) -> Context:
+    """Return the context of a request that has so many seconds from now; an ambient deadline that is earlier stays."""
+    return block_context().child(deadline=clock.now() + seconds)
+
+
 @final
-class Ambience:
-    """Makes a budget ambient, for work that is done in steps: a body that is iterated, a stream that is sent.
+class ambient:  # read as in "with ambient(ctx)"
+    """Make `ctx` the ambient context of a block, None for no context; afterwards it is what it was before.
 
-    Between two steps the thread or the task belongs to the server, which may begin another request there. So the
-    ambient context is put in place for each step, and taken away after it; what a step leaves (a block inside a
-    generator, across its `yield`) is there again in the next.
-
-    :param seconds: the budget from now on; an ambient deadline that is earlier stays.
+    Whatever the block leaves behind: the server begins its next request where this one has ended.
     """
 
-    __slots__ = ("_inside", "_outside", "ctx")
+    __slots__ = ("_ctx", "_outer")
 
-    def __init__(self, seconds: float) -> None:
-        ctx = block_context()
-        self.ctx: Context = ctx.child(deadline=clock.now() + seconds)
-        self._inside: Context | None = self.ctx
-        self._outside: Context | None = None
+    def __init__(self, ctx: Context | None) -> None:
+        self._ctx = ctx
+        self._outer: Context | None = None
 
-    def __enter__(self) -> Self:
-        self._outside = get_ambient()
-        set_ambient(self._inside)
-        return self
+    def __enter__(self) -> None:
+        self._outer = get_ambient()
+        set_ambient(self._ctx)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit:  # closed by the collector, or by another task: nothing here is ours
-            return
+        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
+            set_ambient(self._outer)
+
+
+@final
+class Steps:
+    """Make `ctx` the ambient context of work that is done in steps: a body that is iterated, a stream that is sent.
+
+    Each step is a `with` block. Between two steps the thread or task is the server's, which may begin another
+    request there. What a step leaves behind (a block inside a generator, held open across its `yield`) is there
+    again in the next, in whichever thread that is.
+    """
+
+    __slots__ = ("_inside", "_outside")
+
+    def __init__(self, ctx: Context) -> None:
+        self._inside: Context | None = ctx
+        self._outside: Context | None = None
+
+    def __enter__(self) -> None:
+        self._outside = get_ambient()
+        set_ambient(self._inside)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._inside = get_ambient()
         set_ambient(self._outside)
-
-    def suspend(self) -> None:
-        """Give the thread or the task back to its owner for a while, in the middle of a step."""
-        self.__exit__(None, None, None)
-
-    def resume(self) -> None:
-        """Go on with the step."""
-        self.__enter__()

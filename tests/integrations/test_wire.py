@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import types
 from math import inf
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, Ambience, Propagation
+from resilience.integrations.wire import Acceptance, Propagation, Steps, ambient, budget
 
 
 class TestMilliseconds:
@@ -232,21 +234,62 @@ class TestAcceptance:
             Acceptance([""])
 
 
-class TestAmbience:
-    def test_is_there_in_its_steps_only(self) -> None:
-        """Between two steps the thread knows nothing of the budget."""
-        ambience = Ambience(5.0)
-        for _ in range(2):
-            assert current_context().deadline == inf
-            with ambience:
-                assert current_context() is ambience.ctx
-                ambience.suspend()
+class TestBudget:
+    def test_only_shortens(self) -> None:
+        """An earlier deadline around it stays."""
+        assert budget(inf).deadline == inf
+        with deadline(1.0) as outer:
+            assert budget(5.0).deadline == outer.deadline
+            assert budget(inf).deadline == outer.deadline
+            assert budget(0.5).deadline < outer.deadline
+
+    def test_is_ambient_in_its_block(self) -> None:
+        """Inside it is found; outside, also after an error, it is gone."""
+        ctx = budget(5.0)
+        with pytest.raises(KeyError), ambient(ctx):
+            assert current_context() is ctx
+            with ambient(None):
                 assert current_context().deadline == inf
-                ambience.resume()
-                assert current_context() is ambience.ctx
+            assert current_context() is ctx
+            raise KeyError
         assert current_context().deadline == inf
 
-    def test_keeps_what_a_step_leaves_for_the_next(self) -> None:
+    def test_is_gone_whatever_the_block_left_behind(self) -> None:
+        """A block that was entered and never left ends with the request."""
+        with ambient(budget(5.0)):
+            deadline(1.0).__enter__()
+        assert current_context().deadline == inf
+
+    def test_of_a_coroutine_that_another_closes_is_not_put_there(self) -> None:
+        """Where a coroutine is closed from outside, the ambient context is that of whoever closes it."""
+
+        @types.coroutine
+        def pause() -> Any:
+            yield
+
+        async def request() -> None:
+            with ambient(budget(5.0)):
+                await pause()
+
+        coroutine = request()
+        contextvars.copy_context().run(coroutine.send, None)
+        with deadline(1.0) as mine:
+            coroutine.close()
+            assert current_context() is mine
+
+
+class TestSteps:
+    def test_have_the_context_between_which_there_is_none(self) -> None:
+        """Between two steps the thread knows nothing of the budget."""
+        ctx = budget(5.0)
+        steps = Steps(ctx)
+        for _ in range(2):
+            assert current_context().deadline == inf
+            with steps:
+                assert current_context() is ctx
+        assert current_context().deadline == inf
+
+    def test_leave_what_is_theirs_to_the_next(self) -> None:
         """A block that a generator holds open across a `yield` is its own, not the server's."""
 
         def body() -> Any:
@@ -255,24 +298,12 @@ class TestAmbience:
                 yield current_context()
             yield current_context()
 
-        ambience, steps = Ambience(5.0), body()
-        with ambience:
-            ctx = next(steps)
+        ctx = budget(5.0)
+        steps, items = Steps(ctx), body()
+        with steps:
+            inner = next(items)
         assert current_context().deadline == inf
-        with ambience:
-            assert next(steps) is ctx
-        with ambience:
-            assert next(steps) is ambience.ctx
-
-    def test_only_shortens(self) -> None:
-        """An earlier deadline around it stays."""
-        with deadline(1.0) as outer:
-            assert Ambience(5.0).ctx.deadline == outer.deadline
-            assert Ambience(inf).ctx.deadline == outer.deadline
-            assert Ambience(0.5).ctx.deadline < outer.deadline
-
-    def test_comes_back_after_an_error(self) -> None:
-        """A step that raises ends as one that returns."""
-        with pytest.raises(KeyError), Ambience(5.0):
-            raise KeyError
-        assert current_context().deadline == inf
+        with steps:
+            assert next(items) is inner
+        with steps:
+            assert next(items) is ctx

@@ -1,0 +1,78 @@
+"""Real servers for a test's own application: ASGI under uvicorn, WSGI under wsgiref, each on a loopback port.
+
+    with asgi_service(app) as url: ...
+    with wsgi_service(app) as url: ...
+
+`exchange(url, data)` sends bytes as they are and returns what comes back until the server closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import uvicorn
+
+#: Seconds after which a test that waits for a server has failed.
+PATIENCE: Final = 20.0
+
+
+@contextlib.contextmanager
+def asgi_service(app: Any) -> Iterator[str]:
+    """Serve an ASGI application with uvicorn, in a thread of its own."""
+    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, http="h11", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not server.started:
+            assert thread.is_alive(), "uvicorn did not start"
+            assert time.monotonic() < deadline, "uvicorn did not start in time"
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+class _ThreadingWSGIServer(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextlib.contextmanager
+def wsgi_service(app: Any) -> Iterator[str]:
+    """Serve a WSGI application with wsgiref, each request in a thread of its own."""
+    server = make_server("127.0.0.1", 0, app, _ThreadingWSGIServer, _Quiet)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(PATIENCE)
+
+
+def exchange(url: str, data: bytes) -> bytes:
+    """Send bytes, and return all that comes back until the server closes the connection."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+    return received

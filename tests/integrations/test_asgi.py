@@ -1,0 +1,322 @@
+"""The deadline of a request in an ASGI application."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
+from resilience.integrations.asgi import DeadlineMiddleware
+from tests.integrations.services import asgi_service, exchange
+
+EXPECTED = "x-envoy-expected-rq-timeout-ms"
+
+
+async def asked(app: Any, headers: dict[str, str] | None = None, kind: str = "http") -> list[dict[str, Any]]:
+    """Send one request without a server; return the messages of the response."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        await anyio.sleep(0)
+        sent.append(message)
+
+    fields = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await app({"type": kind, "headers": fields}, receive, send)
+    return sent
+
+
+class App:
+    """An application that notes the context that it is entered with, and then takes the steps it is given."""
+
+    def __init__(self, *steps: Callable[..., Any]) -> None:
+        self.steps = steps
+        self.contexts: list[Context] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.contexts.append(current_context())
+        for step in self.steps:
+            await step(send)
+
+
+async def start(send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def body(send: Any) -> None:
+    await send({"type": "http.response.body", "body": b"fine"})
+
+
+async def hang(send: Any) -> None:
+    await anyio.sleep(20)
+
+
+async def overrun(send: Any) -> None:
+    raise DeadlineExceeded("the deadline of the execution has passed")
+
+
+class TestWhatTheAppFinds:
+    def test_is_the_time_that_the_caller_has_left(self, tasks_world: Any, clock: Any) -> None:
+        """The header becomes the ambient deadline, for the app alone."""
+        app = App(start, body)
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(app), {EXPECTED: "1500"}))
+        assert [it["type"] for it in sent] == ["http.response.start", "http.response.body"]
+        assert app.contexts[0].remaining() == 1.5
+        assert current_context().deadline == inf
+
+    @pytest.mark.parametrize(
+        ("headers", "settings", "seconds"),
+        [
+            ({}, {}, inf),
+            ({}, {"cap": 2.0}, inf),
+            ({}, {"default": 5.0}, 5.0),
+            ({EXPECTED: "rubbish"}, {"default": 5.0}, 5.0),
+            ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
+            ({"grpc-timeout": "250m"}, {}, 0.25),
+            ({"connect-timeout-ms": "300", "grpc-timeout": "1S"}, {}, 0.3),
+            ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, inf),
+            ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
+        ],
+    )
+    def test_follows_the_settings(
+        self, tasks_world: Any, clock: Any, headers: dict[str, str], settings: dict[str, Any], seconds: float
+    ) -> None:
+        """Which headers are believed, how far, and what holds without one."""
+        app = App(start, body)
+        tasks_world.run(lambda: asked(DeadlineMiddleware(app, **settings), headers))
+        assert app.contexts[0].remaining() == pytest.approx(seconds)
+
+    def test_is_never_more_than_there_was(self, tasks_world: Any, clock: Any) -> None:
+        """A deadline around the server stays where it is earlier."""
+        app = App(start, body)
+
+        async def main() -> None:
+            with deadline(1.0):
+                await asked(DeadlineMiddleware(app), {EXPECTED: "5000"})
+
+        tasks_world.run(main)
+        assert app.contexts[0].remaining() == 1.0
+
+    @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+    def test_is_nothing_new_where_there_is_no_request(self, tasks_world: Any, kind: str) -> None:
+        """Other kinds of connections go through as they are."""
+        app = App()
+        tasks_world.run(lambda: asked(DeadlineMiddleware(app, default=1.0), {EXPECTED: "0"}, kind))
+        assert app.contexts[0].deadline == inf
+
+
+class TestTooLate:
+    def test_a_request_is_answered_without_the_app(self, tasks_world: Any) -> None:
+        """Nobody waits any more: 504, and no work is begun."""
+        app = App(start, body)
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(app), {EXPECTED: "0"}))
+        assert sent[0]["status"] == 504
+        assert sent[1]["body"] == b"the deadline of the request has passed\n"
+        assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(sent[1]["body"])
+        assert app.contexts == []
+
+    def test_a_call_in_the_app_makes_it_a_504(self, tasks_world: Any) -> None:
+        """What the app calls has found no time left, and no response has begun."""
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(overrun)), {EXPECTED: "5000"}))
+        assert sent[0]["status"] == 504
+
+    def test_a_call_in_the_app_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:
+        """There is no second status; the server has to break the connection off."""
+        with pytest.raises(DeadlineExceeded):
+            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"}))
+
+    def test_other_errors_are_the_apps(self, tasks_world: Any) -> None:
+        """Only the deadline is answered here."""
+
+        async def broken(send: Any) -> None:
+            raise TimeoutError("a database")
+
+        with pytest.raises(TimeoutError, match="a database"):
+            tasks_world.run(lambda: asked(DeadlineMiddleware(App(broken)), {EXPECTED: "5000"}))
+
+    def test_an_app_that_looks_at_nothing_goes_on(self, tasks_world: Any) -> None:
+        """A budget by itself cuts nothing off."""
+
+        async def late(send: Any) -> None:
+            while not current_context().expired:
+                await anyio.sleep(0.005)
+
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(late, start, body)), {EXPECTED: "10"}))
+        assert sent[0]["status"] == 200
+
+
+class TestCutOff:
+    def test_cancels_the_app_and_answers_504(self, tasks_world: Any) -> None:
+        """With `cut_off` the app ends at the deadline, whatever it awaits."""
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"}))
+        assert sent[0]["status"] == 504
+
+    def test_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:
+        """Half of a response must not look like a whole one."""
+        with pytest.raises(DeadlineExceeded, match="cut off") as caught:
+            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "20"}))
+        assert 0 < caught.value.timeout <= 0.02
+
+    def test_changes_nothing_for_who_is_in_time(self, tasks_world: Any) -> None:
+        """A request that ends before its deadline, or has none, is what it was."""
+        app = DeadlineMiddleware(App(start, body), cut_off=True)
+        assert tasks_world.run(lambda: asked(app, {EXPECTED: "20000"}))[0]["status"] == 200
+        assert tasks_world.run(lambda: asked(app))[0]["status"] == 200
+
+    def test_leaves_a_cancellation_of_the_server_alone(self, tasks_world: Any) -> None:
+        """A server that cancels the request gets its cancellation, not a 504."""
+
+        async def main() -> bool:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await asked(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
+            return scope.cancelled_caught
+
+        assert tasks_world.run(main)
+
+
+class TestHygiene:
+    def test_the_servers_functions_run_outside_of_the_budget(self, tasks_world: Any) -> None:
+        """What a server begins inside `receive` and `send` inherits nothing from the request."""
+        seen: list[float] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            with deadline(1.0) as mine:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                assert current_context() is mine
+
+        async def receive() -> Any:
+            seen.append(current_context().deadline)
+
+        async def send(message: Any) -> None:
+            seen.append(current_context().deadline)
+
+        scope = {"type": "http", "headers": [(EXPECTED.encode(), b"5000")]}
+        tasks_world.run(lambda: DeadlineMiddleware(app)(scope, receive, send))
+        assert seen == [inf, inf]
+
+    def test_an_app_that_leaves_a_block_open_leaves_nothing_behind(self, tasks_world: Any) -> None:
+        """The next request of the same task begins as the first one did."""
+
+        async def careless(send: Any) -> None:
+            deadline(1.0).__enter__()
+
+        async def main() -> float:
+            await asked(DeadlineMiddleware(App(careless, start, body)), {EXPECTED: "5000"})
+            return current_context().deadline
+
+        assert tasks_world.run(main) == inf
+
+    @pytest.mark.parametrize("what", ["app", "cap", "default", "headers", "cut_off"])
+    def test_wrong_arguments_are_refused(self, what: str) -> None:
+        """By name, where they are written."""
+        arguments: dict[str, Any] = {"app": App(), what: "nonsense" if what != "headers" else [""]}
+        with pytest.raises((TypeError, ValueError), match=what):
+            DeadlineMiddleware(**arguments)
+
+
+class TestInStarlette:
+    """Under uvicorn, as a user has it."""
+
+    def test_streams_and_background_tasks_have_the_deadline(self) -> None:
+        """The budget lasts for as long as the app runs for the request."""
+        seen: dict[str, float] = {}
+        done = threading.Event()
+
+        async def pieces() -> Any:
+            for number in range(3):
+                seen[f"piece {number}"] = current_context().remaining()
+                yield b"x"
+
+        def afterwards() -> None:  # in a thread
+            seen["background"] = current_context().remaining()
+            done.set()
+
+        def endpoint(request: Request) -> StreamingResponse:  # in a thread
+            seen["endpoint"] = current_context().remaining()
+            return StreamingResponse(pieces(), background=BackgroundTask(afterwards))
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware)])
+        with asgi_service(app) as url:
+            assert httpx.get(url, headers={EXPECTED: "60000"}).text == "xxx"
+            assert done.wait(20)
+        assert list(seen) == ["endpoint", "piece 0", "piece 1", "piece 2", "background"]
+        assert all(30 < seconds <= 60 for seconds in seen.values())
+
+    def test_a_pipeline_in_the_app_that_runs_out_of_time_is_a_504(self) -> None:
+        """As a middleware of the framework, it stands inside of the page for errors."""
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            await anyio.sleep(0.03)
+            await Retry().acall(anyio.sleep, 0)
+            return PlainTextResponse("not reached")
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware)])
+        with asgi_service(app) as url:
+            assert httpx.get(url, headers={EXPECTED: "20"}).status_code == 504
+            assert httpx.get(url, headers={EXPECTED: "0"}).status_code == 504
+
+    def test_a_response_that_is_cut_off_does_not_look_whole(self) -> None:
+        """The connection breaks before the last chunk."""
+
+        async def pieces() -> Any:
+            yield b"x"
+            await anyio.sleep(20)
+
+        async def endpoint(request: Request) -> StreamingResponse:
+            return StreamingResponse(pieces())
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware, cut_off=True)])
+        with asgi_service(app) as url, pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(url, headers={EXPECTED: "200"})
+
+    def test_pipelined_requests_do_not_inherit_from_one_another(self) -> None:
+        """uvicorn begins the second request inside the first one's last `send`."""
+        seen: list[float] = []
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            seen.append(current_context().remaining())
+            return PlainTextResponse("ok")
+
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware)])
+        first = f"GET / HTTP/1.1\r\nHost: a\r\n{EXPECTED}: 60000\r\n\r\n"
+        second = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        with asgi_service(app) as url:
+            assert exchange(url, (first + second).encode()).count(b"200 OK") == 2
+        assert seen[0] <= 60
+        assert seen[1] == inf
+
+    def test_requests_of_a_connection_do_not_inherit_from_a_large_body(self) -> None:
+        """uvicorn stops reading at a large body; the reader that it begins again outlives the request."""
+        seen: list[float] = []
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            seen.append(current_context().remaining())
+            await anyio.sleep(0.05)  # until the server has read as much as it wants to keep
+            return PlainTextResponse(str(len(await request.body())))
+
+        app = Starlette(
+            routes=[Route("/", endpoint, methods=["GET", "POST"])], middleware=[Middleware(DeadlineMiddleware)]
+        )
+        with asgi_service(app) as url, httpx.Client() as client:
+            for _ in range(3):
+                size = 2_000_000
+                answer = client.post(url, content=b"x" * size, headers={EXPECTED: "60000"})
+                assert answer.text == str(size)
+                client.get(url)
+        assert [seconds == inf for seconds in seen] == [False, True] * 3

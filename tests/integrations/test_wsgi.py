@@ -1,0 +1,269 @@
+"""The deadline of a request in a WSGI application."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+from wsgiref.util import FileWrapper, setup_testing_defaults
+from wsgiref.validate import validator
+
+import httpx
+import pytest
+
+from resilience import Context, DeadlineExceeded, Retry, current_context, deadline
+from resilience.integrations.wsgi import DeadlineMiddleware
+from tests.integrations.services import wsgi_service
+
+EXPECTED = "HTTP_X_ENVOY_EXPECTED_RQ_TIMEOUT_MS"
+HEADER = "x-envoy-expected-rq-timeout-ms"
+
+
+class Server:
+    """What a WSGI server does with one request, step by step."""
+
+    def __init__(self, app: Any, **environ: Any) -> None:
+        self.statuses: list[str] = []
+        self.headers_sent = False
+        self.written: list[bytes] = []
+        environ.setdefault("QUERY_STRING", "")
+        setup_testing_defaults(environ)
+        self.result = app(environ, self.start_response)
+
+    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
+        assert not self.statuses or exc_info, "a second status without an error"
+        if exc_info and self.headers_sent:
+            raise exc_info[1]
+        self.statuses.append(status)
+        return self.written.append
+
+    def body(self) -> bytes:
+        """Iterate and close."""
+        try:
+            return b"".join(self.items())
+        finally:
+            self.close()
+
+    def items(self) -> Iterator[bytes]:
+        for item in self.result:
+            self.headers_sent = True
+            yield item
+
+    def close(self) -> None:
+        if hasattr(self.result, "close"):
+            self.result.close()
+
+
+class Body:
+    """A body that notes the context of each of its steps."""
+
+    def __init__(self, *steps: bytes | Exception) -> None:
+        self._steps = iter(steps)
+        self.seen: list[float] = []
+        self.closed: list[float] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        self.seen.append(current_context().remaining())
+        step = next(self._steps)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        self.closed.append(current_context().remaining())
+
+
+def answering(body: Any) -> tuple[Any, list[Context]]:
+    """Return an app that answers with this body, and the contexts that it is entered with."""
+    contexts: list[Context] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        contexts.append(current_context())
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return body
+
+    return app, contexts
+
+
+OVER = DeadlineExceeded("the deadline of the execution has passed")
+
+
+class TestWhatTheAppFinds:
+    @pytest.mark.parametrize(
+        ("environ", "settings", "seconds"),
+        [
+            ({}, {}, inf),
+            ({}, {"cap": 2.0}, inf),
+            ({}, {"default": 5.0}, 5.0),
+            ({EXPECTED: "1500"}, {}, 1.5),
+            ({EXPECTED: "1500,1500"}, {"default": 5.0}, 5.0),
+            ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
+            ({"HTTP_GRPC_TIMEOUT": "250m", "HTTP_CONNECT_TIMEOUT_MS": "300"}, {}, 0.25),
+            ({"HTTP_X_MS": "300"}, {"headers": ["X-Ms"]}, 0.3),
+        ],
+    )
+    def test_follows_the_request_and_the_settings(
+        self, clock: Any, environ: dict[str, str], settings: dict[str, Any], seconds: float
+    ) -> None:
+        """Which headers are believed, how far, and what holds without one."""
+        app, contexts = answering([b"fine"])
+        assert Server(DeadlineMiddleware(app, **settings), **environ).body() == b"fine"
+        assert contexts[0].remaining() == pytest.approx(seconds)
+        assert current_context().deadline == inf
+
+    def test_is_never_more_than_there_was(self) -> None:
+        """A deadline around the server stays where it is earlier."""
+        app, contexts = answering([])
+        with deadline(1.0) as outer:
+            Server(DeadlineMiddleware(app), **{EXPECTED: "5000"})
+        assert contexts[0].deadline == outer.deadline
+
+    def test_is_there_in_every_step_of_the_body_and_in_none_between(self) -> None:
+        """A WSGI body runs after the app has returned, in the server's loop, perhaps in another thread."""
+        body = Body(b"a", b"b")
+        server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "60000"})
+        items = server.items()
+        assert next(items) == b"a"
+        assert current_context().deadline == inf
+        rest: list[bytes] = []
+        thread = threading.Thread(target=lambda: rest.extend(items))
+        thread.start()
+        thread.join()
+        server.close()
+        assert rest == [b"b"]
+        assert len(body.seen) == 3
+        assert all(30 < seconds <= 60 for seconds in body.seen + body.closed)
+        assert current_context().deadline == inf
+
+    def test_is_there_in_a_generator_with_blocks_of_its_own(self) -> None:
+        """A block that is open across a `yield` is back in the next step."""
+
+        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            start_response("200 OK", [])
+            with deadline(1.0) as inner:
+                yield b"a"
+                assert current_context() is inner
+                yield b"b"
+            assert current_context().remaining() > 30
+            yield b"c"
+
+        server = Server(DeadlineMiddleware(app), **{EXPECTED: "60000"})
+        for _ in server.items():
+            assert current_context().deadline == inf
+
+
+class TestTooLate:
+    def test_a_request_is_answered_without_the_app(self) -> None:
+        """Nobody waits any more: 504, and no work is begun."""
+        app, contexts = answering([b"fine"])
+        server = Server(DeadlineMiddleware(app), **{EXPECTED: "0"})
+        assert server.body() == b"the deadline of the request has passed\n"
+        assert server.statuses == ["504 Gateway Timeout"]
+        assert contexts == []
+
+    @pytest.mark.parametrize("started", [False, True])
+    def test_a_call_in_the_app_makes_it_a_504(self, started: bool) -> None:
+        """Also where the app had named a status: the headers have not been sent."""
+
+        def app(environ: Any, start_response: Any) -> Any:
+            if started:
+                start_response("200 OK", [])
+            raise OVER
+
+        server = Server(DeadlineMiddleware(app), **{EXPECTED: "5000"})
+        assert server.body() == b"the deadline of the request has passed\n"
+        assert server.statuses[-1] == "504 Gateway Timeout"
+
+    def test_the_first_step_of_the_body_makes_it_a_504(self) -> None:
+        """A generator does its work at the first step; its `close` is called nevertheless."""
+        body = Body(OVER, b"not reached")
+        server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
+        assert server.body() == b"the deadline of the request has passed\n"
+        assert server.statuses == ["200 OK", "504 Gateway Timeout"]
+        assert len(body.closed) == 1
+
+    def test_a_later_step_of_the_body_raises(self) -> None:
+        """There is no second status; the server has to break the connection off."""
+        body = Body(b"a", OVER)
+        server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
+        with pytest.raises(DeadlineExceeded):
+            server.body()
+        assert len(body.closed) == 1
+
+    def test_other_errors_are_the_apps(self) -> None:
+        """Only the deadline is answered here."""
+        body = Body(TimeoutError("a database"))
+        server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
+        with pytest.raises(TimeoutError, match="a database"):
+            server.body()
+
+
+class TestTheProtocol:
+    def test_is_kept_as_the_validator_of_the_standard_library_reads_it(self) -> None:
+        """With the checker on both sides: the middleware is a correct server and a correct application."""
+        for headers in ({}, {EXPECTED: "5000"}, {EXPECTED: "0"}):
+            app, _ = answering(Body(b"a", b"b"))
+            outer = validator(DeadlineMiddleware(validator(app)))
+            assert Server(outer, **headers).body() in (b"ab", b"the deadline of the request has passed\n")
+
+    def test_close_is_called_once(self) -> None:
+        """However often the server calls it, and also where nothing was read."""
+        body = Body(b"a")
+        server = Server(DeadlineMiddleware(answering(body)[0]))
+        server.close()
+        server.close()
+        assert len(body.closed) == 1
+        assert list(server.result) == []
+
+    def test_write_is_the_servers(self) -> None:
+        """The old way of sending a body goes through."""
+
+        def app(environ: Any, start_response: Any) -> Any:
+            start_response("200 OK", [])(b"written")
+            return [b"returned"]
+
+        server = Server(DeadlineMiddleware(app))
+        assert server.body() == b"returned"
+        assert server.written == [b"written"]
+
+    @pytest.mark.parametrize("body", [[b"a"], (b"a", b"b"), FileWrapper(io.BytesIO(b"file"))])
+    def test_what_runs_no_code_of_the_app_is_handed_on(self, body: Any) -> None:
+        """The server tells the length of a list, and sends a file by itself."""
+        server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000", "wsgi.file_wrapper": FileWrapper})
+        assert server.result is body
+
+    def test_a_file_wrapper_that_is_a_function_is_no_type_to_look_for(self) -> None:
+        """uwsgi's is; what it returns is iterated like any body."""
+        environ = {EXPECTED: "5000", "wsgi.file_wrapper": lambda file: file}
+        assert Server(DeadlineMiddleware(answering(io.BytesIO(b"file"))[0]), **environ).body() == b"file"
+
+    @pytest.mark.parametrize("what", ["app", "cap", "default", "headers"])
+    def test_wrong_arguments_are_refused(self, what: str) -> None:
+        """By name, where they are written."""
+        arguments: dict[str, Any] = {"app": answering([])[0], what: "nonsense" if what != "headers" else [""]}
+        with pytest.raises((TypeError, ValueError), match=what):
+            DeadlineMiddleware(**arguments)
+
+
+def test_under_a_real_server() -> None:
+    """wsgiref: in time, too late, and out of time inside of the app."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        if environ["PATH_INFO"] == "/slow":
+            while not current_context().expired:
+                threading.Event().wait(0.005)
+        Retry().call(int)
+        start_response("200 OK", [])
+        yield b"x"
+        yield b"%d" % (current_context().remaining() <= 60)
+
+    with wsgi_service(DeadlineMiddleware(app)) as url, httpx.Client() as client:
+        assert client.get(url, headers={HEADER: "60000"}).text == "x1"
+        assert client.get(url).text == "x0"
+        assert client.get(url, headers={HEADER: "0"}).status_code == 504
+        assert client.get(f"{url}/slow", headers={HEADER: "20"}).status_code == 504

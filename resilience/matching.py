@@ -197,8 +197,15 @@ def _reason_is_transient(error: Any) -> bool:
     return isinstance(reason, Exception) and transient(reason)
 
 
+def _is_marked(error: Any) -> bool:
+    """openai, anthropic: an error for a status, which only their integrations take for more than an answer."""
+    return getattr(error, "repeatable", None) is True
+
+
 _BY_CONTENT: dict[tuple[str, str], Callable[[Any], bool]] = {
     ("grpc", "RpcError"): _is_unavailable,
+    ("openai", "APIStatusError"): _is_marked,
+    ("anthropic", "APIStatusError"): _is_marked,
     ("sqlalchemy", "DBAPIError"): _lost_connection,
     ("psycopg", "OperationalError"): _without_sqlstate,
     ("urllib3", "MaxRetryError"): _reason_is_transient,

@@ -399,6 +399,17 @@ def test_their_other_errors_are_not_transient(path: str) -> None:
     assert not transient(fake(path)("no"))
 
 
+@pytest.mark.parametrize("path", ["openai.APIStatusError", "anthropic.APIStatusError"])
+def test_their_integrations_tell_which_status_is_no_answer(path: str) -> None:
+    """By the mark on the error: the class alone says nothing."""
+    overloaded = fake(path)("overloaded")
+    assert not transient(overloaded)
+    overloaded.repeatable = True  # type: ignore[attr-defined]
+    assert transient(overloaded)
+    overloaded.repeatable = False  # type: ignore[attr-defined]
+    assert not transient(overloaded)
+
+
 @pytest.mark.parametrize("path", PERMANENT)
 def test_certificates_and_credentials_do_not_get_better(path: str) -> None:
     """Although their classes derive from a transient one."""
@@ -420,6 +431,8 @@ def test_every_entry_of_the_table_is_tested_here() -> None:
     assert entries(_PERMANENT_ERRORS) == {top(path) for path in PERMANENT}
     assert set(_BY_CONTENT) == {
         ("grpc", "RpcError"),
+        ("openai", "APIStatusError"),
+        ("anthropic", "APIStatusError"),
         ("sqlalchemy", "DBAPIError"),
         ("psycopg", "OperationalError"),
         ("urllib3", "MaxRetryError"),

@@ -1,0 +1,432 @@
+"""A client of the `openai` package, protected, against a server that fails as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Retry, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.openai import protect
+from tests.integrations import llm_server as llm
+from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
+
+PATH = llm.OPENAI_PATH
+SOON = Retry(3, backoff=[0.001])
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[FlakyServer]:
+    with flaky_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: FlakyServer) -> FlakyServer:
+    _server.requests.clear()
+    _server._scripts.clear()
+    return _server
+
+
+@contextlib.contextmanager
+def protected(url: str, policy: Any, **options: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(api_key="k", base_url=f"{url}/v1", **options) as client:
+        yield protect(client, policy)
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    """Complete a conversation."""
+    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
+
+
+def text(completion: Any) -> str:
+    return completion.choices[0].message.content
+
+
+# --- what is tried again ---
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
+def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(server: FlakyServer, status: int) -> None:
+    """With no configuration, a POST included; and the SDK adds no attempts of its own."""
+    server.script(PATH, llm.openai_error(status), llm.openai_error(status), llm.completion())
+    with protected(server.url, SOON) as client:
+        assert text(ask(client)) == "fine"
+    assert len(server.requests) == 3
+
+
+def test_the_last_error_is_the_sdks_own_with_a_note(server: FlakyServer) -> None:
+    """What comes out is what the SDK raises, and it tells what was tried."""
+    server.script(PATH, llm.openai_error(429))
+    with protected(server.url, SOON) as client, pytest.raises(openai.RateLimitError) as caught:
+        ask(client)
+    assert len(server.requests) == 3
+    assert "3 attempts" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        llm.openai_error(400),
+        llm.openai_error(401),
+        llm.openai_error(404),
+        llm.openai_error(422),
+    ],
+)
+def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, answer: Answer) -> None:
+    """A bad request comes out at once: not retried, not counted, not answered by a fallback."""
+    server.script(PATH, answer)
+    breaker = CircuitBreaker(1)
+    with protected(server.url, Fallback(None).wrap(SOON, breaker)) as client:
+        for _ in range(2):
+            with pytest.raises(openai.APIStatusError):
+                ask(client)
+    assert len(server.requests) == 2
+    assert breaker.state.name == "CLOSED"
+
+
+def test_a_used_up_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) -> None:
+    """Waiting does not mend it; a breaker counts it, and a fallback may answer it."""
+    server.script(PATH, llm.openai_error(429, "insufficient_quota"))
+    breaker = CircuitBreaker(1)
+    with protected(server.url, Fallback("elsewhere").wrap(SOON, breaker)) as client:
+        assert ask(client) == "elsewhere"
+    assert len(server.requests) == 1
+    assert breaker.state.name == "OPEN"
+
+
+@pytest.mark.parametrize(("status", "told", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)])
+def test_the_server_may_say_whether_to_try_again(server: FlakyServer, status: int, told: str, requests: int) -> None:
+    """The header `x-should-retry` has the last word."""
+    server.script(PATH, llm.openai_error(status, x_should_retry=told))
+    with protected(server.url, SOON) as client, pytest.raises(openai.APIStatusError):
+        ask(client)
+    assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize("fault", ["reset", "close"])
+def test_a_broken_connection_is_tried_again(server: FlakyServer, fault: Any) -> None:
+    """The SDK's connection errors are failures."""
+    server.script(PATH, Answer(fault=fault), llm.completion())
+    with protected(server.url, SOON) as client:
+        assert text(ask(client)) == "fine"
+
+
+def test_a_server_that_is_not_there_opens_the_circuit(server: FlakyServer) -> None:
+    """A refusal of a policy comes out as itself, never wrapped into an error of the SDK."""
+    with protected(unused_url(), CircuitBreaker(2)) as client:
+        for _ in range(2):
+            with pytest.raises(openai.APIConnectionError):
+                ask(client)
+        with pytest.raises(CircuitOpen):
+            ask(client)
+
+
+# --- time ---
+
+
+@pytest.mark.parametrize(
+    ("headers", "delay"), [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "1500", "retry_after": "7"}, 1.5)]
+)
+def test_the_wait_is_at_least_what_the_server_asks_for(
+    server: FlakyServer, clock: Any, headers: dict[str, str], delay: float
+) -> None:
+    """`retry-after-ms` before `Retry-After`."""
+    server.script(PATH, llm.openai_error(429, **headers), llm.completion())
+    with protected(server.url, SOON) as client:
+        assert text(ask(client)) == "fine"
+    assert clock.sleeps == [delay]
+
+
+def test_a_wait_that_does_not_fit_ends_it_at_once(server: FlakyServer) -> None:
+    """The deadline bounds what a server may ask for."""
+    server.script(PATH, llm.openai_error(429, retry_after="60"))
+    with protected(server.url, SOON) as client, deadline(30) as budget, pytest.raises(openai.RateLimitError):
+        ask(client)
+    assert len(server.requests) == 1
+    assert budget.remaining() > 20
+
+
+def test_each_attempt_has_no_more_time_than_is_left(server: FlakyServer) -> None:
+    """The SDK's timeouts (10 minutes) are capped; a server that hangs does not outlast the deadline."""
+    server.script(PATH, Answer(delay=20))
+    with protected(server.url, Timeout(0.2, cooperative=True)) as client, pytest.raises(openai.APITimeoutError):
+        ask(client)
+
+
+@pytest.mark.parametrize("own", [5.0, openai.Timeout(5.0, connect=2.0), openai.Timeout(None, read=5.0), None])
+@pytest.mark.parametrize("where", ["client", "call"])
+def test_the_timeouts_of_the_client_and_of_the_call_stay_where_they_are_shorter(own: Any, where: str) -> None:
+    """Each of the four numbers is the smaller of the two; none becomes what is left."""
+    seen: list[dict[str, float | None]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.extensions["timeout"])
+        return httpx2.Response(200, json={})
+
+    http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    on_client, on_call = ({"timeout": own}, {}) if where == "client" else ({}, {"timeout": own})
+    with protected("http://x", Timeout(3.0, cooperative=True), http_client=http_client, **on_client) as client:
+        ask(client, **on_call)
+    expected = httpx2.Timeout(**(own.as_dict() if isinstance(own, openai.Timeout) else {"timeout": own})).as_dict()
+    for key, value in seen[0].items():
+        assert value is not None
+        assert value <= 3.0
+        assert value == expected[key] or value > 2.5
+
+
+def test_without_a_deadline_the_sdks_own_timeouts_hold() -> None:
+    """Nothing is changed where there is nothing to cap with."""
+    seen: list[dict[str, float | None]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.extensions["timeout"])
+        return httpx2.Response(200, json={})
+
+    with protected("http://x", SOON, http_client=httpx2.Client(transport=httpx2.MockTransport(answer))) as client:
+        ask(client)
+    assert seen[0]["read"] == 600
+
+
+# --- streams ---
+
+
+def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
+    """What fails before the first byte of the body is the policy's."""
+    server.script(PATH, llm.openai_error(503), Answer(fault="reset"), llm.completion_stream("a", "b"))
+    with protected(server.url, SOON) as client, ask(client, stream=True) as stream:
+        assert [it.choices[0].delta.content for it in stream] == ["a", "b"]
+    assert len(server.requests) == 3
+
+
+def test_an_error_in_the_middle_of_a_stream_comes_out(server: FlakyServer) -> None:
+    """The tokens before it have been seen, so nothing is sent again."""
+    server.script(PATH, llm.completion_stream("a", "b", fault="cut"))
+    with protected(server.url, SOON) as client, ask(client, stream=True) as stream:
+        assert next(stream).choices[0].delta.content == "a"
+        with pytest.raises(openai.APIConnectionError):
+            next(stream)
+    assert len(server.requests) == 1
+
+
+def test_the_stream_helper_is_protected(server: FlakyServer) -> None:
+    """`chat.completions.stream` goes the same way."""
+    server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
+    with (
+        protected(server.url, SOON) as client,
+        client.chat.completions.stream(model="m", messages=[{"role": "user", "content": "hi"}]) as stream,
+    ):
+        assert [it.delta for it in stream if it.type == "content.delta"] == ["a", "b"]
+
+
+def test_a_stream_that_opens_after_its_time_is_closed(server: FlakyServer) -> None:
+    """A `Timeout` walks away from a blocking call; the connection goes back to the pool all the same."""
+    go = threading.Event()
+
+    class Late(httpx2.HTTPTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            response = super().handle_request(request)
+            go.wait(10)
+            return response
+
+    server.script(PATH, llm.completion_stream("a"))
+    transport = Late(limits=httpx2.Limits(max_connections=1))
+    http_client = httpx2.Client(transport=transport)
+    with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=http_client, max_retries=0) as original:
+        client = protect(original, Timeout(0.2))
+        with pytest.raises(TimeoutExceeded):
+            ask(client, stream=True)
+        go.set()
+        server.wait_until(lambda: Timeout.abandoned() == 0)
+        server.script(PATH, llm.completion())
+        assert text(ask(original, timeout=5)) == "fine"  # there is one connection to be had
+
+
+# --- every way through the client ---
+
+
+def test_the_protected_client_is_of_the_same_type_and_the_original_is_left_alone(server: FlakyServer) -> None:
+    """A copy, with the SDK's retries off."""
+    original = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1")
+    with protect(original, SOON) as client:
+        assert type(client) is openai.OpenAI
+        assert (client.max_retries, original.max_retries) == (0, 2)
+        assert "request" not in vars(original)
+
+
+def test_copies_of_a_protected_client_are_protected(server: FlakyServer) -> None:
+    """And whatever `max_retries` they ask for, attempts do not multiply."""
+    server.script(PATH, llm.openai_error(503))
+    with protected(server.url, SOON) as client:
+        for derived in (client.with_options(max_retries=4), client.with_options(timeout=5).copy(max_retries=1)):
+            server.requests.clear()
+            with pytest.raises(openai.InternalServerError):
+                ask(derived)
+            assert len(server.requests) == 3
+
+
+def test_raw_and_streamed_responses_are_protected(server: FlakyServer) -> None:
+    """`with_raw_response` and `with_streaming_response` go the same way."""
+    with protected(server.url, SOON) as client:
+        server.script(PATH, llm.openai_error(503), llm.completion())
+        raw = ask_through(client.chat.completions.with_raw_response)
+        assert text(raw.parse()) == "fine"
+        server.script(PATH, llm.openai_error(503), llm.completion())
+        with ask_through(client.chat.completions.with_streaming_response) as response:
+            assert text(response.parse()) == "fine"
+    assert len(server.requests) == 4
+
+
+def ask_through(completions: Any) -> Any:
+    return completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_each_page_of_a_list_is_an_execution_of_its_own(server: FlakyServer) -> None:
+    """Pages are fetched while they are read."""
+    page = {"object": "list", "data": [{"id": "a", "object": "file"}], "has_more": True}
+    last = {"object": "list", "data": [{"id": "b", "object": "file"}], "has_more": False}
+    server.script("/v1/files", llm.openai_error(503), llm.reply(page), llm.openai_error(503), llm.reply(last))
+    with protected(server.url, SOON) as client:
+        assert [it.id for it in client.files.list()] == ["a", "b"]
+    assert len(server.requests) == 4
+
+
+def test_responses_and_beta_namespaces_are_protected(server: FlakyServer) -> None:
+    """Every resource goes through the one method."""
+    body = {"id": "r1", "object": "response", "output": []}
+    server.script("/v1/responses", llm.openai_error(503), llm.reply(body))
+    server.script("/v1/assistants/a1", llm.openai_error(503), llm.reply({"id": "a1"}))
+    with protected(server.url, SOON) as client:
+        assert client.responses.create(model="m", input="hi").id == "r1"
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            assert client.beta.assistants.retrieve("a1").id == "a1"
+
+
+# --- bodies ---
+
+
+def test_an_open_file_is_sent_again_from_where_it_stood(server: FlakyServer) -> None:
+    """Not as the empty rest that the first attempt has left."""
+    server.script("/v1/upload", llm.openai_error(503), llm.reply({}))
+    file = io.BytesIO(b"skipped;the content")
+    file.seek(8)
+    with protected(server.url, SOON) as client:
+        client.post("/upload", content=file, cast_to=object)
+    assert [it.body for it in server.requests] == [b"the content", b"the content"]
+
+
+def test_an_upload_is_sent_whole_each_time(server: FlakyServer) -> None:
+    """Files in a form, too."""
+    server.script("/v1/files", llm.openai_error(503), llm.reply({"id": "f1"}))
+    with protected(server.url, SOON) as client:
+        assert client.files.create(file=("name", io.BytesIO(b"the content")), purpose="batch").id == "f1"
+    assert len(server.requests) == 2
+    assert all(b"the content" in it.body for it in server.requests)
+
+
+class Pipe(io.BytesIO):
+    def seekable(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("policy", [SOON, SOON.wrap(Timeout(0.3))])
+def test_a_body_that_can_be_read_only_once_is_sent_only_once(server: FlakyServer, policy: Any) -> None:
+    """Also where it was cut off by a `Timeout`, and the client had no say."""
+    answer = llm.openai_error(503) if policy is SOON else Answer(delay=20)
+    server.script("/v1/files", answer)
+    with protected(server.url, policy) as client, pytest.raises((openai.APIError, TimeoutError)):
+        client.files.create(file=("name", Pipe(b"the content")), purpose="batch")
+    assert len(server.requests) == 1
+
+
+def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> None:
+    """For a client that sends one; the SDK sends none by default."""
+    server.script(PATH, llm.openai_error(503), llm.completion())
+    with protected(server.url, SOON) as client:
+        ask(client)
+        assert all(it.headers["Idempotency-Key"] is None for it in server.requests)
+        server.requests.clear()
+        server.script(PATH, llm.openai_error(503), llm.completion())
+        client._idempotency_header = "Idempotency-Key"
+        ask(client)
+    first, second = (it.headers["Idempotency-Key"] for it in server.requests)
+    assert first == second
+    assert first
+
+
+# --- asyncio ---
+
+
+@contextlib.asynccontextmanager
+async def aprotected(url: str, policy: Any, **options: Any) -> Any:
+    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", **options) as client:
+        yield protect(client, policy)
+
+
+async def aask(client: openai.AsyncOpenAI, **options: Any) -> Any:
+    return await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
+
+
+def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer) -> None:
+    """Errors, answers, streams and copies as in blocking code."""
+
+    async def main() -> None:
+        async with aprotected(server.url, SOON) as client:
+            assert type(client) is openai.AsyncOpenAI
+            server.script(PATH, llm.openai_error(429), Answer(fault="reset"), llm.completion())
+            assert text(await aask(client)) == "fine"
+            server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
+            async with await aask(client, stream=True) as stream:
+                assert [it.choices[0].delta.content async for it in stream] == ["a", "b"]
+            server.script(PATH, llm.openai_error(401))
+            with pytest.raises(openai.AuthenticationError):
+                await aask(client.with_options(max_retries=4))
+            server.script("/v1/models", llm.openai_error(503), llm.reply({"object": "list", "data": [{"id": "m"}]}))
+            assert [it.id async for it in client.models.list()] == ["m"]
+
+    asyncio.run(main())
+    assert len(server.requests) == 3 + 2 + 1 + 2
+
+
+def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer) -> None:
+    """By the client's own timeout, or by the `Timeout`: whichever is first."""
+
+    async def main() -> None:
+        server.script(PATH, Answer(delay=20))
+        async with aprotected(server.url, Timeout(0.2)) as client:
+            with pytest.raises((openai.APITimeoutError, TimeoutError)):
+                await aask(client)
+
+    asyncio.run(main())
+
+
+# --- wrong arguments ---
+
+
+def test_what_is_no_client_or_no_policy_is_refused() -> None:
+    """With the value in the message."""
+    with openai.OpenAI(api_key="k") as client:
+        with pytest.raises(TypeError, match="policy must be a policy, not 3"):
+            protect(client, 3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="client must be an OpenAI"):
+            protect("client", SOON)  # type: ignore[type-var]
+
+
+def test_the_context_around_a_call_is_inherited(server: FlakyServer) -> None:
+    """A deadline of the caller's holds inside, and the operation is the caller's."""
+    seen: list[Context] = []
+
+    def note(event: Any) -> None:
+        seen.append(event.operation)
+
+    server.script(PATH, llm.openai_error(503), llm.completion())
+    with protected(server.url, Retry(backoff=[0.001], on_retry=note)) as client:
+        Retry(1).execute(lambda ctx: ask(client), Context(operation="summarise"))
+    assert seen == ["summarise"]

@@ -167,6 +167,7 @@ class _Exchange(Exchange[Response]):
         self._reading: threading.Lock | None = None if _is_plain(request.body) else threading.Lock()
         self._was_read = False
 
+    @override
     def __call__(self, ctx: Context) -> Response:
         timeout = _shortened(self._timeout, ctx)
         request = self._request

@@ -1,0 +1,184 @@
+"""aiohttp: a client middleware that sends every request of a session through a policy.
+
+A middleware stands between `ClientSession.request` and the connection: it gets each request, and each hop of a
+redirect, and returns a response of which the headers are there and the body is still to be read. So an attempt ends
+with the headers; cookies, redirects, `raise_for_status` and the session's total timeout stay outside.
+
+Two habits of aiohttp matter here. It sends an idempotent request once more by itself when the connection broke,
+through all middlewares again, which would double every attempt: that second coming is recognised, and ended with
+the failure of the first. And it sends a generator that was used up as an empty body: such a request is not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import aiohttp
+from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+from typing_extensions import override
+
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded
+from resilience.integrations.http import IDEMPOTENT_METHODS, Exchange, Rules
+from resilience.integrations.wire import Propagation
+from resilience.policy import Policy
+
+__all__ = ["resilience_middleware"]
+
+Handler: TypeAlias = Callable[[ClientRequest], Awaitable[ClientResponse]]
+Middleware: TypeAlias = Callable[[ClientRequest, Handler], Awaitable[ClientResponse]]
+
+#: What is a failure and what may be sent again, where nobody says otherwise.
+DEFAULT_RULES: Final = Rules()
+
+
+def resilience_middleware(
+    policy: Policy[Any],
+    *,
+    rules: Rules = DEFAULT_RULES,
+    propagate_to: Propagation | Iterable[str] | None = None,
+) -> Middleware:
+    """Return a middleware that sends requests through a policy, for a session or for a single request.
+
+    :param policy: what each request runs through. Shared by all sessions, and all middlewares, that it is given to.
+    :param rules: which statuses are failures, and which requests may be sent again.
+    :param propagate_to: hosts that are told how much time is left; nobody by default.
+
+    A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
+    gets the response as usual. An attempt is cut off where the time of its context ends, with `DeadlineExceeded`.
+
+    Not promised: anything about the body of a response. Reading it is up to whoever has the response.
+
+    >>> import aiohttp
+    >>> from resilience import Retry
+    >>> from resilience.integrations.aiohttp import resilience_middleware
+    >>> async def main():
+    ...     async with aiohttp.ClientSession(middlewares=[resilience_middleware(Retry(3))]) as session:
+    ...         ...
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a policy, not {policy!r}")
+    if not isinstance(rules, Rules):
+        raise TypeError(f"rules must be Rules, not {rules!r}")
+    propagation = Propagation.to(propagate_to)
+
+    async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
+        _end_second_coming(request)
+        exchange = _Exchange(request, handler, rules, propagation)
+        try:
+            response: ClientResponse = await exchange.arun(policy)
+        except Exception as error:
+            _expect_second_coming(request, error)
+            raise
+        return response
+
+    return middleware
+
+
+class _Exchange(Exchange[ClientResponse]):
+    """One request, or one hop of a redirect."""
+
+    def __init__(self, request: ClientRequest, handler: Handler, rules: Rules, propagation: Propagation) -> None:
+        super().__init__(
+            rules,
+            request.method,
+            request.headers,
+            replayable=_is_replayable(request.body),
+            host=request.url.host or "",
+        )
+        self._request = request
+        self._handler = handler
+        self._propagation = propagation
+        self._was_sent = False
+
+    @property
+    @override
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again: not by a session that was closed meanwhile."""
+        return super().repeatable and not self._request.session.closed
+
+    @override
+    async def __call__(self, ctx: Context) -> ClientResponse:
+        left = ctx.timeout()
+        request = self._request
+        if request.session.closed:  # in the wait before this attempt
+            raise RuntimeError("Session is closed")
+        request.headers.update(self._propagation.headers_for(str(request.url), ctx))
+        self.begin()
+        if self._was_sent:
+            await self._prepare_again()
+        self._was_sent = True
+        limit = asyncio.timeout(left)
+        try:
+            async with limit:
+                response = await self._handler(request)
+        except Exception as error:
+            if limit.expired():
+                raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
+            self.failed(error, sent=not isinstance(error, _NEVER_SENT))
+            raise
+        return self.received(response, response.status, response.headers, ctx)
+
+    async def _prepare_again(self) -> None:
+        """Make the request such that it can be sent once more."""
+        request = self._request
+        await request.close()  # waits until the one who wrote the last body has ended
+        if hdrs.EXPECT in request.headers:
+            request.update_expect_continue()  # what waited for the server's consent has had it
+
+
+#: Raised before anything has been sent: no connection could be made, or got from the pool.
+_NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+def _is_replayable(body: object) -> bool:
+    """Whether a body can be sent a second time: where it is in memory.
+
+    A file is read in another thread, where a read that was cut off may still move the position under the next
+    attempt; and an asynchronous generator is used up.
+    """
+    if isinstance(body, aiohttp.MultipartWriter):
+        return all(_is_replayable(part) for part, _, _ in body)
+    return not body or isinstance(body, (payload.BytesPayload, payload.BytesIOPayload))
+
+
+# --- aiohttp's own second try ----------------------------------------------------------------
+
+
+class _Ended(NamedTuple):
+    """A call of `ClientSession.request`, known by its timer, and what it failed with."""
+
+    timer: object
+    error: Exception
+
+
+#: What the last request of this task ended with, where aiohttp is about to send it again.
+_ended: ContextVar[_Ended | None] = ContextVar("resilience.integrations.aiohttp.ended", default=None)
+
+
+def _expect_second_coming(request: ClientRequest, error: Exception) -> None:
+    """Remember a failure after which aiohttp sends the request again by itself, at once and in this task."""
+    if (
+        isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))
+        and not isinstance(error, _NEVER_SENT)
+        and request.method in IDEMPOTENT_METHODS
+        and not getattr(request.body, "consumed", False)
+        and getattr(request.session, "_retry_connection", True)
+    ):
+        _ended.set(_Ended(request._timer, error))
+
+
+def _end_second_coming(request: ClientRequest) -> None:
+    """Raise the failure again that this very call of `ClientSession.request` has already had."""
+    ended = _ended.get()
+    if ended is None:
+        return
+    _ended.set(None)
+    try:
+        if ended.timer is request._timer:
+            raise ended.error
+    finally:
+        del ended

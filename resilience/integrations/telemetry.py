@@ -14,11 +14,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 from weakref import ref
 
 from resilience import events
 from resilience.events import (
+    CallFinished,
     CallRejected,
     CircuitChanged,
     Event,
@@ -47,6 +49,9 @@ __all__ = [
     "error_type",
     "measurements",
 ]
+
+#: A timer of an event loop may fire that much before its time, in seconds.
+_EARLIEST = 0.005
 
 #: Bounds of the histograms of seconds: those that OpenTelemetry advises for durations, and two more for long waits.
 DURATION_BUCKETS: tuple[float, ...] = (
@@ -96,6 +101,20 @@ EXECUTION_DURATION = Instrument(
     "How long executions took, attempts and waits together.",
     ("pipeline", "operation", "outcome", "error_type"),
 )
+ATTEMPT_DURATION = Instrument(
+    "resilience.attempt.duration",
+    "histogram",
+    "s",
+    "How long single calls of functions took.",
+    ("pipeline", "operation", "outcome", "error_type"),
+)
+ATTEMPT_REMAINING = Instrument(
+    "resilience.attempt.remaining",
+    "histogram",
+    "s",
+    "How much time was left of the deadline when an attempt began; nothing where there was none.",
+    ("pipeline", "operation"),
+)
 RETRIES = Instrument(
     "resilience.retries",
     "counter",
@@ -136,7 +155,7 @@ TRANSITIONS = Instrument(
     "counter",
     "{transition}",
     "Changes of the state of circuits, by the state that they went to.",
-    ("policy", "old", "state"),
+    ("policy", "old_state", "state"),
 )
 CIRCUIT_STATE = Instrument(
     "resilience.circuit.state",
@@ -163,7 +182,8 @@ ABANDONED = Instrument(
 )
 
 INSTRUMENTS: tuple[Instrument, ...] = (
-    *(EXECUTION_DURATION, RETRIES, GIVE_UPS, TIMEOUTS, REJECTIONS, FALLBACKS, TRANSITIONS),
+    *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
+    *(RETRIES, GIVE_UPS, TIMEOUTS, REJECTIONS, FALLBACKS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, ABANDONED),
 )
 
@@ -192,6 +212,13 @@ def _finished(event: ExecutionFinished) -> Iterator[Measurement]:
     yield Measurement(EXECUTION_DURATION, event.elapsed, labels)
 
 
+def _called(event: CallFinished) -> Iterator[Measurement]:
+    labels = {"pipeline": event.policy, "operation": event.operation or ""}
+    yield Measurement(ATTEMPT_DURATION, event.elapsed, {**labels, **_ending(event.outcome)})
+    if event.remaining < inf:
+        yield Measurement(ATTEMPT_REMAINING, event.remaining, labels)
+
+
 def _scheduled(event: RetryScheduled) -> Iterator[Measurement]:
     yield Measurement(RETRIES, 1, {**_where(event), "error_type": error_type(event.outcome)})
 
@@ -218,12 +245,13 @@ def _fell_back(event: FallbackUsed) -> Iterator[Measurement]:
 
 
 def _changed(event: CircuitChanged) -> Iterator[Measurement]:
-    labels = {"policy": event.policy, "old": event.old.value, "state": event.new.value}
+    labels = {"policy": event.policy, "old_state": event.old.value, "state": event.new.value}
     yield Measurement(TRANSITIONS, 1, labels)
 
 
 _READERS: dict[type[Event], Callable[[Any], Iterator[Measurement]]] = {
     ExecutionFinished: _finished,
+    CallFinished: _called,
     RetryScheduled: _scheduled,
     RetryGaveUp: _gave_up,
     TimedOut: _timed_out,
@@ -255,11 +283,11 @@ def error_type(outcome: Outcome[Any] | BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def cancellation_reason(error: BaseException, *, expired: bool) -> str:
+def cancellation_reason(error: BaseException, remaining: float) -> str:
     """Say why something was cut off, as far as it can be known.
 
     :param error: what came through, no `Exception`.
-    :param expired: whether the deadline of what was cut off has passed.
+    :param remaining: seconds that were left of the deadline of what was cut off.
     :returns: ``"interrupt"`` (Ctrl-C, the process ends), ``"closed"`` (nobody waits for the coroutine any more),
         ``"deadline"`` (of a Timeout around, or of the caller), or ``"caller"``.
     """
@@ -267,7 +295,7 @@ def cancellation_reason(error: BaseException, *, expired: bool) -> str:
         return "interrupt"
     if isinstance(error, GeneratorExit):
         return "closed"
-    return "deadline" if expired else "caller"
+    return "deadline" if remaining <= _EARLIEST else "caller"
 
 
 # --- from policies ---------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_every_measurement_has_the_labels_of_its_instrument(
         for _ in range(2):
             await world.execute(pipeline, Script(Boom()).function())
         await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
-        await world.attempt(Retry(1, on=Boom), Script(Boom()).function())
+        await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
 
     world.run(main)
     taken += list(Observed(pipeline).gauges())
@@ -90,6 +90,22 @@ def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken
     assert of(taken, "give_ups") == [(1, {**where, **failed, "reason": "attempts"})]
     ended = {"pipeline": "weather", "operation": "op", "outcome": "failure", **failed}
     assert of(taken, "execution.duration") == [(1.5, ended)]
+    assert of(taken, "attempt.duration") == [(0.0, ended)] * 2
+    assert of(taken, "attempt.remaining") == []
+
+
+def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
+    world: World, clock: FakeClock, taken: list[Measurement]
+) -> None:
+    """So one sees how close to the limit the last attempts are."""
+
+    async def main() -> None:
+        retry = Retry(2, on=Boom, backoff=[1.5])
+        await world.attempt(retry, Script(Boom()).function(), Context(timeout=5, operation="op"))
+
+    world.run(main)
+    labels = {"pipeline": "Retry", "operation": "op"}
+    assert of(taken, "attempt.remaining") == [(5.0, labels), (3.5, labels)]
 
 
 def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
@@ -163,18 +179,19 @@ def test_an_error_is_named_by_its_class(what: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "expired", "reason"),
+    ("error", "remaining", "reason"),
     [
-        (KeyboardInterrupt(), True, "interrupt"),
-        (SystemExit(), False, "interrupt"),
-        (GeneratorExit(), False, "closed"),
-        (BaseException(), True, "deadline"),
-        (BaseException(), False, "caller"),
+        (KeyboardInterrupt(), 0.0, "interrupt"),
+        (SystemExit(), 1.0, "interrupt"),
+        (GeneratorExit(), 1.0, "closed"),
+        (BaseException(), 0.0, "deadline"),
+        (BaseException(), 1.0, "caller"),
+        (BaseException(), float("inf"), "caller"),
     ],
 )
-def test_the_reason_of_a_cancellation(error: BaseException, expired: bool, reason: str) -> None:
+def test_the_reason_of_a_cancellation(error: BaseException, remaining: float, reason: str) -> None:
     """What can be known of it: an interrupt, a deadline that has passed, or else the caller."""
-    assert cancellation_reason(error, expired=expired) == reason
+    assert cancellation_reason(error, remaining) == reason
 
 
 # --- what is observed ------------------------------------------------------------------------
@@ -266,5 +283,5 @@ def test_a_place_that_is_fed_twice_hears_everything_once() -> None:
         ending()
         ending()
     bulkhead.execute(lambda ctx: None)
-    assert len(seen) == 2
+    assert len(of(seen, "execution.duration")) == 2
     assert list(feed.gauges()) == []

@@ -1,0 +1,132 @@
+"""Metrics for Prometheus, by `prometheus_client`.
+
+Counters and histograms are the client's own, which are safe in its multiprocess mode. Gauges are read from the
+policies at each scrape, by a collector, which that mode does not support: there they are missing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from resilience import checks
+from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS, Feed, Instrument, Measurement
+from resilience.policy import Policy
+
+__all__ = ["instrument"]
+
+
+def instrument(
+    *policies: Policy[Any], registry: CollectorRegistry | None = None, buckets: Sequence[float] = DURATION_BUCKETS
+) -> Callable[[], None]:
+    """Count what happens in all policies of this process, and show the state of the given ones.
+
+    :param policies: pipelines and policies whose circuit breakers and bulkheads get gauges. They are held weakly.
+    :param registry: where to; `prometheus_client.REGISTRY` by default. For one registry it may be called many times,
+        with more policies: everything is counted once.
+    :param buckets: upper bounds of the histograms in seconds, ascending. Every call for one registry has to give the
+        same.
+    :returns: a function that undoes it. The counts stay in the registry, and stand still.
+    :raises TypeError: for what is no policy, and for what is no registry.
+    :raises ValueError: for buckets that do not ascend, or differ from those of an earlier call; and where the
+        registry has somebody else's metric of one of the names.
+
+    >>> from prometheus_client import CollectorRegistry, generate_latest
+    >>> from resilience import Policy, Retry
+    >>> from resilience.integrations.prometheus import instrument
+    >>> registry = CollectorRegistry()
+    >>> undo = instrument(registry=registry)
+    >>> Policy.wrap(Retry(), name="weather").call(max, 3, 5)
+    5
+    >>> registry.get_sample_value(
+    ...     "resilience_execution_duration_seconds_count",
+    ...     {"pipeline": "weather", "operation": "", "outcome": "success", "error_type": ""},
+    ... )
+    1.0
+    >>> undo()
+    """
+    chosen = REGISTRY if registry is None else registry
+    if not isinstance(chosen, CollectorRegistry):
+        raise TypeError(f"registry must be a CollectorRegistry, not {registry!r}")
+    bounds = _ascending(buckets)
+    with _lock:
+        exporter = _exporters.get(chosen)
+        if exporter is None:
+            exporter = _exporters[chosen] = _Exporter(chosen, bounds)
+        elif exporter.buckets != bounds:
+            raise ValueError(f"buckets of this registry are {exporter.buckets!r} already, not {bounds!r}")
+    return exporter.feed.add(*policies)
+
+
+_Metric: TypeAlias = Counter | Histogram
+
+
+@final
+class _Exporter(Collector):
+    """The metrics of one registry: it is their feed, and the collector of the gauges."""
+
+    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
+        self.buckets: tuple[float, ...] = buckets
+        self.feed: Feed = Feed(self._record)
+        self._metrics: dict[Instrument, _Metric] = {}
+        registry.register(self)
+        try:
+            for it in INSTRUMENTS:
+                if it.kind != "gauge":
+                    self._metrics[it] = self._metric(it, registry)
+        except ValueError:  # somebody else's metric has the name: leave nothing behind
+            for collector in (self, *self._metrics.values()):
+                registry.unregister(collector)
+            raise
+
+    def _metric(self, it: Instrument, registry: CollectorRegistry) -> _Metric:
+        if it.kind == "counter":
+            return Counter(_name(it), it.description, it.labels, registry=registry)
+        return Histogram(_name(it), it.description, it.labels, registry=registry, buckets=self.buckets)
+
+    def _record(self, measurement: Measurement) -> None:
+        it, value, labels = measurement
+        metric = self._metrics[it].labels(*(labels[name] for name in it.labels))
+        if isinstance(metric, Counter):
+            metric.inc(value)
+        else:
+            metric.observe(value)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Read the gauges."""
+        families = {it: GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES}
+        for it, value, labels in self.feed.gauges():
+            families[it].add_metric([labels[name] for name in it.labels], value)
+        yield from (family for family in families.values() if family.samples)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name what `collect` may return, so that a registry finds doubles without a scrape."""
+        return (GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES)
+
+
+_GAUGES = tuple(it for it in INSTRUMENTS if it.kind == "gauge")
+
+_lock = threading.Lock()
+_exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()
+
+
+def _name(it: Instrument) -> str:
+    """Write a name as Prometheus does: with underscores, and the unit at its end. The client adds `_total`."""
+    name = it.name.replace(".", "_")
+    return f"{name}_seconds" if it.unit == "s" else name
+
+
+def _ascending(buckets: Sequence[float]) -> tuple[float, ...]:
+    bounds = tuple(checks.number("buckets", bound) for bound in buckets)
+    if not bounds or any(low >= high for low, high in pairwise(bounds)):
+        raise ValueError(f"buckets must ascend, not {buckets!r}")
+    return bounds

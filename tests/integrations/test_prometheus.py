@@ -1,0 +1,233 @@
+"""Metrics for Prometheus, as a scrape sees them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience.integrations.prometheus import instrument
+from resilience.integrations.telemetry import INSTRUMENTS
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+class Scraped:
+    """A registry, and what a scrape of it finds."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.endings: list[Callable[[], None]] = []
+
+    def instrument(self, *policies: Policy[Any], **options: Any) -> Callable[[], None]:
+        undo = instrument(*policies, registry=self.registry, **options)
+        self.endings.append(undo)
+        return undo
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Name and labels of each sample (empty labels are none) -> value."""
+        found = {}
+        for family in parse(generate_latest(self.registry).decode()):
+            for it in family.samples:
+                key = it.name, frozenset((name, text) for name, text in it.labels.items() if text)
+                assert key not in found, "one series, one sample"
+                found[key] = it.value
+        return found
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.samples().get((f"resilience_{name}", frozenset(labels.items())))
+
+
+@pytest.fixture
+def scraped() -> Iterator[Scraped]:
+    it = Scraped()
+    yield it
+    for ending in it.endings:
+        ending()
+
+
+def test_events_are_counted_under_the_names_of_prometheus(world: World, clock: FakeClock, scraped: Scraped) -> None:
+    """With `_total` and `_seconds`, and the labels that say where, what for and why."""
+    pipeline = Policy.wrap(
+        Fallback("x"), Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"), name="weather"
+    )
+    scraped.instrument(pipeline)
+
+    async def main() -> None:
+        for _ in range(2):
+            await world.execute(pipeline, Script(Boom()).function(), Context(operation="get", timeout=60))
+
+    world.run(main)
+    where = {"pipeline": "weather", "operation": "get"}
+    boom = "tests.conftest.Boom"
+    assert scraped.value("retries_total", **where, policy="Retry", error_type=boom) == 2
+    assert scraped.value("rejections_total", **where, policy="db", reason="CircuitOpen") == 2
+    refused = "resilience.errors.CircuitOpen"
+    assert scraped.value("fallbacks_total", **where, policy="Fallback", error_type=refused) == 2
+    assert scraped.value("circuit_transitions_total", policy="db", old_state="closed", state="open") == 1
+    assert scraped.value("execution_duration_seconds_count", **where, outcome="success") == 2
+    assert scraped.value("execution_duration_seconds_sum", **where, outcome="success") == 3
+    assert scraped.value("execution_duration_seconds_bucket", **where, outcome="success", le="2.5") == 1
+    assert scraped.value("attempt_duration_seconds_count", **where, outcome="failure", error_type=boom) == 2
+    assert scraped.value("attempt_remaining_seconds_count", **where) == 2
+
+
+def test_timeouts_are_told_apart(threads: World, scraped: Scraped) -> None:
+    """By their scope, as a label."""
+    pipeline = Policy.wrap(Retry(2, backoff=[0]), Timeout(0.01), name="p")
+    scraped.instrument(pipeline)
+    pipeline.capture(lambda ctx: threads._released.wait(10))
+    assert scraped.value("timeouts_total", pipeline="p", policy="Timeout", scope="attempt") == 2
+
+
+def test_gauges_are_read_when_they_are_scraped(threads: World, scraped: Scraped) -> None:
+    """The state of circuits, and what bulkheads hold at that moment."""
+    breaker = CircuitBreaker(name="db")
+    pipeline = Policy.wrap(breaker, Bulkhead(3, queue=2, name="pool"), name="weather")
+    scraped.instrument(pipeline)
+    held = pipeline.execute(lambda ctx: scraped.value("bulkhead_in_flight", pipeline="weather", policy="pool"))
+    assert held == 1
+    assert scraped.value("bulkhead_in_flight", pipeline="weather", policy="pool") == 0
+    assert scraped.value("bulkhead_limit", pipeline="weather", policy="pool") == 3
+    assert scraped.value("bulkhead_queued", pipeline="weather", policy="pool") == 0
+    assert scraped.value("calls_abandoned") == Timeout.abandoned()
+    breaker.isolate()
+    states = {
+        state: scraped.value("circuit_state", pipeline="weather", policy="db", state=state)
+        for state in ("closed", "open", "half_open", "isolated")
+    }
+    assert states == {"closed": 0, "open": 0, "half_open": 0, "isolated": 1}
+
+
+def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
+    """Also before anything has happened, those that need no event; and OpenMetrics parses as well."""
+    scraped.instrument(Policy.wrap(CircuitBreaker(), Bulkhead(1)))
+    for text, parser in [
+        (generate_latest(scraped.registry).decode(), parse),
+        (generate_openmetrics(scraped.registry).decode(), parse_openmetrics),
+    ]:
+        families = {family.name: family for family in parser(text)}
+        for it in INSTRUMENTS:
+            name = it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else "")
+            assert families[name].type == it.kind
+            assert families[name].documentation == it.description
+
+
+def test_called_twice_for_one_registry_everything_is_counted_once(scraped: Scraped) -> None:
+    """No duplicate registration, no double counts; each call adds its policies."""
+    first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
+    endings = [scraped.instrument(first), scraped.instrument(first, second)]
+    first.execute(lambda ctx: None)
+    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 1
+    assert scraped.value("bulkhead_limit", pipeline="first", policy="Bulkhead") == 1
+    assert scraped.value("bulkhead_limit", pipeline="second", policy="Bulkhead") == 2
+    endings[1]()
+    assert scraped.value("bulkhead_limit", pipeline="second", policy="Bulkhead") is None
+    first.execute(lambda ctx: None)
+    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 2
+    endings[0]()
+    first.execute(lambda ctx: None)
+    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 2
+    scraped.instrument()
+    first.execute(lambda ctx: None)
+    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 3
+
+
+def test_the_default_registry_is_the_client_s_own() -> None:
+    """As a new user expects it, who mounts `make_asgi_app()` and nothing else."""
+    undo = instrument(policy := Policy.wrap(Bulkhead(7), name="in-the-default-registry"))
+    labels = {"pipeline": policy.name, "policy": "Bulkhead"}
+    assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) == 7
+    undo()
+    assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) is None
+
+
+def test_a_name_that_somebody_else_has_is_told_and_nothing_is_left_behind(scraped: Scraped) -> None:
+    """The registry stays as it was."""
+    mine = Counter("resilience_retries", "mine", registry=scraped.registry)
+    with pytest.raises(ValueError, match="resilience_retries"):
+        scraped.instrument()
+    assert {family.name for family in scraped.registry.collect()} == {"resilience_retries"}
+    scraped.registry.unregister(mine)
+    scraped.instrument()
+
+
+def test_buckets_are_chosen_once_for_a_registry(scraped: Scraped) -> None:
+    """One histogram has one set of bounds."""
+    scraped.instrument(buckets=[0.1, 1])
+    Retry().execute(lambda ctx: None)
+    bounds = {
+        dict(labels)["le"]
+        for name, labels in scraped.samples()
+        if name == "resilience_execution_duration_seconds_bucket"
+    }
+    assert bounds == {"0.1", "1.0", "+Inf"}
+    with pytest.raises(ValueError, match=r"buckets of this registry are \(0.1, 1.0\) already"):
+        scraped.instrument()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"registry": "REGISTRY"}, TypeError, "registry must be a CollectorRegistry, not 'REGISTRY'"),
+        ({"buckets": []}, ValueError, r"buckets must ascend, not \[\]"),
+        ({"buckets": [2, 1]}, ValueError, r"buckets must ascend, not \[2, 1\]"),
+        ({"buckets": ["1"]}, TypeError, "buckets must be a number, not '1'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
+    """With the parameter and the value."""
+    with pytest.raises(error, match=message):
+        instrument(**{"registry": CollectorRegistry(), **options})
+
+
+def test_what_is_no_policy_is_refused(scraped: Scraped) -> None:
+    """And nothing is counted by halves."""
+    with pytest.raises(TypeError, match="only policies can be observed"):
+        scraped.instrument("weather")  # type: ignore[arg-type]
+    Retry().execute(lambda ctx: None)
+    assert scraped.value("execution_duration_seconds_count", pipeline="Retry", outcome="success") is None
+
+
+def test_a_registry_that_nobody_has_any_more_is_let_go() -> None:
+    """Once it is no longer instrumented."""
+    registry = CollectorRegistry()
+    instrument(registry=registry)()
+    gone = weakref.ref(registry)
+    del registry
+    gc.collect()
+    assert gone() is None
+
+
+WORKER = """
+from resilience import Bulkhead, Policy
+from resilience.integrations.prometheus import instrument
+pipeline = Policy.wrap(Bulkhead(1), name="p")
+instrument(pipeline)
+for _ in range(3):
+    pipeline.execute(lambda ctx: None)
+"""
+
+
+def test_counts_of_several_processes_add_up(tmp_path: Path) -> None:
+    """In the client's multiprocess mode. Gauges, which a process would have to be asked for, are not there."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", WORKER], env=environment, check=True, timeout=60)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call]
+    samples = {(it.name, it.labels.get("pipeline")): it.value for family in registry.collect() for it in family.samples}
+    assert samples["resilience_execution_duration_seconds_count", "p"] == 6
+    assert ("resilience_bulkhead_limit", "p") not in samples

@@ -119,14 +119,22 @@ class ResilienceAdapter(HTTPAdapter):
         answer: Response = _Exchange(self, request, timeout, options).run(self.policy)
         return answer
 
+    def _shortened(self, timeout: TimeoutLike, ctx: Context) -> TimeoutLike:
+        """Return a timeout that ends no later than the context, in a form that the adapter that sends knows."""
+        left = ctx.timeout()
+        if left is None:
+            return timeout
+        shorter = _bounded(timeout, left)
+        if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
+            return shorter
+        shorter.start_connect()
+        return shorter.connect_timeout, shorter.read_timeout  # type: ignore[return-value]
+
     def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]) -> Response:
         """Send a request once."""
         given: Any = timeout  # requests takes urllib3's, too, and does not say so in its types
         if self._adapter is None:
             return super().send(request, timeout=given, **options)
-        if isinstance(timeout, urllib3.Timeout) and not isinstance(self._adapter, HTTPAdapter):
-            timeout.start_connect()
-            given = (timeout.connect_timeout, timeout.read_timeout)  # the form that any adapter knows
         response = self._adapter.send(request, timeout=given, **options)
         response.connection = self  # digest authentication sends its second request to whoever made the first
         return response
@@ -169,7 +177,7 @@ class _Exchange(Exchange[Response]):
 
     @override
     def __call__(self, ctx: Context) -> Response:
-        timeout = _shortened(self._timeout, ctx)
+        timeout = self._adapter._shortened(self._timeout, ctx)
         request = self._request
         headers = self._adapter._propagation.headers_for(self._url, ctx)
         if headers:
@@ -214,22 +222,19 @@ class _Exchange(Exchange[Response]):
 # --- time ------------------------------------------------------------------------------------
 
 
-def _shortened(timeout: TimeoutLike, ctx: Context) -> TimeoutLike:
-    """Return a timeout that ends no later than the context.
+def _bounded(timeout: TimeoutLike, left: float) -> urllib3.Timeout:
+    """Return a timeout of at most `left` seconds.
 
     `total` is what bounds connecting and waiting for the answer together; without it each could take all the time.
     """
-    left = ctx.timeout()
-    if left is None:
-        return timeout
     if isinstance(timeout, urllib3.Timeout):
-        shorter: Any = timeout.clone()
-        shorter.total = left if shorter.total is None else min(left, shorter.total)
-        return shorter  # type: ignore[no-any-return]
+        bounded: Any = timeout.clone()
+        bounded.total = left if bounded.total is None else min(left, bounded.total)
+        return bounded  # type: ignore[no-any-return]
     if not isinstance(timeout, tuple):
         timeout = (timeout, timeout)
     if len(timeout) != 2:
-        return timeout  # requests says what is wrong with it
+        raise ValueError(f"timeout must be a number of seconds or a pair (connect, read), not {timeout!r}")
     connect, read = timeout
     return urllib3.Timeout(connect=connect, read=read, total=left)
 

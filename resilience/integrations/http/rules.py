@@ -1,46 +1,18 @@
-"""What the HTTP clients share, knowing none of them: what is transient, what may be sent again, `standard(...)`.
-
-A client's integration runs one `Exchange` through a policy for each request. Inside the policy a response whose
-status says "not now" is an exception like a broken connection, a `TransientStatus`: so a plain `Retry()` or
-`CircuitBreaker(5)` sees it as the failure that it is. Where one comes out at the end, the client's user gets the
-response, as without us.
-
-Sending a request twice can do its work twice. So an exchange knows at any time whether it may be sent again, and
-tells it in the two places where a Retry looks: on the failure itself, and, for a call that was cut off by a
-Timeout and left no failure of its own, on the function that the policy calls, which is the exchange.
-"""
+"""Which responses are failures, when to come back, and what may be sent again."""
 
 from __future__ import annotations
 
 import re
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isinf
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
-from resilience.clock import clock
-from resilience.context import Context, current_context
-from resilience.errors import DeadlineExceeded, ResilienceError
-from resilience.policy import Policy
-from resilience.runtimes.blocking import BLOCKING, drive
-from resilience.runtimes.tasks import TASKS
-
-__all__ = [
-    "IDEMPOTENT_METHODS",
-    "TRANSIENT_STATUSES",
-    "Exchange",
-    "NotRepeatable",
-    "Rules",
-    "TransientStatus",
-    "retry_after",
-]
-
-R = TypeVar("R")
+from resilience import checks
+from resilience.errors import ResilienceError
 
 #: Statuses with which a server, or a proxy before it, says "not now": another try may be answered.
 TRANSIENT_STATUSES: frozenset[int] = frozenset({408, 425, 429, 502, 503, 504})
@@ -99,6 +71,8 @@ class Rules:
     :param methods: methods that may be sent again after they may have been carried out.
     :param idempotency_header: a request with this header may be sent again whatever its method, because the
         server knows a repetition when it sees one.
+    :param limit_body: whether a body that is read after the policy has ended keeps to the time of the attempt that
+        brought it. False for streams without an end.
 
     >>> from resilience.integrations.http import Rules
     >>> rules = Rules()
@@ -110,6 +84,7 @@ class Rules:
     statuses: Collection[int] = TRANSIENT_STATUSES
     methods: Collection[str] = IDEMPOTENT_METHODS
     idempotency_header: str = "Idempotency-Key"
+    limit_body: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statuses", _statuses(self.statuses))
@@ -118,6 +93,7 @@ class Rules:
             raise TypeError(f"idempotency_header must be a string, not {self.idempotency_header!r}")
         if not self.idempotency_header:
             raise ValueError("idempotency_header must not be empty")
+        checks.flag("limit_body", self.limit_body)
 
     def is_transient(self, status: int) -> bool:
         """Whether a response with this status is a failure."""
@@ -152,6 +128,13 @@ class Rules:
         )
 
 
+def as_rules(rules: object) -> Rules:
+    """Return what an integration was given as its rules; refuse what is none."""
+    if not isinstance(rules, Rules):
+        raise TypeError(f"rules must be Rules, not {rules!r}")
+    return rules
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return how many seconds a response asks to wait, from `retry-after-ms` or `Retry-After`; None for none.
 
@@ -173,136 +156,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     text = _header(headers, "retry-after")
     seconds = _number(text)
     return _seconds_until(text) if seconds is None else seconds
-
-
-class Exchange(ABC, Generic[R]):
-    """One request on its way through a policy: the function that the policy calls for each attempt.
-
-    A client's integration derives from it and writes `__call__(ctx)` (`async def` for an asynchronous client):
-    `begin()`, then send what the context leaves time for, then `failed(error, sent=...)` for what that raises, or
-    `received(...)` with the response. `run(policy)` or `arun(policy)` does the rest: it returns a response that is
-    open, and closes all others: those that lost to a fallback, those inside of errors, those that came too late.
-
-    :param rules: what is transient and what may be sent again.
-    :param replayable: whether the body can be produced a second time.
-    :param host: for the name of the operation, `GET example.org`, where the ambient context has none.
-    """
-
-    def __init__(self, rules: Rules, method: str, headers: Mapping[str, str], *, replayable: bool, host: str) -> None:
-        self._rules = rules
-        self._method = method
-        self._headers = headers
-        self._replayable = replayable
-        self._host = host
-        self._why_not_again: str | None = None
-        self._lock = threading.Lock()  # an attempt that was walked away from ends in its own time
-        self._open: list[R] = []
-        self._is_over = False
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the request may be sent again, after all that has happened. A Retry asks this."""
-        return self._why_not_again is None
-
-    @abstractmethod
-    def __call__(self, ctx: Context) -> Any:
-        """Send the request once, within what `ctx` leaves time for, and return the response."""
-
-    # --- for `__call__` ---
-
-    def begin(self) -> None:
-        """Say that the request is about to be sent.
-
-        :raises NotRepeatable: if it must not be, because it may have been sent before.
-        """
-        if self._why_not_again is not None:
-            raise NotRepeatable(f"the request was not sent again: {self._why_not_again}")
-        # Until the client tells more, the request may be under way: a Timeout tells nothing.
-        self._why_not_again = self._why_not(sent=True)
-
-    def failed(self, error: Exception, *, sent: bool) -> None:
-        """Note what the client raised, and mark it if the request must not be sent again.
-
-        :param sent: whether the request may have reached the server.
-        """
-        self._why_not_again = self._why_not(sent=sent)
-        self._mark(error)
-
-    def received(self, response: R, status: int, headers: Mapping[str, str], ctx: Context) -> R:
-        """Return a response, or raise the `TransientStatus` that it stands for.
-
-        :raises DeadlineExceeded: if it came after the caller had left. It was closed then.
-        """
-        timer = ctx._timer
-        with self._lock:
-            late = self._is_over or (ctx.runtime is BLOCKING and timer is not None and clock.now() >= timer.deadline)
-            if not late:
-                self._open.append(response)
-        if late:
-            # Nobody else would close it. (Tasks are cancelled, not left behind: there it is always in time.)
-            drive(BLOCKING.close(response), type(self).__qualname__)
-            raise DeadlineExceeded("the response came after its time")
-        failure = self._rules.failure_of(status, headers, response)
-        if failure is None:
-            return response
-        self._mark(failure)
-        try:
-            raise failure
-        finally:
-            del failure
-
-    # --- for the integration ---
-
-    def run(self, policy: Policy[Any]) -> Any:
-        """Run this exchange through a policy in blocking code, and return the response (or a fallback's answer)."""
-        kept: Any = None
-        try:
-            kept = policy.execute(self, self._context())
-        except TransientStatus as error:
-            kept = self._own(error)
-        finally:
-            for response in self._end(kept):
-                drive(BLOCKING.close(response), type(self).__qualname__)
-        return kept
-
-    async def arun(self, policy: Policy[Any]) -> Any:
-        """Do the same in a task."""
-        kept: Any = None
-        try:
-            kept = await policy.aexecute(self, self._context())
-        except TransientStatus as error:
-            kept = self._own(error)
-        finally:
-            for response in self._end(kept):
-                await TASKS.close(response)
-        return kept
-
-    def _context(self) -> Context:
-        outer = current_context()
-        return Context(operation=outer.operation or f"{self._method} {self._host}", properties=outer.properties)
-
-    def _own(self, error: TransientStatus) -> Any:
-        """Return the response of this exchange that an error stands for; raise the error if there is none."""
-        if not any(it is error.response for it in self._open):
-            raise error
-        return error.response
-
-    def _end(self, kept: object) -> Iterable[R]:
-        """Say that nobody waits any more, and return the responses that are to be closed."""
-        with self._lock:
-            self._is_over = True
-            return [it for it in self._open if it is not kept]
-
-    def _why_not(self, *, sent: bool) -> str | None:
-        return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
-
-    def _mark(self, error: Exception) -> None:
-        if self._why_not_again is not None:
-            try:
-                error.repeatable = False  # type: ignore[attr-defined]
-                error.add_note(f"the request is not sent again: {self._why_not_again}")
-            except Exception:  # one that refuses attributes: the exchange says it as well
-                return
 
 
 # --- reading what others wrote ---------------------------------------------------------------

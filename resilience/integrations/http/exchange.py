@@ -1,0 +1,172 @@
+"""One request on its way through a policy: the state that all its attempts share."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from resilience.clock import clock
+from resilience.context import Context, current_context
+from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
+from resilience.integrations.http.rules import NotRepeatable, Rules, TransientStatus
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
+
+if TYPE_CHECKING:
+    from resilience.policy import Policy
+
+R = TypeVar("R")
+
+
+class Exchange(ABC, Generic[R]):
+    """One request on its way through a policy: the function that the policy calls for each attempt.
+
+    A client's integration derives from it and writes `__call__(ctx)` (`async def` for an asynchronous client):
+    `begin()`, then send what the context leaves time for, then `failed(error, sent=...)` for what that raises, or
+    `received(...)` with the response. `run(policy)` or `arun(policy)` does the rest: it returns a response that is
+    open, and closes all others: those that lost to a fallback, those inside of errors, those that came too late.
+
+    :param rules: what is transient and what may be sent again.
+    :param replayable: whether the body can be produced a second time.
+    :param host: for the name of the operation, `GET example.org`, where the ambient context has none.
+    """
+
+    def __init__(self, rules: Rules, method: str, headers: Mapping[str, str], *, replayable: bool, host: str) -> None:
+        self._rules = rules
+        self._method = method
+        self._headers = headers
+        self._replayable = replayable
+        self._host = host
+        self._why_not_again: str | None = None
+        self._lock = threading.Lock()  # an attempt that was walked away from ends in its own time
+        self._open: list[R] = []
+        self._is_over = False
+        self._budget = inf  # the deadline that the caller has set
+        self._body_deadline = inf
+        self._body_may_last_until: float | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again, after all that has happened. A Retry asks this."""
+        return self._why_not_again is None
+
+    @abstractmethod
+    def __call__(self, ctx: Context) -> Any:
+        """Send the request once, within what `ctx` leaves time for, and return the response."""
+
+    # --- for `__call__` ---
+
+    def begin(self) -> None:
+        """Say that the request is about to be sent.
+
+        :raises NotRepeatable: if it must not be, because it may have been sent before.
+        """
+        if self._why_not_again is not None:
+            raise NotRepeatable(f"the request was not sent again: {self._why_not_again}")
+        # Until the client tells more, the request may be under way: a Timeout tells nothing.
+        self._why_not_again = self._why_not(sent=True)
+
+    def failed(self, error: Exception, *, sent: bool) -> None:
+        """Note what the client raised, and mark it if the request must not be sent again.
+
+        :param sent: whether the request may have reached the server.
+        """
+        self._why_not_again = self._why_not(sent=sent and not isinstance(error, Rejected))
+        self._mark(error)
+
+    def received(self, response: R, status: int, headers: Mapping[str, str], ctx: Context) -> R:
+        """Return a response, or raise the `TransientStatus` that it stands for.
+
+        :raises DeadlineExceeded: if it came after the caller had left. It was closed then.
+        """
+        timer = ctx._timer
+        with self._lock:
+            late = self._is_over or (ctx.runtime is BLOCKING and timer is not None and clock.now() >= timer.deadline)
+            if not late:
+                self._open.append(response)
+                longer = self._body_may_last_until
+                self._body_deadline = ctx.deadline if longer is None else longer
+        if late:
+            # Nobody else would close it. (Tasks are cancelled, not left behind: there it is always in time.)
+            drive(BLOCKING.close(response), type(self).__qualname__)
+            raise DeadlineExceeded("the response came after its time")
+        failure = self._rules.failure_of(status, headers, response)
+        if failure is None:
+            return response
+        self._mark(failure)
+        try:
+            raise failure
+        finally:
+            del failure
+
+    # --- for the integration ---
+
+    def run(self, policy: Policy[Any]) -> Any:
+        """Run this exchange through a policy in blocking code, and return the response (or a fallback's answer)."""
+        kept: Any = None
+        try:
+            kept = policy.execute(self, self._context())
+        except TransientStatus as error:
+            if not self._owns(error.response):
+                raise
+            kept = error.response
+        finally:
+            for response in self._end(kept):
+                drive(BLOCKING.close(response), type(self).__qualname__)
+        return kept
+
+    async def arun(self, policy: Policy[Any]) -> Any:
+        """Do the same in a task."""
+        kept: Any = None
+        try:
+            kept = await policy.aexecute(self, self._context())
+        except TransientStatus as error:
+            if not self._owns(error.response):
+                raise
+            kept = error.response
+        finally:
+            for response in self._end(kept):
+                await TASKS.close(response)  # also when cancelled: the clients shield what gives back a connection
+        return kept
+
+    @property
+    def body_deadline(self) -> float:
+        """The instant at which the body of the response has to be read; infinity for no limit."""
+        return self._body_deadline if self._rules.limit_body else inf
+
+    def body_is_late(self) -> TimeoutExceeded:
+        """Return the error for a body that is not read by then."""
+        kind = DeadlineExceeded if self._body_deadline >= self._budget else TimeoutExceeded
+        return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
+
+    def body_may_last_until(self, deadline: float) -> None:
+        """Let the body take longer than the attempt that brings it."""
+        self._body_may_last_until = deadline
+
+    def _context(self) -> Context:
+        outer = current_context()
+        self._budget = outer.deadline
+        return Context(operation=outer.operation or f"{self._method} {self._host}", properties=outer.properties)
+
+    def _owns(self, response: object) -> bool:
+        return any(it is response for it in self._open)
+
+    def _end(self, kept: object) -> list[R]:
+        """Say that nobody waits any more, and return the responses that are to be closed."""
+        with self._lock:
+            self._is_over = True
+            return [it for it in self._open if it is not kept]
+
+    def _why_not(self, *, sent: bool) -> str | None:
+        return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
+
+    def _mark(self, error: Exception) -> None:
+        if self._why_not_again is not None:
+            try:
+                error.repeatable = False  # type: ignore[attr-defined]
+                error.add_note(f"the request is not sent again: {self._why_not_again}")
+            except Exception:  # one that refuses attributes: the exchange says it as well
+                return

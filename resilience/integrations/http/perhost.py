@@ -1,0 +1,86 @@
+"""A policy for each host: a breaker that counts one host's failures must not refuse calls to another."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias, final
+from urllib.parse import urlsplit
+
+from resilience import checks
+from resilience.policy import Policy
+
+#: What an HTTP integration takes as its policy.
+Policies: TypeAlias = "Policy[Any] | PerHost"
+
+_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+@final
+class PerHost:
+    """Make a policy for each host when it is first asked, and keep it.
+
+    :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
+    :param max_hosts: how many are kept. Beyond that the one that was not asked for the longest time is dropped, and
+        what its breaker had learned with it. Calls that are under way under it go on.
+
+    Hosts that differ in scheme or port are different ones: different servers may answer there.
+
+    >>> from resilience import CircuitBreaker
+    >>> breakers = PerHost(lambda origin: CircuitBreaker(5, name=origin))
+    >>> breakers.for_host("https://example.org/a") is breakers.for_host("https://EXAMPLE.org:443/b")
+    True
+    >>> list(breakers.policies)
+    ['https://example.org:443']
+    """
+
+    def __init__(self, make: Callable[[str], Policy[Any]], *, max_hosts: int = 1000) -> None:
+        self._make = checks.plain_function("make", make)
+        self._max_hosts = checks.whole("max_hosts", max_hosts)
+        self._policies: OrderedDict[str, Policy[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def for_host(self, url: str) -> Policy[Any]:
+        """Return the policy for the host of a URL."""
+        origin = _origin(url)
+        with self._lock:
+            known = self._policies.get(origin)
+            if known is not None:
+                self._policies.move_to_end(origin)
+                return known
+        made = self._make(origin)  # a user's code: not under the lock
+        if not isinstance(made, Policy):
+            raise TypeError(f"make must return a policy, not {made!r}")
+        with self._lock:
+            policy = self._policies.setdefault(origin, made)
+            self._policies.move_to_end(origin)
+            while len(self._policies) > self._max_hosts:
+                self._policies.popitem(last=False)
+            return policy
+
+    @property
+    def policies(self) -> Mapping[str, Policy[Any]]:
+        """The policies that are kept now, by origin. A snapshot."""
+        with self._lock:
+            return MappingProxyType(dict(self._policies))
+
+
+def as_policies(policy: Policies) -> Policies:
+    """Return what an integration was given as its policy; refuse what is neither a policy nor has one for each host."""
+    if not isinstance(policy, (Policy, PerHost)):
+        raise TypeError(f"policy must be a policy, or have one for each host (PerHost), not {policy!r}")
+    return policy
+
+
+def policy_for(policy: Policies, url: str) -> Policy[Any]:
+    """Return the policy that a request to this URL runs through."""
+    return policy.for_host(url) if isinstance(policy, PerHost) else policy
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    host = (parts.hostname or "").removesuffix(".")
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

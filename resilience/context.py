@@ -326,7 +326,7 @@ class Context:
 
 def find_runtime() -> Runtime:
     """Return the world of the code that asks. Put in place by the runtimes, which stand above this module."""
-    raise RuntimeError("no runtime has been imported")
+    raise RuntimeError("no runtime has been imported")  # pragma: no cover (the package imports one)
 
 
 #: Makes a context without the detour by `__init__`; whoever calls it sets every slot.

@@ -53,8 +53,6 @@ class Matcher:
 
     def ignores(self, error: Exception) -> bool:
         """Whether `ignore` names this exception."""
-        if type(error) is StoppedIteration:
-            error = error.error
         return self._ignored is not None and _holds(self._ignored, error)
 
     def is_neutral(self, error: Exception) -> bool:

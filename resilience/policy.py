@@ -76,7 +76,8 @@ class Policy(ABC, Generic[D_co]):
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap: _Wrap = _Wrap()
 
-    if not TYPE_CHECKING:  # a checker would hold its parameters against those of every `__init__`
+    # A checker would hold its parameters against those of every `__init__`.
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __new__(cls, *args, **kwargs):
             """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
@@ -87,7 +88,7 @@ class Policy(ABC, Generic[D_co]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
         super().__init_subclass__(**kwargs)
-        owner = next(it for it in cls.__mro__ if "name" in vars(it))
+        owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
             cls.name = cls.__name__
 

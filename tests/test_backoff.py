@@ -335,6 +335,19 @@ def test_a_sequence_is_a_backoff_and_its_last_value_repeats(given_: Any) -> None
     assert first(as_backoff("backoff", given_), 5) == [1, 0, 2, 2, 2]
 
 
+class Drawn(Backoff):
+    """A backoff of the user's own, that comes to an end."""
+
+    def delays(self, rng: Randomness | None = None) -> Iterator[float]:
+        assert rng is not None
+        return iter([rng.uniform(0, 10), 20.0])
+
+
+def test_a_backoff_of_the_users_own_draws_from_the_given_source_and_its_last_delay_repeats() -> None:
+    """It need not be endless: whoever follows the protocol by half is waited for all the same."""
+    assert first(as_backoff("backoff", Drawn()), 4, Fixed(0.5)) == [5.0, 20.0, 20.0, 20.0]
+
+
 def test_a_range_is_a_sequence() -> None:
     """Whatever keeps the protocol of a sequence will do."""
     assert first(as_backoff("backoff", range(3)), 4) == [0, 1, 2, 2]

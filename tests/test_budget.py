@@ -26,6 +26,7 @@ from resilience import (
     current_context,
     deadline,
 )
+from resilience.runtimes.alarms import AsyncioTimer
 from tests.conftest import Boom, FakeClock, World
 
 INF = float("inf")
@@ -497,6 +498,48 @@ def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline() -
                 await Timeout(0.05).aexecute(fn)
             with pytest.raises(DeadlineExceeded):
                 await asyncio.wait_for(children[0], 1.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["with", "async with"])
+def test_leaving_a_block_that_was_never_entered_does_nothing(how: str) -> None:
+    """An exit stack that lost its way may do so; the ambient context stays."""
+    budget = deadline(5.0)
+
+    async def leave() -> Any:
+        if how == "with":
+            return budget.__exit__(None, None, None)
+        return await budget.__aexit__(None, None, None)
+
+    async def main() -> None:
+        with deadline(8.0) as around:
+            assert not await leave()
+            assert current_context() is around
+            with budget:  # and can be entered later
+                assert current_context() is not around
+            assert current_context() is around
+
+    asyncio.run(main())
+
+
+def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the moment in which its timer is set: the budget holds for nobody, and can be opened again."""
+
+    def interrupt(timer: object) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        budget = deadline(5.0)
+        with deadline(8.0) as around:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(AsyncioTimer, "__enter__", interrupt)
+                async with budget:
+                    raise AssertionError
+            assert current_context() is around
+            async with budget as ctx:
+                assert current_context() is ctx
+                assert ctx.remaining() <= 5.0
 
     asyncio.run(main())
 

@@ -131,6 +131,8 @@ SYNCHRONOUS: list[Callable[..., Any]] = [
     async_generator,
     Mock(),
     MagicMock(),
+    Mock(spec=plain),  # says that it is a function, and answers every question about its code with a mock
+    MagicMock(spec=generator),
 ]
 
 GENERATORS: list[Callable[..., Any]] = [
@@ -161,6 +163,8 @@ NO_GENERATORS: list[Callable[..., Any]] = [
     functools.partial(plain),
     Mock(),
     AsyncMock(),
+    Mock(spec=generator),
+    MagicMock(spec=plain),
 ]
 
 

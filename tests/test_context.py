@@ -432,6 +432,26 @@ def test_two_retries_around_one_another_tell_each_failure_once(world: World, clo
     assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"]
 
 
+def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over(world: World, clock: FakeClock) -> None:
+    """After however many failures, its own is told once: as the timeout that the caller gets."""
+    for failures in (0, 2, 3, 4, 9):
+        ctx = Context()
+
+        async def fn(inner: Context, failures: int = failures) -> None:
+            if inner.attempt <= failures:
+                raise Boom(str(inner.attempt))
+            clock.advance(20.0)
+            inner.check()
+
+        async def main(ctx: Context = ctx, fn: Any = fn) -> object:
+            return await world.attempt(Timeout(10.0, cooperative=True).wrap(Retry(None, on=Boom, backoff=[0])), fn, ctx)
+
+        assert type(world.run(main)) is TimeoutExceeded
+        told = [failed.type for failed in ctx.failures]
+        assert told == ["Boom"] * (len(told) - 1) + ["TimeoutExceeded"]
+        assert len(told) == min(failures + 1, 6 if failures < 6 else 5 + 1)
+
+
 def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
     """It is no outcome, in any world."""
     ctx = Context()

@@ -477,6 +477,27 @@ def test_a_kind_that_is_named_twice_is_heard_once() -> None:
     assert len(seen) == 1
 
 
+def test_who_subscribes_in_the_middle_of_another_subscription_is_not_forgotten() -> None:
+    """A finalizer may do so, in the very same thread: both hear the next event, once each."""
+    seen: list[str] = []
+    inner: list[Callable[[], None]] = []
+
+    def change(listeners: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not inner:
+            inner.append(events.subscribe(lambda event: seen.append("inner"), events.CircuitChanged))
+        return (*listeners, outer)
+
+    def outer(event: events.Event) -> None:
+        seen.append("outer")
+
+    events._change([events.CircuitChanged], change)
+    CircuitBreaker().isolate()
+    events._change([events.CircuitChanged], lambda listeners: tuple(it for it in listeners if it is not outer))
+    inner[0]()
+    CircuitBreaker().isolate()
+    assert sorted(seen) == ["inner", "outer"]
+
+
 def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
     """Not even the rest of what is going on."""
     seen: list[Any] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -420,6 +422,58 @@ def test_only_policies_can_be_wrapped() -> None:
             Retry().wrap(stranger)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="make an instance"):
         Policy.wrap(Retry, Timeout(1.0))  # type: ignore[call-overload]
+
+
+# --- copies ----------------------------------------------------------------------------------
+
+
+class Shouting(Policy):
+    """A policy of a user's own, with a setting."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return f"{await call(ctx)}{self.mark}"
+
+
+def hear(event: events.Event) -> None:
+    HEARD.append(event)
+
+
+HEARD: list[events.Event] = []
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_of_a_policy_runs_as_itself(again: Callable[[Any], Any]) -> None:
+    """Changed, it does not do what the original was told, though that has been used before."""
+    policy = Shouting("!")
+    assert policy.call(str, "hey") == "hey!"
+    copied = again(policy)
+    copied.mark = "?"
+    assert copied.call(str, "hey") == "hey?"
+    assert policy.call(str, "hey") == "hey!"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_of_a_pipeline_is_a_pipeline_of_the_same_policies(again: Callable[[Any], Any]) -> None:
+    """With its name, its listeners and its settings; what cannot be copied in it (a circuit) says so."""
+    pipeline = Policy.wrap(Fallback("none"), Retry(2, backoff=[0]), Timeout(3.0), name="users", listeners=[hear])
+    copied = again(pipeline)
+    assert repr(copied) == repr(pipeline)
+    assert set(copied.settings()) == {"policies", "name", "listeners"}
+    assert copied.settings()["name"] == "users"
+    assert copied.settings()["listeners"] == (hear,)
+    assert repr(copied.settings()["policies"]) == repr(pipeline.policies)
+    HEARD.clear()
+    assert copied.call(lambda: 1 // 0) == "none"
+    assert [event.policy for event in HEARD] == ["Fallback", "users"]
+    if again is not copy.copy:
+        with pytest.raises(TypeError, match="cannot be copied"):
+            again(Policy.wrap(Retry(), CircuitBreaker()))
+
+
+# --- composing -------------------------------------------------------------------------------
 
 
 def test_a_pipeline_with_listeners_is_composed_once_for_each_world(

@@ -743,6 +743,30 @@ def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks() -> None:
     assert asyncio.run(main()) == [f"fetch {x}" for x in "abcde"]
 
 
+def test_a_task_of_what_aproxy_returns_can_be_cancelled() -> None:
+    """The cancellation arrives in the client's method, which cleans up; no policy answers it."""
+    log: list[str] = []
+
+    class Hanging:
+        async def get(self) -> None:
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await asyncio.sleep(0)
+                log.append("cleaned up")
+
+    async def main() -> None:
+        pending: Any = Fallback("instead").aproxy(Hanging(), "get").get()
+        task = asyncio.create_task(pending)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert log == ["cleaned up"]
+
+
 def test_what_aproxy_returns_may_be_awaited_in_a_task_of_trios() -> None:
     """There only functions are started."""
     client = Client(failures=2)

@@ -105,7 +105,6 @@ def _rewritten(function: FunctionType, drive: Drive | None) -> Factory | None:
         return None
     owner.body[owner.body.index(method)] = _made_by_factory(method, stage)
     factory_code = _compiled(ast.fix_missing_locations(module), code)
-    assert factory_code is not None
     factory = FunctionType(factory_code, function.__globals__, function.__name__)
     factory.__kwdefaults__ = {_DRIVE: drive and partial(drive, owner=function.__qualname__.rpartition(".")[0])}
     factory.__module__ = function.__module__
@@ -141,7 +140,7 @@ def _prune(module: ast.Module, owner: ast.ClassDef, definition: ast.AsyncFunctio
     owner.body = [definition]
 
 
-def _compiled(module: ast.Module, code: CodeType) -> CodeType | None:
+def _compiled(module: ast.Module, code: CodeType) -> CodeType:
     """Compile the module, and take the code out that begins where `code` begins."""
     flags = code.co_flags & _FUTURE_FLAGS
     found = [compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)]
@@ -150,13 +149,11 @@ def _compiled(module: ast.Module, code: CodeType) -> CodeType | None:
             if (inner.co_name, inner.co_firstlineno) == (code.co_name, code.co_firstlineno):
                 return inner
             found.append(inner)
-    return None
+    raise LookupError(code.co_name)  # pragma: no cover (it has been found in the tree)
 
 
-def _same_code(ours: CodeType | None, theirs: CodeType) -> bool:
+def _same_code(ours: CodeType, theirs: CodeType) -> bool:
     """Whether two code objects do the same in the same lines."""
-    if ours is None:
-        return False
     return (
         ours.co_code == theirs.co_code
         and ours.co_names == theirs.co_names

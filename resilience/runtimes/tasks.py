@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Stage: TypeAlias = "Callable[[Context], Awaitable[Any]]"
 
 
-if sys.version_info >= (3, 12):
+if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)
 
     def _asyncio_task() -> asyncio.Task[Any] | None:
         """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""

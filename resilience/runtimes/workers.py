@@ -176,6 +176,6 @@ class Pool:
 _numbers = count(1)
 pool: Pool = Pool()
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)
     # The child of a fork has none of its parent's threads.
     os.register_at_fork(after_in_child=pool.__init__)

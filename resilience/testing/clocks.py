@@ -193,9 +193,7 @@ class VirtualClock:
 
     def _others_stand_still(self, mine: Wait) -> bool:
         others = [it for it in threading.enumerate() if it.ident not in self._waits and it.is_alive()]
-        if not others:
-            return True
-        frames: dict[int, Any] = sys._current_frames()
+        frames: dict[int, Any] = sys._current_frames() if others else {}
         still = [self._stands_still(it, frames.get(it.ident or 0), mine) for it in others]
         return all(still)
 

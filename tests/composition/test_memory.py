@@ -468,9 +468,10 @@ def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> Non
         await scenario()  # chains are composed, workers started, modules imported
         with no_collector():
             await scenario()
-            await world.sleep(
-                0.002
-            )  # a worker, or a loop, lets go of what it ran just after its caller has heard of it
+            for _ in range(1000):  # a worker, or a loop, lets go of what it ran just after its caller has heard of it
+                await world.sleep(0.002)
+                if not watched.alive:
+                    break
             return watched.alive
 
     assert world.run(main) == []

@@ -560,6 +560,24 @@ def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:
     assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
+def test_a_waiter_whose_trio_run_has_ended_costs_nobody_a_place_in_the_queue() -> None:
+    """As one of a closed loop: the next caller gets its place, and waits as long as its budget allows."""
+    bulkhead = Bulkhead(1, queue=1)
+
+    async def begin() -> Any:
+        coroutine: Any = bulkhead.aexecute(Script("never").function())
+        coroutine.send(None)
+        return coroutine
+
+    with bulkhead.slot():
+        coroutine = anyio.run(begin, backend="trio")
+        assert bulkhead.stats().queued == 1
+        with pytest.raises(DeadlineExceeded):
+            bulkhead.execute(lambda ctx: None, Context(timeout=SHORT))
+        coroutine.close()
+    assert facts(bulkhead)[:3] == (1, 0, 0)
+
+
 def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited, was served, and its loop is closed by the time that somebody looks for the dead: no permit is made."""
     bulkhead = Bulkhead(1, queue=1)
@@ -1110,6 +1128,10 @@ def test_repr_and_description_tell_every_number() -> None:
     assert repr(eval(repr(bulkhead))) == repr(bulkhead)
     for number in ("17", "23", "4.5", "inventory"):
         assert number in bulkhead.describe()
+    assert Bulkhead(2).describe() == "Bulkhead: at most 2 at once, nobody waits"
+    assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
+    assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"
+    assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, nobody waits"
 
 
 def test_it_is_one_object_and_cannot_be_copied() -> None:

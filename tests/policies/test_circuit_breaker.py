@@ -678,6 +678,29 @@ def test_two_breakers_do_not_share_a_schedule(threads: World, clock: FakeClock) 
     assert other.stats().retry_after == pytest.approx(1.0)
 
 
+def test_an_interrupt_before_a_probe_was_admitted_takes_no_slot(threads: World, clock: FakeClock) -> None:
+    """Ctrl-C in the wait for the lock: nothing was admitted, so there is nothing to give back."""
+    breaker = CircuitBreaker(1, open_for=1.0)
+    breaker.capture(lambda ctx: 1 / 0)
+    clock.advance(1.0)
+    lock = breaker._lock
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            breaker._lock = lock
+            raise KeyboardInterrupt
+
+        def __exit__(self, *exc: object) -> None:
+            raise AssertionError("never entered")
+
+    breaker._lock = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        breaker.call(len, "")
+    assert (breaker.state, breaker.stats().probes) == (OPEN, 0)
+    assert breaker.call(len, "four") == 4
+    assert breaker.state is CLOSED
+
+
 def test_a_users_backoff_runs_outside_the_lock() -> None:
     """While it computes a delay, other threads use the breaker."""
     free: list[bool] = []

@@ -253,6 +253,12 @@ class AwaitsInADefault(Policy):
         return await call(ctx), inner(), (lambda text=await self.helper(): text)()  # noqa: B008
 
 
+class Generating(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        result = await call(ctx)
+        return list(result * number for number in range(3))  # noqa: C400
+
+
 class Inherited(Guarded):
     """Takes the flow of its parent."""
 
@@ -273,6 +279,7 @@ LOWERABLE: list[Callable[[], Policy[Any]]] = [
     Twice,
     Raising,
     Skipping,
+    Generating,
     Inherited,
     lambda: Retry(2, on=Boom, backoff=[0]),
     lambda: Timeout(5.0),
@@ -414,6 +421,32 @@ async def borrowed(self: Any, call: Any, ctx: Context) -> Any:
     return "borrowed", await call(ctx)
 
 
+class NamedLikeAGlobal(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await call(ctx), around
+
+
+around = "of the module"
+
+
+class AwaitsInAGenerator(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        each = (await call(ctx) for _ in "abc")
+        return [it async for it in each]
+
+
+class AwaitsTheRestOfAGenerator(Policy):
+    async def later(self) -> str:
+        return "later"
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        each = (await self.later() for _ in "ab")
+        try:
+            return await call(ctx), type(each).__name__, await each.__anext__()
+        finally:
+            await each.aclose()
+
+
 class Borrowing(Policy):
     around = borrowed
 
@@ -469,6 +502,9 @@ TO_BE_DRIVEN: list[Callable[[], Policy[Any]]] = [
     Decorated,
     NoCoroutineFunction,
     WithMoreParameters,
+    NamedLikeAGlobal,
+    AwaitsInAGenerator,
+    AwaitsTheRestOfAGenerator,
     Borrowing,
     on_the_object,
     without_source,

@@ -460,6 +460,27 @@ def test_any_number_of_different_limits_is_kept() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_clock_that_is_put_back_leaves_every_timer_its_time(clock: FakeClock) -> None:
+    """Calls under one limit no longer end in the order in which they began; each is cut off all the same."""
+    timeout = Timeout(0.02)
+    cut_off: list[str] = []
+
+    async def call(name: str) -> None:
+        with pytest.raises(TimeoutExceeded):
+            await timeout.aexecute(lambda ctx: asyncio.sleep(10))
+        cut_off.append(name)
+
+    async def main() -> None:
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(call("before"))
+            await asyncio.sleep(0)
+            clock.advance(-100)
+            group.create_task(call("after"))
+
+    asyncio.run(main())
+    assert sorted(cut_off) == ["after", "before"]
+
+
 def test_a_timer_keeps_nothing_of_a_call_that_has_ended() -> None:
     """Neither its task nor what its context variables held, however far away the limit is."""
     variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")

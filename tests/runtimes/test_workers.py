@@ -703,6 +703,17 @@ def test_the_child_of_a_fork_starts_with_workers_of_its_own() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_while_the_interpreter_shuts_down_no_worker_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemon threads are gone by then: a call would wait for an answer for ever. It is refused, and not entered."""
+    entered: list[Context] = []
+    Timeout(LONG).call(len, "")  # an idle worker is there
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.sys, "is_finalizing", lambda: True)
+        with pytest.raises(WorkersExhausted, match="shutting down") as raised:
+            Timeout(LONG, name="late").execute(entered.append)
+    assert (raised.value.policy, entered) == ("late", [])
+
+
 def test_where_no_thread_can_be_started_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's own error comes out, what is held comes back, and the next call finds its worker."""
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -246,6 +247,45 @@ def test_abandoning_twice_gives_back_once() -> None:
     assert permits.counts()[:3] == (1, 0, 0)
     assert permits.take()
     assert not permits.take()
+
+
+class Interrupting(deque[Any]):
+    """A deque in the middle of whose `pop`, or `popleft`, the same thread does something else, once."""
+
+    def __init__(self, items: Iterable[Any], how: str, finalizer: Callable[[], object]) -> None:
+        super().__init__(items)
+        self._how = how
+        self._finalizers = [finalizer]
+
+    def pop(self) -> Any:  # type: ignore[override]
+        return self._taken("pop", super().pop())
+
+    def popleft(self) -> Any:
+        return self._taken("popleft", super().popleft())
+
+    def _taken(self, how: str, item: Any) -> Any:
+        if how == self._how and self._finalizers:
+            self._finalizers.pop()()
+        return item
+
+
+@pytest.mark.parametrize("how", ["pop", "popleft"])
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, behind: int) -> None:
+    """Garbage is collected between any two lines: the permit goes to the next in the queue, or lies free again."""
+    permits: Permits[int] = Permits(1, 5)
+    assert permits.take()
+    tickets = [permits.join(number)[0] for number in range(1 + behind)]
+    if how == "pop":
+        permits.free = Interrupting(permits.free, how, lambda: permits.abandon(tickets[0]))
+    else:
+        permits._waiting = Interrupting(permits._waiting, how, lambda: permits.abandon(tickets[0]))
+    assert permits.give_back() == tickets[1:2]
+    assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
+    assert tickets[0].place is Place.GONE
+    if not behind:
+        assert permits.take()
+        assert permits.counts() == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [10**9, 10**18])

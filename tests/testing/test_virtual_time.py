@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -28,6 +28,7 @@ from resilience import (
     deadline,
 )
 from resilience.clock import clock as process_clock
+from resilience.runtimes import workers
 from resilience.testing import VirtualClock, ascript, clocks, hang, script, virtual_time
 from tests.conftest import Boom, World
 
@@ -597,6 +598,28 @@ def test_advance_wakes_the_tasks_whose_time_has_come(backend: str) -> None:
 
     with virtual_time() as clock:
         anyio.run(main, clock, backend=backend)
+
+
+def test_a_worker_that_has_just_been_handed_a_job_is_at_work() -> None:
+    """It stands where idle workers stand, and has not come to run yet: time does not jump over what it will do."""
+    with virtual_time() as clock:
+        Timeout(1).call(len, "")  # an idle worker is there
+        worker = workers.pool.idle[-1]
+        wait = clocks.Wait(5.0, lambda: False)
+        clock.enter(wait)
+        try:
+            worker._job = cast(Any, "a job")  # handed over, and not woken yet
+            for _ in range(20):
+                assert not clock.jump(wait)
+                time.sleep(wait.pause)
+                wait.looks += 1
+            worker._job = None
+            end = time.monotonic() + 10
+            while not clock.jump(wait) and time.monotonic() < end:
+                time.sleep(wait.pause)
+        finally:
+            clock.leave()
+        assert clock.now() == 5.0
 
 
 def test_a_patience_that_is_no_duration_is_refused() -> None:

@@ -1,0 +1,212 @@
+"""The connections that take part in an execution, and the function that gives them to a client."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection as AbstractAsyncConnection
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from typing_extensions import override
+
+from resilience.errors import DeadlineExceeded
+from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
+from resilience.policy import Policy
+
+if TYPE_CHECKING:
+    from resilience.integrations.redis.commands import Command
+    from resilience.integrations.redis.retrying import Call
+
+ClientT = TypeVar(
+    "ClientT",
+    bound=redis.Redis | redis.ConnectionPool | redis.asyncio.Redis | redis.asyncio.ConnectionPool,
+)
+
+
+def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> ClientT:
+    """Run every command of a redis client under a policy, in the place of redis-py's own retries. Returns the client.
+
+    :param client: a `Redis` client, or a connection pool, of `redis` or of `redis.asyncio`, that has not connected yet.
+    :param policy: what each command (or pipeline, or transaction) runs under: connecting, sending and reading the
+        answer are one attempt. For a blocking client a `Timeout` in it has to be cooperative.
+    :param repeat_writes: what may be sent again although it may have been carried out. False: `REPEATABLE_COMMANDS`
+        only. Names of commands: these as well. True: everything, as redis-py's own retries do.
+    :raises ValueError: if the client is connected, caches on its side, or the policy would leave a connection to a
+        thread.
+    :raises TypeError: for a cluster client, which has many pools and a loop of its own.
+
+    The deadline of the context shortens the timeouts of the sockets (in asyncio: the attempt as a whole). What it does
+    not reach: looking up the host's name, and the wait of a `BlockingConnectionPool` for a free connection. In
+    blocking code it holds for each read from the socket, so an answer that trickles in may take longer.
+    """
+    pool: Any = getattr(client, "connection_pool", client)
+    retry: PolicyDriven
+    if isinstance(pool, redis.asyncio.ConnectionPool):
+        retry = AsyncPolicyRetry(policy, repeat_writes=repeat_writes)
+    elif isinstance(pool, redis.ConnectionPool):
+        retry = PolicyRetry(policy, repeat_writes=repeat_writes)
+    else:
+        raise TypeError(f"client must be a Redis client or a connection pool, not {client!r}")
+    if getattr(pool, "cache", None) is not None:
+        raise ValueError("client must not cache on its side: such a connection asks for the server's version at once")
+    if any(getattr(pool, name, ()) for name in ("_available_connections", "_in_use_connections", "_connections")):
+        raise ValueError("client must not have connected yet: its connections are of another kind")
+    pool.connection_class = _connection_class(pool.connection_class)
+    pool.connection_kwargs["retry"] = retry
+    return client
+
+
+#: What is mixed in between a class of ours and `object`: a connection of redis-py, over TCP, TLS or a Unix socket.
+_RedisConnection: Any = object
+
+
+class ProtectedConnection(_RedisConnection):  # type: ignore[misc]
+    """A connection that is made in the attempt that needs it, keeps to its deadline, and tells it what it sends."""
+
+    _commands: list[Command] | None = None
+    _connecting = False
+
+    def _call(self) -> Call | None:
+        return self.retry.current_call() if isinstance(self.retry, PolicyDriven) else None
+
+    @override
+    def connect(self) -> None:
+        if self._call() is not None:
+            self._really_connect()
+
+    def _really_connect(self) -> None:
+        self._connecting, outer = True, self._connecting
+        try:
+            super().connect()
+        finally:
+            self._connecting = outer
+
+    @override
+    def can_read(self, timeout: float = 0) -> bool:
+        if self._sock is None and self._call() is None:
+            return False
+        return bool(super().can_read(timeout))
+
+    @override
+    def send_command(self, *args: Any, **kwargs: Any) -> None:
+        self._commands = [args]
+        super().send_command(*args, **kwargs)
+
+    @override
+    def pack_commands(self, commands: Iterable[Any]) -> Any:
+        self._commands = [tuple(command) for command in commands]
+        return super().pack_commands(self._commands)
+
+    @override
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        commands, self._commands = self._commands, None  # before PING and the like overwrite it
+        if self._sock is None:
+            self._really_connect()
+        if check_health:
+            self.check_health()
+        self._shorten()
+        call = self._call()
+        if call is not None and not self._connecting:
+            call.sends(commands)
+        super().send_packed_command(command, check_health=False)
+
+    @override
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self._shorten()
+        except DeadlineExceeded:
+            self.disconnect()  # the answer is on its way, and nobody is to take it for that of another command
+            raise RedisTimeoutError(TOO_LATE) from None
+        return super().read_response(*args, **kwargs)
+
+    def _shorten(self) -> None:
+        """Let the socket wait no longer than there is time left."""
+        timeout = self.socket_timeout
+        if self._sock is not None and self._sock.gettimeout() != timeout:
+            self._sock.settimeout(timeout)
+
+    def _in_time(self, limit: float | None) -> float | None:
+        call = self._call()
+        return limit if call is None or call.ctx is None else call.ctx.timeout(limit or None)
+
+    # Where redis-py reads its timeouts, it finds what is left of them.
+
+    @property
+    def socket_timeout(self) -> float | None:
+        """Seconds that one operation on the socket may take."""
+        return self._in_time(self._socket_timeout)
+
+    @socket_timeout.setter
+    def socket_timeout(self, value: float | None) -> None:
+        self._socket_timeout = value
+
+    @property
+    def socket_connect_timeout(self) -> float | None:
+        """Seconds that connecting may take."""
+        return self._in_time(self._socket_connect_timeout)
+
+    @socket_connect_timeout.setter
+    def socket_connect_timeout(self, value: float | None) -> None:
+        self._socket_connect_timeout = value
+
+
+class ProtectedAsyncConnection(_RedisConnection):  # type: ignore[misc]
+    """The same for `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
+
+    _commands: list[Command] | None = None
+    _connecting = False
+
+    def _call(self) -> Call | None:
+        return self.retry.current_call() if isinstance(self.retry, PolicyDriven) else None
+
+    @override
+    async def connect(self) -> None:
+        if self._call() is not None:
+            await self._really_connect()
+
+    async def _really_connect(self) -> None:
+        self._connecting, outer = True, self._connecting
+        try:
+            await super().connect()
+        finally:
+            self._connecting = outer
+
+    @override
+    async def can_read(self) -> bool:
+        return self.is_connected and bool(await super().can_read())
+
+    @override
+    async def can_read_destructive(self) -> bool:  # its name until redis-py 8
+        return self.is_connected and bool(await super().can_read_destructive())
+
+    @override
+    async def send_command(self, *args: Any, **kwargs: Any) -> None:
+        self._commands = [args]
+        await super().send_command(*args, **kwargs)
+
+    @override
+    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
+        self._commands = [tuple(command) for command in commands]
+        return super().pack_commands(self._commands)
+
+    @override
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        commands, self._commands = self._commands, None
+        if not self.is_connected:
+            await self._really_connect()
+        if check_health:
+            await self.check_health()
+        call = self._call()
+        if call is not None and not self._connecting:
+            call.sends(commands)
+        await super().send_packed_command(command, check_health=False)
+
+
+@functools.cache
+def _connection_class(base: type) -> type:
+    """Return the class of connections that does what ours do, and otherwise what `base` does."""
+    ours = ProtectedAsyncConnection if issubclass(base, AbstractAsyncConnection) else ProtectedConnection
+    return type(base.__name__, (ours, base), {"__module__": base.__module__})

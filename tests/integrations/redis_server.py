@@ -1,0 +1,57 @@
+"""A redis-server that tests may kill, freeze and start again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.integrations.conftest import program
+
+
+class RedisServer:
+    """A server on a port of loopback, which stays the same however often it is started. Nothing is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = program("redis-server")
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
+        self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL)
+        patience = time.monotonic() + 20
+        while not self._answers():
+            assert time.monotonic() < patience, "redis-server does not answer"
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(100) == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End it at once: whoever is connected finds the connection closed, and nobody can connect."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stop it in the middle: the kernel still takes connections and commands, and nobody answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on: it carries out what has come in meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)

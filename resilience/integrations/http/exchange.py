@@ -109,10 +109,10 @@ class Exchange(ABC, Generic[R]):
         kept: Any = None
         try:
             kept = policy.execute(self, self._context())
-        except TransientStatus as error:
-            if not self._owns(error.response):
+        except Exception as error:
+            kept = self._answer_in(error)
+            if kept is None:
                 raise
-            kept = error.response
         finally:
             for response in self._end(kept):
                 drive(BLOCKING.close(response), type(self).__qualname__)
@@ -123,10 +123,10 @@ class Exchange(ABC, Generic[R]):
         kept: Any = None
         try:
             kept = await policy.aexecute(self, self._context())
-        except TransientStatus as error:
-            if not self._owns(error.response):
+        except Exception as error:
+            kept = self._answer_in(error)
+            if kept is None:
                 raise
-            kept = error.response
         finally:
             for response in self._end(kept):
                 await TASKS.close(response)  # also when cancelled: the clients shield what gives back a connection
@@ -151,8 +151,12 @@ class Exchange(ABC, Generic[R]):
         self._budget = outer.deadline
         return Context(operation=outer.operation or f"{self._method} {self._host}", properties=outer.properties)
 
-    def _owns(self, response: object) -> bool:
-        return any(it is response for it in self._open)
+    def _answer_in(self, error: Exception) -> Any:
+        """Return the response that an error stands for; None for any other error, which will be raised."""
+        if isinstance(error, TransientStatus) and any(it is error.response for it in self._open):
+            return error.response
+        self._mark(error)  # also one that a policy made, and the client had no part in
+        return None
 
     def _end(self, kept: object) -> list[R]:
         """Say that nobody waits any more, and return the responses that are to be closed."""
@@ -164,7 +168,7 @@ class Exchange(ABC, Generic[R]):
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
 
     def _mark(self, error: Exception) -> None:
-        if self._why_not_again is not None:
+        if self._why_not_again is not None and getattr(error, "repeatable", True) is not False:
             try:
                 error.repeatable = False  # type: ignore[attr-defined]
                 error.add_note(f"the request is not sent again: {self._why_not_again}")

@@ -1,0 +1,79 @@
+"""Bodies: how a response's is read within its time, and which of a request's can be sent twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, final
+
+from typing_extensions import override
+
+from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
+from resilience.runtimes.tasks import timer_until
+
+if TYPE_CHECKING:
+    from resilience.integrations.httpx.sending import Sending
+
+
+@final
+class Body(Stream):
+    """The body of a response, in blocking code. The time is looked at before each wait for more of it."""
+
+    def __init__(self, stream: Any, sending: Sending) -> None:
+        self._stream = stream
+        self._sending = sending
+
+    @override
+    def __iter__(self) -> Iterator[bytes]:
+        self._sending.begin_wait()
+        for chunk in self._stream:
+            yield chunk
+            self._sending.begin_wait()
+
+    @override
+    def close(self) -> None:
+        self._stream.close()
+
+
+@final
+class AsyncBody(AsyncStream):
+    """The body of a response, in a task. A wait for more of it is cut off when the time is over."""
+
+    def __init__(self, stream: Any, sending: Sending) -> None:
+        self._stream = stream
+        self._sending = sending
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = self._stream.__aiter__()
+        try:
+            while True:
+                self._sending.begin_wait()
+                with timer_until(self._sending.body_deadline) as timer:
+                    chunk = await anext(chunks, None)
+                if timer.fired:
+                    raise self._sending.body_is_late()
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            if hasattr(chunks, "aclose"):
+                await chunks.aclose()
+
+    @override
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def is_replayable(stream: Any) -> bool:
+    """Whether a request's body can be produced a second time. What is unknown cannot."""
+    if isinstance(stream, classes("ByteStream")):
+        return True
+    kind = type(stream)
+    if kind.__module__.partition(".")[0] not in {"httpx", "httpx2"}:
+        return False
+    files = [getattr(field, "file", b"") for field in getattr(stream, "fields", ())]
+    if files or kind.__name__ == "MultipartStream":  # the client winds its files back by itself, if it can
+        return all(isinstance(it, (str, bytes)) or (hasattr(it, "seekable") and it.seekable()) for it in files)
+    source = getattr(stream, "_stream", None)  # of `content=`: a list can be iterated again, an iterator or file cannot
+    one_shot = ("read", "aread", "__next__", "__anext__")
+    return source is not None and not any(hasattr(source, name) for name in one_shot)

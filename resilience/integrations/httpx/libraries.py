@@ -1,0 +1,69 @@
+"""httpx and httpx2: the same classes under two names. Whichever is installed is served; both are, if both are."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+
+def _installed() -> tuple[ModuleType, ...]:
+    found: list[ModuleType] = []
+    try:
+        import httpx
+
+        found.append(httpx)
+    except ModuleNotFoundError:
+        pass
+    try:
+        import httpx2
+
+        found.append(httpx2)
+    except ModuleNotFoundError:
+        pass
+    if not found:
+        raise ModuleNotFoundError("this module needs httpx or httpx2: pip install 'resilience-pipeline[httpx]'")
+    return tuple(found)
+
+
+LIBRARIES: tuple[ModuleType, ...] = _installed()
+
+
+def classes(name: str) -> tuple[Any, ...]:
+    """Return the class of that name of each library that is installed."""
+    return tuple(getattr(library, name) for library in LIBRARIES)
+
+
+if TYPE_CHECKING:
+    import httpx
+    import httpx2
+
+    class Transport(httpx.BaseTransport, httpx2.BaseTransport):
+        """A transport to both."""
+
+        def handle_request(self, request: Any) -> Any:
+            """Take a request of either, and return a response of the same."""
+
+    class AsyncTransport(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
+        """An asynchronous transport to both."""
+
+        async def handle_async_request(self, request: Any) -> Any:
+            """Take a request of either, and return a response of the same."""
+
+    class Stream(httpx.SyncByteStream, httpx2.SyncByteStream):
+        """A body to both."""
+
+    class AsyncStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
+        """An asynchronous body to both."""
+else:
+    Transport = type("Transport", classes("BaseTransport"), {})
+    AsyncTransport = type("AsyncTransport", classes("AsyncBaseTransport"), {})
+    Stream = type("Stream", classes("SyncByteStream"), {})
+    AsyncStream = type("AsyncStream", classes("AsyncByteStream"), {})
+
+
+def library_of(request: Any) -> ModuleType:
+    """Return the library that a request belongs to."""
+    for library in LIBRARIES:
+        if isinstance(request, library.Request):
+            return library
+    raise TypeError(f"a request of httpx or httpx2 is needed, not {request!r}")

@@ -1,0 +1,136 @@
+"""A request of httpx or httpx2 on its way through a policy."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping
+from math import inf
+from typing import Any, final
+
+from typing_extensions import override
+
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded
+from resilience.integrations.http import Exchange, Rules
+from resilience.integrations.httpx.bodies import AsyncBody, Body, is_replayable
+from resilience.integrations.httpx.libraries import classes, library_of
+from resilience.integrations.wire import Propagation
+
+#: What is raised before anything has reached the server.
+_NEVER_SENT: tuple[type[Exception], ...] = (
+    ConnectionRefusedError,
+    *classes("ConnectError"),
+    *classes("ConnectTimeout"),
+    *classes("PoolTimeout"),
+    *classes("ProxyError"),
+    *classes("UnsupportedProtocol"),
+)
+
+_TIMED_OUT: tuple[type[Exception], ...] = classes("TimeoutException")
+
+_TIMEOUTS = ("connect", "read", "write", "pool")
+
+#: Bodies of unknown length that have been sent and cannot be produced again. A client that follows a redirect, or
+#: answers a challenge, sends the same stream in another request, and of an iterator that is used up nothing arrives.
+_used_up: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Sending(Exchange[Any]):
+    """A request of either library."""
+
+    def __init__(self, request: Any, send: Any, rules: Rules, propagation: Propagation) -> None:
+        replayable = is_replayable(request.stream)
+        super().__init__(rules, request.method, request.headers, replayable=replayable, host=request.url.host)
+        self._request = request
+        self._send = send
+        self._propagation = propagation
+        self._vanishes = not replayable and "content-length" not in request.headers
+        self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
+        self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
+
+    def _prepared(self, ctx: Context) -> Any:
+        """Return the request for one attempt. The client's own is left as it is."""
+        request = self._request
+        left = ctx.timeout()
+        headers = self._propagation.headers_for(str(request.url), ctx)
+        if self._vanishes and request.stream in _used_up:
+            raise library_of(request).StreamConsumed()
+        self.begin()
+        if self._vanishes:
+            _used_up.add(request.stream)
+        if left is None:
+            return request
+        self._timeouts = _cut(self._given_timeouts, left)
+        prepared = copy.copy(request)  # leaves out what a pickle could not carry
+        prepared.stream = request.stream
+        prepared.extensions = {**request.extensions, "timeout": self._timeouts}
+        if headers:
+            prepared.headers = type(request.headers)(request.headers)
+            prepared.headers.update(headers)
+        return prepared
+
+    def _note(self, error: Exception, ctx: Context) -> None:
+        """Note what the client raised; raise what it means, where its timeout was the end of our time."""
+        sent = not isinstance(error, _NEVER_SENT)
+        if not sent:
+            _used_up.discard(self._request.stream)
+        self.failed(error, sent=sent)
+        if isinstance(error, _TIMED_OUT) and ctx.expired:
+            raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
+
+    # --- after it ---
+
+    def with_limit(self, response: Any, body: type[Body] | type[AsyncBody]) -> Any:
+        """Return a response whose body is read within its time."""
+        if self.body_deadline == inf:
+            self._timeouts.update(_cut(self._given_timeouts, None))  # what was left of the attempt is no limit to it
+        elif not response.is_closed:
+            response.stream = body(response.stream, self)
+        return response
+
+    def begin_wait(self) -> None:
+        """Look at the time before waiting for a piece of the body; raise if it is over."""
+        left = self.body_deadline - clock.now()
+        if left <= 0:
+            raise self.body_is_late()
+        self._timeouts.update(_cut(self._given_timeouts, left))  # the client looks at them when it begins the body
+
+
+@final
+class BlockingSending(Sending):
+    """For a `Client`."""
+
+    @override
+    def __call__(self, ctx: Context) -> Any:
+        request = self._prepared(ctx)
+        try:
+            response = self._send(request)
+        except Exception as error:
+            self._note(error, ctx)
+            raise
+        return self.received(response, response.status_code, response.headers, ctx)
+
+
+@final
+class AsyncSending(Sending):
+    """For an `AsyncClient`."""
+
+    @override
+    async def __call__(self, ctx: Context) -> Any:
+        request = self._prepared(ctx)
+        try:
+            response = await self._send(request)
+        except Exception as error:
+            self._note(error, ctx)
+            raise
+        return self.received(response, response.status_code, response.headers, ctx)
+
+
+def _cut(given: Mapping[str, Any], left: float | None) -> dict[str, Any]:
+    """Return a client's timeouts, none longer than what is left; no limit becomes what is left."""
+    limits = {name: given.get(name) for name in _TIMEOUTS}
+    if left is None:
+        return limits
+    return {name: left if limit is None else min(limit, left) for name, limit in limits.items()}

@@ -129,7 +129,7 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
         | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError"}
     ),
     "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
-    "anthropic": frozenset({"APIConnectionError", "APITimeoutError"}),
+    "anthropic": frozenset({"APIConnectionError", "APITimeoutError", "RetryableError"}),
     "pymongo": frozenset({"ConnectionFailure", "AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
     "psycopg": frozenset({"ConnectionTimeout", "AdminShutdown", "CrashShutdown", "CannotConnectNow"}),
     "asyncpg": frozenset(

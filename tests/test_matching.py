@@ -341,7 +341,7 @@ TRANSIENT = {
         "ConnectionClosedError ResponseStreamingError"
     ),
     "openai": "APIConnectionError APITimeoutError",
-    "anthropic": "APIConnectionError APITimeoutError",
+    "anthropic": "APIConnectionError APITimeoutError RetryableError",
     "pymongo.errors": "ConnectionFailure AutoReconnect NetworkTimeout ServerSelectionTimeoutError",
     "psycopg.errors": "ConnectionTimeout AdminShutdown CrashShutdown CannotConnectNow",
     "asyncpg.exceptions": (

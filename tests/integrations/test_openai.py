@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Retry, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.http import PerHost
 from resilience.integrations.openai import protect
 from tests.integrations import llm_server as llm
 from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
@@ -261,6 +262,18 @@ def test_the_protected_client_is_of_the_same_type_and_the_original_is_left_alone
         assert "request" not in vars(original)
 
 
+def test_a_policy_for_each_host_goes_by_the_base_url(server: FlakyServer) -> None:
+    """A copy for another address has the policy of that one."""
+    breakers = PerHost(lambda origin: CircuitBreaker(1))
+    server.script(PATH, llm.completion())
+    with protected(unused_url(), breakers) as client:
+        with pytest.raises(openai.APIConnectionError):
+            ask(client)
+        with pytest.raises(CircuitOpen):
+            ask(client)
+        assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
+
+
 def test_copies_of_a_protected_client_are_protected(server: FlakyServer) -> None:
     """And whatever `max_retries` they ask for, attempts do not multiply."""
     server.script(PATH, llm.openai_error(503))
@@ -413,7 +426,7 @@ def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer) -> None:
 def test_what_is_no_client_or_no_policy_is_refused() -> None:
     """With the value in the message."""
     with openai.OpenAI(api_key="k") as client:
-        with pytest.raises(TypeError, match="policy must be a policy, not 3"):
+        with pytest.raises(TypeError, match=r"policy must be a policy.*not 3"):
             protect(client, 3)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="client must be an OpenAI"):
             protect("client", SOON)  # type: ignore[type-var]

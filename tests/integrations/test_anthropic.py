@@ -1,0 +1,268 @@
+"""A client of the `anthropic` package, protected, against a server that fails as it is told.
+
+What is common to both SDKs is tested with openai's; here is that it holds for this one, and what only this one has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, Timeout, deadline, transient
+from resilience.integrations.anthropic import protect
+from tests.integrations import llm_server as llm
+from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
+
+PATH = llm.ANTHROPIC_PATH
+SOON = Retry(3, backoff=[0.001])
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[FlakyServer]:
+    with flaky_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: FlakyServer) -> FlakyServer:
+    _server.requests.clear()
+    _server._scripts.clear()
+    return _server
+
+
+@contextlib.contextmanager
+def protected(url: str, policy: Any, **options: Any) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(api_key="k", base_url=url, **options) as client:
+        yield protect(client, policy)
+
+
+@contextlib.asynccontextmanager
+async def aprotected(url: str, policy: Any, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(api_key="k", base_url=url, **options) as client:
+        yield protect(client, policy)
+
+
+def ask(namespace: Any, **options: Any) -> Any:
+    """Send a message through `client.messages`, `client.beta.messages`, one for raw responses ..."""
+    return namespace.create(**{"model": "m", "max_tokens": 9, "messages": HELLO, **options})
+
+
+def text(message: Any) -> str:
+    return message.content[0].text
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 504, 529])
+def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(server: FlakyServer, status: int) -> None:
+    """With no configuration, "overloaded" included; and the SDK adds no attempts of its own."""
+    server.script(PATH, llm.anthropic_error(status), llm.anthropic_error(status), llm.message())
+    with protected(server.url, SOON) as client:
+        assert text(ask(client.messages)) == "fine"
+    assert len(server.requests) == 3
+
+
+def test_the_last_error_is_the_sdks_own_with_a_note(server: FlakyServer) -> None:
+    """What comes out is what the SDK raises, and it tells what was tried."""
+    server.script(PATH, llm.anthropic_error(529, "overloaded_error"))
+    with protected(server.url, SOON) as client, pytest.raises(anthropic.InternalServerError) as caught:
+        ask(client.messages)
+    assert caught.value.status_code == 529
+    assert "3 attempts" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, status: int) -> None:
+    """A bad request comes out at once: not retried, not counted, not answered by a fallback."""
+    server.script(PATH, llm.anthropic_error(status))
+    breaker = CircuitBreaker(1)
+    policy = Fallback(None).wrap(SOON, breaker)
+    with protected(server.url, policy) as client, pytest.raises(anthropic.APIStatusError):
+        ask(client.messages)
+    assert len(server.requests) == 1
+    assert breaker.state.name == "CLOSED"
+
+
+@pytest.mark.parametrize(("status", "told", "requests"), [(400, "true", 3), (529, "false", 1)])
+def test_the_server_may_say_whether_to_try_again(server: FlakyServer, status: int, told: str, requests: int) -> None:
+    """The header `x-should-retry` has the last word."""
+    server.script(PATH, llm.anthropic_error(status, x_should_retry=told))
+    with protected(server.url, SOON) as client, pytest.raises(anthropic.APIStatusError):
+        ask(client.messages)
+    assert len(server.requests) == requests
+
+
+def test_a_refusal_comes_out_as_itself() -> None:
+    """And not as a connection error, which is what this SDK makes of exceptions that it does not know."""
+    with protected(unused_url(), CircuitBreaker(1)) as client:
+        with pytest.raises(anthropic.APIConnectionError):
+            ask(client.messages)
+        with pytest.raises(CircuitOpen):
+            ask(client.messages)
+
+
+def test_the_wait_is_at_least_what_the_server_asks_for(server: FlakyServer, clock: Any) -> None:
+    """In `Retry-After`, bounded by the deadline."""
+    server.script(PATH, llm.anthropic_error(429, retry_after="7"), llm.message())
+    with protected(server.url, SOON) as client:
+        assert text(ask(client.messages)) == "fine"
+        assert clock.sleeps == [7.0]
+        server.script(PATH, llm.anthropic_error(429, retry_after="60"))
+        with deadline(30), pytest.raises(anthropic.RateLimitError):
+            ask(client.messages)
+    assert clock.sleeps == [7.0]
+
+
+def test_each_attempt_has_no_more_time_than_is_left(server: FlakyServer) -> None:
+    """The SDK's timeouts (10 minutes) are capped; a server that hangs does not outlast the deadline."""
+    server.script(PATH, Answer(delay=20))
+    with protected(server.url, Timeout(0.2, cooperative=True)) as client, pytest.raises(anthropic.APITimeoutError):
+        ask(client.messages)
+
+
+def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
+    """With `stream=True` and with the helper."""
+    with protected(server.url, SOON) as client:
+        server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
+        with ask(client.messages, stream=True) as events:
+            assert [it.delta.text for it in events if it.type == "content_block_delta"] == ["a", "b"]
+        server.script(PATH, Answer(fault="reset"), llm.message_stream("a", "b"))
+        with client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream:  # type: ignore[arg-type]
+            assert "".join(stream.text_stream) == "ab"
+    assert len(server.requests) == 4
+
+
+def test_an_error_in_the_middle_of_a_stream_comes_out(server: FlakyServer) -> None:
+    """The text before it has been seen, so nothing is sent again."""
+    server.script(PATH, llm.message_stream("a", "b", fault="cut"))
+    with protected(server.url, SOON) as client, ask(client.messages, stream=True) as events:
+        next(events)
+        with pytest.raises((anthropic.APIError, httpx2.HTTPError)):
+            next(events)
+    assert len(server.requests) == 1
+
+
+def test_every_way_through_the_client_is_protected(server: FlakyServer) -> None:
+    """The beta namespace, raw responses, streamed responses, copies: their attempts do not multiply."""
+    with protected(server.url, SOON) as client:
+        assert type(client) is anthropic.Anthropic
+        for messages in (
+            client.beta.messages,
+            client.messages.with_raw_response,
+            client.with_options(max_retries=4).messages,
+            client.copy(timeout=5).copy(max_retries=1).messages,
+        ):
+            server.script(PATH, llm.anthropic_error(503), llm.message())
+            ask(messages)
+        server.script(PATH, llm.anthropic_error(503), llm.message())
+        with ask(client.messages.with_streaming_response) as response:
+            assert text(response.parse()) == "fine"
+        assert len(server.requests) == 10
+        server.script(PATH, llm.anthropic_error(503))
+        with pytest.raises(anthropic.InternalServerError):
+            ask(client.with_options(max_retries=4).messages)
+    assert len(server.requests) == 13
+
+
+def test_each_page_of_a_list_is_an_execution_of_its_own(server: FlakyServer) -> None:
+    """Pages are fetched while they are read."""
+    page = {"data": [{"id": "a", "type": "model"}], "has_more": True, "first_id": "a", "last_id": "a"}
+    last = {"data": [{"id": "b", "type": "model"}], "has_more": False, "first_id": "b", "last_id": "b"}
+    busy = llm.anthropic_error(529)
+    server.script("/v1/models", busy, llm.reply(page), busy, llm.reply(last))
+    with protected(server.url, SOON) as client:
+        assert [it.id for it in client.models.list()] == ["a", "b"]
+    assert len(server.requests) == 4
+
+
+def test_what_can_be_read_only_once_is_sent_only_once(server: FlakyServer) -> None:
+    """This SDK takes iterators in a message; the second attempt would send an empty one."""
+    server.script(PATH, llm.anthropic_error(503))
+    with protected(server.url, SOON) as client, pytest.raises(anthropic.InternalServerError):
+        ask(client.messages, extra_body={"metadata": {"tags": iter(["a", "b"])}})
+    assert len(server.requests) == 1
+
+
+def test_an_open_file_in_a_message_is_sent_again_from_where_it_stood(server: FlakyServer) -> None:
+    """It is read into the body, anew for each attempt."""
+    image = io.BytesIO(b"skipped;pixels")
+    image.seek(8)
+    source = {"type": "base64", "media_type": "image/png", "data": image}
+    server.script(PATH, llm.anthropic_error(503), llm.message())
+    with protected(server.url, SOON) as client:
+        ask(client.messages, messages=[{"role": "user", "content": [{"type": "image", "source": source}]}])
+    sent = [json.loads(it.body)["messages"][0]["content"][0]["source"]["data"] for it in server.requests]
+    assert [base64.b64decode(it) for it in sent] == [b"pixels", b"pixels"]
+
+
+def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) -> None:
+    """Its content is made of the SDK's objects, which can be read as often as one likes."""
+    server.script(PATH, llm.message())
+    with protected(server.url, SOON) as client:
+        earlier = ask(client.messages)
+        server.requests.clear()
+        server.script(PATH, llm.anthropic_error(503), llm.message())
+        ask(client.messages, messages=[*HELLO, {"role": "assistant", "content": earlier.content}, *HELLO])
+    first, second = (json.loads(it.body) for it in server.requests)
+    assert first == second
+
+
+def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer) -> None:
+    """Errors, answers, streams, pages and copies as in blocking code."""
+
+    async def main() -> None:
+        async with aprotected(server.url, SOON) as client:
+            assert type(client) is anthropic.AsyncAnthropic
+            server.script(PATH, llm.anthropic_error(529), Answer(fault="reset"), llm.message())
+            assert text(await ask(client.messages)) == "fine"
+            server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
+            async with client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream:  # type: ignore[arg-type]
+                assert [it async for it in stream.text_stream] == ["a", "b"]
+            server.script(PATH, llm.anthropic_error(401))
+            with pytest.raises(anthropic.AuthenticationError):
+                await ask(client.with_options(max_retries=4).messages)
+            models = {"data": [{"id": "m", "type": "model"}], "has_more": False, "first_id": "m", "last_id": "m"}
+            server.script("/v1/models", llm.anthropic_error(503), llm.reply(models))
+            assert [it.id async for it in client.models.list()] == ["m"]
+
+    asyncio.run(main())
+    assert len(server.requests) == 3 + 2 + 1 + 2
+
+
+def test_what_a_users_middleware_calls_retryable_is_a_failure(server: FlakyServer) -> None:
+    """The SDK's own word for it."""
+
+    def refuse(request: Any, call_next: Any) -> Any:
+        response = call_next(request)
+        if len(server.requests) < 3:
+            raise anthropic.RetryableError("the reply was nonsense")
+        return response
+
+    server.script(PATH, llm.message())
+    with protected(server.url, SOON, middleware=[refuse]) as client:
+        assert text(ask(client.messages)) == "fine"
+    assert len(server.requests) == 3
+    assert transient(anthropic.RetryableError("no"))
+
+
+def test_what_is_no_client_or_no_policy_is_refused() -> None:
+    """With the value in the message."""
+    with anthropic.Anthropic(api_key="k") as client:
+        with pytest.raises(TypeError, match=r"policy must be a policy.*not 3"):
+            protect(client, 3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="client must be an Anthropic"):
+            protect("client", SOON)  # type: ignore[type-var]
+
+
+def test_clients_for_other_platforms_are_protected() -> None:
+    """Those for Bedrock and Vertex share no class of the public ones."""
+    with anthropic.AnthropicVertex(region="r", project_id="p", access_token="t") as client:
+        assert type(protect(client, SOON)) is anthropic.AnthropicVertex

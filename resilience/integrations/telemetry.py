@@ -10,10 +10,11 @@ were written in code, and classes of errors. Arguments, results and messages of 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 from weakref import ref
@@ -40,6 +41,7 @@ from resilience.state.circuit import CircuitState
 __all__ = [
     "DURATION_BUCKETS",
     "INSTRUMENTS",
+    "Fact",
     "Feed",
     "Instrument",
     "Measurement",
@@ -47,7 +49,10 @@ __all__ = [
     "Observed",
     "cancellation_reason",
     "error_type",
+    "facts",
+    "kind_of",
     "measurements",
+    "scope_of",
 ]
 
 #: A timer of an event loop may fire that much before its time, in seconds.
@@ -229,8 +234,7 @@ def _gave_up(event: RetryGaveUp) -> Iterator[Measurement]:
 
 
 def _timed_out(event: TimedOut) -> Iterator[Measurement]:
-    scope = "deadline" if event.by_deadline else event.scope or "unknown"
-    yield Measurement(TIMEOUTS, 1, {**_where(event), "scope": scope})
+    yield Measurement(TIMEOUTS, 1, {**_where(event), "scope": scope_of(event)})
 
 
 def _rejected(event: CallRejected) -> Iterator[Measurement]:
@@ -265,6 +269,11 @@ def _where(event: Event) -> dict[str, str]:
     return {"pipeline": event.pipeline or "", "policy": event.policy, "operation": event.operation or ""}
 
 
+def scope_of(event: TimedOut) -> str:
+    """Say what timed out: ``"attempt"``, ``"total"``, or the ``"deadline"`` of the caller; ``"unknown"`` otherwise."""
+    return "deadline" if event.by_deadline else event.scope or "unknown"
+
+
 def _ending(outcome: Outcome[Any] | None) -> dict[str, str]:
     """Say how something ended: what was cancelled or interrupted is no failure."""
     if outcome is None:
@@ -296,6 +305,40 @@ def cancellation_reason(error: BaseException, remaining: float) -> str:
     if isinstance(error, GeneratorExit):
         return "closed"
     return "deadline" if remaining <= _EARLIEST else "caller"
+
+
+# --- an event in words and numbers -----------------------------------------------------------
+
+_LONGEST_MESSAGE = 200  # characters
+_LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
+Fact: TypeAlias = str | int | float | bool
+
+
+def kind_of(event: Event) -> str:
+    """Return the name of an event's kind in snake case: ``"retry_scheduled"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
+    """Return what an event tells as plain values, for a line of a log or a span; what is not known is left out.
+
+    :param messages: whether the messages of errors are told, in `error` and `last_failure`, cut to 200 characters.
+        They can hold anything; arguments and results are never told.
+    """
+    told: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
+    told |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
+    if isinstance(event, TimedOut):
+        told["scope"] = scope_of(event)
+    if isinstance(event, (CallFinished, ExecutionFinished)):
+        told |= _ending(event.outcome)
+    elif (outcome := getattr(event, "outcome", None)) is not None:
+        told["error_type"] = error_type(outcome)
+    if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
+        told["error"] = str(failure.error)[:_LONGEST_MESSAGE]
+    if not messages:
+        told.pop("last_failure", None)
+    values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in told.items())
+    return {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
 
 
 # --- from policies ---------------------------------------------------------------------------

@@ -1,0 +1,251 @@
+"""Metrics and spans for OpenTelemetry. It needs the API only; which SDK takes them is the application's choice.
+
+Metrics come from events (`instrument`), for everything that the process does. A span has to be the parent of what
+the function itself traces, so it is made by a policy (`Tracing`) that stands around the function.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, final
+from weakref import WeakKeyDictionary
+
+from opentelemetry import context, metrics, trace
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+from typing_extensions import override
+
+from resilience import checks
+from resilience.integrations.telemetry import (
+    DURATION_BUCKETS,
+    INSTRUMENTS,
+    Feed,
+    Instrument,
+    Measurement,
+    cancellation_reason,
+    error_type,
+    facts,
+    kind_of,
+)
+from resilience.outcome import genuine
+from resilience.policy import Call, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilience.context import Context
+    from resilience.events import Event
+
+__all__ = ["Tracing", "instrument"]
+
+T = TypeVar("T")
+
+_SCOPE = "resilience"
+
+
+def _attribute(label: str) -> str:
+    """Return the name of an attribute: OpenTelemetry's own where it has one, else one in our namespace."""
+    return "error.type" if label == "error_type" else f"resilience.{label}"
+
+
+# --- metrics ---------------------------------------------------------------------------------
+
+
+def instrument(*policies: Policy[Any], meter_provider: MeterProvider | None = None) -> Callable[[], None]:
+    """Count what happens in all policies of this process, and show the state of the given ones.
+
+    :param policies: pipelines and policies whose circuit breakers and bulkheads get gauges. They are held weakly.
+    :param meter_provider: where to; the global one by default, which may be set later. For one provider it may be
+        called many times, with more policies: everything is counted once.
+    :returns: a function that undoes it.
+    :raises TypeError: for what is no policy, and for what is no meter provider.
+
+    >>> from opentelemetry.sdk.metrics import MeterProvider
+    >>> from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    >>> from resilience import Policy, Retry
+    >>> from resilience.integrations.opentelemetry import instrument
+    >>> reader = InMemoryMetricReader()
+    >>> provider = MeterProvider([reader])
+    >>> undo = instrument(meter_provider=provider)
+    >>> Policy.wrap(Retry(), name="weather").call(max, 3, 5)
+    5
+    >>> [metric] = [
+    ...     metric
+    ...     for metric in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    ...     if metric.name == "resilience.execution.duration"
+    ... ]
+    >>> dict(metric.data.data_points[0].attributes)
+    {'resilience.pipeline': 'weather', 'resilience.outcome': 'success'}
+    >>> undo()
+    >>> provider.shutdown()
+    """
+    if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
+        raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
+    provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
+    with _lock:
+        exporter = _exporters.get(provider)
+        if exporter is None:
+            exporter = _exporters[provider] = _Exporter(provider)
+    return exporter.feed.add(*policies)
+
+
+@final
+class _Exporter:
+    """The instruments of one meter provider."""
+
+    def __init__(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter(_SCOPE)
+        self.feed: Feed = Feed(self._record)
+        self._recorders: dict[Instrument, Callable[..., None]] = {}
+        for it in INSTRUMENTS:
+            if it.kind == "counter":
+                self._recorders[it] = meter.create_counter(it.name, it.unit, it.description).add
+            elif it.kind == "histogram":
+                self._recorders[it] = meter.create_histogram(
+                    it.name, it.unit, it.description, explicit_bucket_boundaries_advisory=DURATION_BUCKETS
+                ).record
+            else:
+                callback = partial(_observe, self.feed, it)
+                meter.create_observable_gauge(it.name, [callback], it.unit, it.description)
+
+    def _record(self, measurement: Measurement) -> None:
+        it, value, labels = measurement
+        self._recorders[it](value, _attributes(labels))
+
+
+_lock = threading.Lock()
+_exporters: WeakKeyDictionary[MeterProvider, _Exporter] = WeakKeyDictionary()
+
+
+def _observe(feed: Feed, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:
+    return [Observation(value, _attributes(labels)) for found, value, labels in feed.gauges() if found is it]
+
+
+def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
+    return {_attribute(name): text for name, text in labels.items() if text}
+
+
+# --- spans -----------------------------------------------------------------------------------
+
+
+@final
+class Tracing(Policy[Never]):
+    """Make a span of each execution, or of each attempt: the parent of what the function itself traces.
+
+    :param each: ``"execution"`` for the outermost place in a pipeline: failed attempts, waits, timeouts and refusals
+        inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
+    :param record_exceptions: whether the span tells message and traceback of the exception that comes out, as is usual
+        with OpenTelemetry. Its class is always told, as `error.type`.
+    :param tracer_provider: who makes the spans; the global one by default, which may be set later.
+    :param name: what errors and events call this policy.
+
+    A span is named after the operation of the execution, or else after the pipeline (where an event listener makes it
+    known), or ``"execution"``; that of an attempt has ``" attempt"`` added. A failure makes its status an error. A
+    cancellation does not: the status stays unset, and `resilience.cancellation` says ``"deadline"``, ``"caller"``,
+    ``"interrupt"`` or ``"closed"``.
+
+    >>> from opentelemetry.sdk.trace import TracerProvider
+    >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    >>> from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    >>> from resilience import Context, Retry
+    >>> from resilience.integrations.opentelemetry import Tracing
+    >>> from resilience.testing import script
+    >>> exporter, provider = InMemorySpanExporter(), TracerProvider()
+    >>> provider.add_span_processor(SimpleSpanProcessor(exporter))
+    >>> fetch = Tracing(tracer_provider=provider).wrap(
+    ...     Retry(backoff=[0]), Tracing(each="attempt", tracer_provider=provider)
+    ... )
+    >>> fetch.execute(script(ConnectionError("reset"), "fine"), Context(operation="fetch"))
+    'fine'
+    >>> [span.name for span in exporter.get_finished_spans()]
+    ['fetch attempt', 'fetch attempt', 'fetch']
+    >>> provider.shutdown()
+    """
+
+    def __init__(
+        self,
+        *,
+        each: Literal["execution", "attempt"] = "execution",
+        record_exceptions: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        name: str | None = None,
+    ) -> None:
+        if each not in ("execution", "attempt"):
+            raise ValueError(f"each must be 'execution' or 'attempt', not {each!r}")
+        if tracer_provider is not None and not isinstance(tracer_provider, TracerProvider):
+            raise TypeError(f"tracer_provider must be a TracerProvider, not {tracer_provider!r}")
+        self._each = each
+        self._record_exceptions = checks.flag("record_exceptions", record_exceptions)
+        self._provider = tracer_provider
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Tracing"
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        span = self._start(ctx)
+        token = context.attach(trace.set_span_in_context(span))
+        try:
+            return await call(_told_to(span, ctx))
+        except Exception as error:
+            self._fail(span, genuine(error))
+            raise
+        except BaseException as error:
+            span.set_attribute("resilience.cancellation", cancellation_reason(error, ctx.remaining()))
+            raise
+        finally:
+            # A coroutine that another task closes, or the collector, ends where the span never was the current one.
+            if trace.get_current_span() is span:
+                context.detach(token)
+            span.end()
+
+    def _start(self, ctx: Context) -> Span:
+        record = ctx._facts.record
+        pipeline = None if record is None else record.executed.name
+        name = ctx.operation or pipeline or "execution"
+        told = {"operation": ctx.operation, "pipeline": pipeline}
+        attributes: dict[str, str | int | float] = {_attribute(key): text for key, text in told.items() if text}
+        if self._each == "attempt":
+            name = f"{name} attempt"
+            attributes["resilience.attempt"] = ctx.attempt
+        if (left := ctx.remaining()) < inf:
+            attributes["resilience.remaining"] = left
+        return self._tracer.start_span(name, attributes=attributes)
+
+    def _fail(self, span: Span, error: Exception) -> None:
+        kind = error_type(error)
+        span.set_attribute("error.type", kind)
+        if self._record_exceptions:
+            span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, f"{kind}: {error}" if self._record_exceptions else kind))
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "each": self._each,
+            "record_exceptions": self._record_exceptions,
+            "tracer_provider": self._provider,
+            "name": self._given_name,
+        }
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name}: a span for each {self._each}"
+
+
+def _told_to(span: Span, ctx: Context) -> Context:
+    """Derive a context in which policies tell the span what happens."""
+    if not span.is_recording():
+        return ctx
+    inside = ctx.child()
+    inside._facts = ctx._facts._replace(listeners=(*ctx._facts.listeners, partial(_tell, span)))
+    return inside
+
+
+def _tell(span: Span, event: Event) -> None:
+    if span.is_recording():  # a change of a circuit may be reported late, by another call
+        attributes = {_attribute(name): value for name, value in facts(event).items()}
+        span.add_event(f"resilience.{kind_of(event)}", attributes)

@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import aiohttp
 from aiohttp import ClientRequest, ClientResponse, hdrs, payload
 from typing_extensions import override
 
+from resilience import checks
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import IDEMPOTENT_METHODS, Exchange, Rules
+from resilience.integrations.http import IDEMPOTENT_METHODS, Exchange, NotRepeatable, Rules
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -40,17 +42,20 @@ def resilience_middleware(
     *,
     rules: Rules = DEFAULT_RULES,
     propagate_to: Propagation | Iterable[str] | None = None,
+    read_body: bool = False,
 ) -> Middleware:
     """Return a middleware that sends requests through a policy, for a session or for a single request.
 
     :param policy: what each request runs through. Shared by all sessions, and all middlewares, that it is given to.
     :param rules: which statuses are failures, and which requests may be sent again.
     :param propagate_to: hosts that are told how much time is left; nobody by default.
+    :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
+        So a body that breaks off, or takes too long, is a failure like any other. Not for streams.
 
     A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
     gets the response as usual. An attempt is cut off where the time of its context ends, with `DeadlineExceeded`.
 
-    Not promised: anything about the body of a response. Reading it is up to whoever has the response.
+    Not promised, without `read_body`: anything about the body. Reading it is up to whoever has the response.
 
     >>> import aiohttp
     >>> from resilience import Retry
@@ -63,11 +68,14 @@ def resilience_middleware(
         raise TypeError(f"policy must be a policy, not {policy!r}")
     if not isinstance(rules, Rules):
         raise TypeError(f"rules must be Rules, not {rules!r}")
+    checks.flag("read_body", read_body)
     propagation = Propagation.to(propagate_to)
 
     async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
         _end_second_coming(request)
-        exchange = _Exchange(request, handler, rules, propagation)
+        if getattr(request.body, "consumed", False):  # by a middleware around this one, that sends it again
+            raise NotRepeatable("the request was not sent again: its body has been used up")
+        exchange = _Exchange(request, _reading(handler) if read_body else handler, rules, propagation)
         try:
             response: ClientResponse = await exchange.arun(policy)
         except Exception as error:
@@ -76,6 +84,16 @@ def resilience_middleware(
         return response
 
     return middleware
+
+
+def _reading(handler: Handler) -> Handler:
+    async def read(request: ClientRequest) -> ClientResponse:
+        response = await handler(request)
+        if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            await response.read()  # closes the response where that fails
+        return response
+
+    return read
 
 
 class _Exchange(Exchange[ClientResponse]):
@@ -97,8 +115,8 @@ class _Exchange(Exchange[ClientResponse]):
     @property
     @override
     def repeatable(self) -> bool:
-        """Whether the request may be sent again: not by a session that was closed meanwhile."""
-        return super().repeatable and not self._request.session.closed
+        """Whether the request may be sent again: not by a session that was closed, nor when its own time is over."""
+        return super().repeatable and not self._request.session.closed and not _has_run_out(self._request)
 
     @override
     async def __call__(self, ctx: Context) -> ClientResponse:
@@ -134,6 +152,14 @@ class _Exchange(Exchange[ClientResponse]):
 _NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
+#: Bodies that are in memory. Before 3.12.7 or so, a `BytesIO` was closed when it had been sent.
+_IN_MEMORY: Final = (
+    (payload.BytesPayload, payload.BytesIOPayload)
+    if hasattr(payload.IOBasePayload, "_start_position")
+    else (payload.BytesPayload,)
+)
+
+
 def _is_replayable(body: object) -> bool:
     """Whether a body can be sent a second time: where it is in memory.
 
@@ -142,7 +168,16 @@ def _is_replayable(body: object) -> bool:
     """
     if isinstance(body, aiohttp.MultipartWriter):
         return all(_is_replayable(part) for part, _, _ in body)
-    return not body or isinstance(body, (payload.BytesPayload, payload.BytesIOPayload))
+    return not body or isinstance(body, _IN_MEMORY)
+
+
+def _has_run_out(request: ClientRequest) -> bool:
+    """Whether aiohttp's total timeout is over, which is for all attempts and the body together."""
+    try:
+        request._timer.assert_timeout()
+    except TimeoutError:
+        return True
+    return False
 
 
 # --- aiohttp's own second try ----------------------------------------------------------------

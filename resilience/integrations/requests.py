@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import urllib3
 from requests import ConnectionError as RequestsConnectionError
@@ -114,7 +115,13 @@ class ResilienceAdapter(HTTPAdapter):
         cert: str | tuple[str, str] | None = None,
         proxies: dict[str, str] | None = None,
     ) -> Response:
-        """Send a prepared request through the policy; called by the session."""
+        """Send a prepared request through the policy; called by the session.
+
+        :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
+            authentication. requests would send it as an empty body.
+        """
+        if request.body is not None and _used_up.get(id(request.body)) is request.body:
+            raise NotRepeatable("the request was not sent: its body was used up by the request before it")
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         answer: Response = _Exchange(self, request, timeout, options).run(self.policy)
         return answer
@@ -184,13 +191,18 @@ class _Exchange(Exchange[Response]):
             request = request.copy()  # it is the user's, and goes to another host when it is redirected
             request.headers.update(headers)
         self.begin()
+        sent = True
         try:
             response = self._transmit(request, timeout)
         except Exception as error:
-            self.failed(error, sent=_may_have_been_sent(error))
+            sent = _may_have_been_sent(error)
+            self.failed(error, sent=sent)
             if ctx.expired and _has_timed_out(error):
                 raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
             raise
+        finally:
+            if sent and not self._replayable:
+                _note_used_up(request.body)
         return self.received(response, response.status_code, response.headers, ctx)
 
     @property
@@ -269,6 +281,17 @@ def _is_replayable(request: PreparedRequest) -> bool:
     if hasattr(body, "read"):
         return isinstance(_position(request), int) and bool(getattr(body, "seekable", lambda: hasattr(body, "seek"))())
     return iter(body) is not body  # something that can be iterated again, and not an iterator
+
+
+#: Bodies that have been sent and cannot be produced again, by their `id`: not all of them can be hashed.
+_used_up: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _note_used_up(body: Any) -> None:
+    try:
+        _used_up[id(body)] = body
+    except TypeError:  # few iterators cannot be referred to weakly; of those requests' own rules hold
+        return
 
 
 def _position(request: PreparedRequest) -> object:

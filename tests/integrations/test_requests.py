@@ -31,7 +31,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
-from resilience.integrations.http import TRANSIENT_STATUSES, Rules
+from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
 from tests.conftest import FakeClock
@@ -496,6 +496,17 @@ def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Ma
     with file_in_the_middle(b"content", tmp_path / "file") as file:
         assert session().put(f"{server.url}/from", data=file).status_code == 200
     assert [it.body for it in server.requests] == [b"content"] * 4
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(307, {"Location": "/"}), Answer(401, {"WWW-Authenticate": "Digest nonce=n"})]
+)
+def test_a_generator_does_not_survive_a_second_request(server: FlakyServer, session: Make, answer: Answer) -> None:
+    """What requests itself sends again, after a redirect or a challenge, is not sent with an empty body either."""
+    body = (it for it in [b"once"])
+    with pytest.raises(NotRepeatable, match="used up"):
+        session().put(server.script("/", answer, 200), data=body, auth=HTTPDigestAuth("me", "secret"))
+    assert [it.body for it in server.requests] == [b"once"]
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

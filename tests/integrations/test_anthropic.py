@@ -5,7 +5,6 @@ What is common to both SDKs is tested with openai's; here is that it holds for t
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import io
@@ -14,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anthropic
+import anyio
 import httpx2
 import pytest
 
@@ -215,7 +215,8 @@ def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) ->
     assert first == second
 
 
-def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer) -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, backend: str) -> None:
     """Errors, answers, streams, pages and copies as in blocking code."""
 
     async def main() -> None:
@@ -233,7 +234,7 @@ def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer) ->
             server.script("/v1/models", llm.anthropic_error(503), llm.reply(models))
             assert [it.id async for it in client.models.list()] == ["m"]
 
-    asyncio.run(main())
+    anyio.run(main, backend=backend)
     assert len(server.requests) == 3 + 2 + 1 + 2
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http.perhost import Policies, as_policies, policy_for
 from resilience.integrations.http.rules import retry_after
@@ -82,12 +82,13 @@ def _protect(client: Any, policy: Policies, sdk: SDK) -> Any:
 
     @functools.wraps(send)
     def request(cast_to: Any, options: Any, **stream: Any) -> Any:
-        return _come_out(chosen.execute(_Call(sdk, client, functools.partial(send, cast_to, **stream), options)))
+        call = _Call(sdk, client, functools.partial(send, cast_to, **stream), options)
+        return _come_out(chosen.execute(call, call.context()))
 
     @functools.wraps(send)
     async def arequest(cast_to: Any, options: Any, **stream: Any) -> Any:
         call = _AsyncCall(sdk, client, functools.partial(send, cast_to, **stream), options)
-        return _come_out(await chosen.aexecute(call))
+        return _come_out(await chosen.aexecute(call, call.context()))
 
     @functools.wraps(make_copy)
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
@@ -146,6 +147,12 @@ class _Call:
             _close(result)
             raise DeadlineExceeded("the response came after its time")
         return result
+
+    def context(self) -> Context:
+        """Return the context to execute this under: the ambient one, with a name for what is done."""
+        outer = current_context()
+        name = f"{self._options.method.upper()} {self._client.base_url.host}"
+        return Context(operation=outer.operation or name, properties=outer.properties)
 
     def _prepare(self, ctx: Context) -> Any:
         """Return what this attempt is made with: the client's or the call's timeouts, capped by what is left."""

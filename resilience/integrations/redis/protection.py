@@ -63,7 +63,7 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
 _RedisConnection: Any = object
 
 
-class ProtectedConnection(_RedisConnection):  # type: ignore[misc]
+class _Connection(_RedisConnection):  # type: ignore[misc]
     """A connection that is made in the attempt that needs it, keeps to its deadline, and tells it what it sends."""
 
     _commands: list[Command] | None = None
@@ -153,7 +153,7 @@ class ProtectedConnection(_RedisConnection):  # type: ignore[misc]
         self._socket_connect_timeout = value
 
 
-class ProtectedAsyncConnection(_RedisConnection):  # type: ignore[misc]
+class _AsyncConnection(_RedisConnection):  # type: ignore[misc]
     """The same for `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
 
     _commands: list[Command] | None = None
@@ -208,5 +208,5 @@ class ProtectedAsyncConnection(_RedisConnection):  # type: ignore[misc]
 @functools.cache
 def _connection_class(base: type) -> type:
     """Return the class of connections that does what ours do, and otherwise what `base` does."""
-    ours = ProtectedAsyncConnection if issubclass(base, AbstractAsyncConnection) else ProtectedConnection
+    ours = _AsyncConnection if issubclass(base, AbstractAsyncConnection) else _Connection
     return type(base.__name__, (ours, base), {"__module__": base.__module__})

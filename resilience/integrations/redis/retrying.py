@@ -74,8 +74,9 @@ class PolicyDriven:
         return id(self.policy), self.repeatable, frozenset(self._supported_errors)
 
     def __copy__(self) -> Self:
-        copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
+        copied = type(self)(self.policy)
+        copied.repeatable = self.repeatable
+        copied._supported_errors = self._supported_errors
         return copied
 
     def __deepcopy__(self, memo: object) -> Self:

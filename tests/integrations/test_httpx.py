@@ -1,0 +1,1181 @@
+"""`resilience.integrations.httpx` against httpx and httpx2 themselves, in threads, asyncio and trio."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import anyio
+import httpx
+import httpx2
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Policy,
+    RetriesExhausted,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+    events,
+)
+from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
+from tests.conftest import FakeClock, World
+from tests.integrations.servers import Answer, FlakyServer, unused_url
+
+QUICK = Retry(3, backoff=[0])
+NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and no test needs them
+PATIENT = 10.0  # seconds: longer than any test waits
+
+
+class Kit:
+    """One of the two libraries, in one world: sync calls in threads, async ones elsewhere."""
+
+    def __init__(self, library: ModuleType, world: World) -> None:
+        self.library = library
+        self.world = world
+        self.blocking = world.blocking
+
+    def __repr__(self) -> str:
+        return f"{self.library.__name__}-{self.world}"
+
+    def run(self, main: Any) -> Any:
+        return self.world.run(main)
+
+    def network(self, **options: Any) -> Any:
+        kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
+        return kind(verify=NO_TLS, **options)
+
+    def network_that_first(self, does: Any) -> Any:
+        """The network, but `does()` comes before the first request."""
+        begun: list[Any] = []
+
+        class Blocking(self.library.HTTPTransport):  # type: ignore[name-defined, misc]
+            def handle_request(self, request: Any) -> Any:
+                if not begun:
+                    begun.append(request)
+                    does()
+                return super().handle_request(request)
+
+        class Tasks(self.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
+            async def handle_async_request(self, request: Any) -> Any:
+                if not begun:
+                    begun.append(request)
+                    does()
+                return await super().handle_async_request(request)
+
+        return (Blocking if self.blocking else Tasks)(verify=NO_TLS)
+
+    def mock(self, *steps: Any) -> Any:
+        """A transport that takes one step for each request: a status, a response, an error."""
+        script = iter(steps)
+
+        def handler(request: Any) -> Any:
+            step = next(script)
+            if isinstance(step, BaseException):
+                raise step
+            return self.library.Response(step) if isinstance(step, int) else step
+
+        return self.library.MockTransport(handler)
+
+    def transport(self, policy: Any, inner: Any = None, **options: Any) -> Any:
+        return (ResilienceTransport if self.blocking else AsyncResilienceTransport)(policy, inner, **options)
+
+    @contextlib.asynccontextmanager
+    async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[Sender]:
+        own = {name: options.pop(name) for name in ("rules", "propagate_to") if name in options}
+        transport = self.transport(policy, inner or self.network(), **own)
+        if self.blocking:
+            with self.library.Client(transport=transport, **options) as client:
+                yield Sender(self, client)
+        else:
+            async with self.library.AsyncClient(transport=transport, **options) as client:
+                yield Sender(self, client)
+
+    def chunks(self, *chunks: bytes) -> Any:
+        """A generator for a body."""
+        if self.blocking:
+            return (chunk for chunk in chunks)
+
+        async def generate() -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+
+        return generate()
+
+
+class Sender:
+    """A client whose methods are awaited in every world."""
+
+    def __init__(self, kit: Kit, client: Any) -> None:
+        self.kit = kit
+        self.client = client
+
+    async def request(self, method: str, url: str, **options: Any) -> Any:
+        response = self.client.request(method, url, **options)
+        return response if self.kit.blocking else await response
+
+    async def get(self, url: str, **options: Any) -> Any:
+        return await self.request("GET", url, **options)
+
+    async def post(self, url: str, **options: Any) -> Any:
+        return await self.request("POST", url, **options)
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        response = self.client.send(request, **options)
+        return response if self.kit.blocking else await response
+
+    async def failure(self, method: str, url: str, **options: Any) -> Any:
+        """Return what a request raised."""
+        try:
+            response = await self.request(method, url, **options)
+        except Exception as error:
+            return error
+        raise AssertionError(f"{response} came back")
+
+    @contextlib.asynccontextmanager
+    async def stream(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
+        if self.kit.blocking:
+            with self.client.stream(method, url, **options) as response:
+                yield response
+        else:
+            async with self.client.stream(method, url, **options) as response:
+                yield response
+
+    async def read(self, response: Any) -> bytes:
+        return bytes(response.read() if self.kit.blocking else await response.aread())
+
+    async def close(self, response: Any) -> None:
+        if self.kit.blocking:
+            response.close()
+        else:
+            await response.aclose()
+
+
+@pytest.fixture(params=[httpx, httpx2], ids=["httpx", "httpx2"])
+def library(request: pytest.FixtureRequest) -> ModuleType:
+    it: ModuleType = request.param
+    return it
+
+
+@pytest.fixture
+def kit(library: ModuleType, world: World) -> Kit:
+    """Both libraries in every world."""
+    return Kit(library, world)
+
+
+@pytest.fixture
+def sync_kit(library: ModuleType, threads: World) -> Kit:
+    return Kit(library, threads)
+
+
+@pytest.fixture
+def tasks_kit(library: ModuleType, tasks_world: World) -> Kit:
+    return Kit(library, tasks_world)
+
+
+def note(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+# --- statuses --------------------------------------------------------------------------------
+
+
+def test_a_status_that_says_not_now_is_retried(kit: Kit, server: FlakyServer) -> None:
+    """By a plain Retry, and the response that comes out is the client's own."""
+    url = server.script("/", 503, 429, Answer(200, body=b"fine"))
+
+    async def main() -> None:
+        async with kit.client() as client:
+            response = await client.get(url)
+            assert type(response) is kit.library.Response
+            assert (response.status_code, response.content) == (200, b"fine")
+            assert response.request.url == url
+            assert response.elapsed.total_seconds() > 0
+
+    kit.run(main)
+    assert len(server.requests) == 3
+
+
+def test_the_last_response_comes_out_as_it_is(kit: Kit, server: FlakyServer) -> None:
+    """Readable, with its body and headers: to raise for its status is up to the user."""
+    url = server.script("/", Answer(503, {"X-Why": "busy"}, b"come back"))
+
+    async def main() -> None:
+        async with kit.client() as client:
+            response = await client.get(url)
+            assert (response.status_code, response.text, response.headers["x-why"]) == (503, "come back", "busy")
+            with pytest.raises(kit.library.HTTPStatusError):
+                response.raise_for_status()
+
+    kit.run(main)
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 400, 404, 409, 500, 501, *sorted(TRANSIENT_STATUSES)])
+def test_which_statuses_are_retried(sync_kit: Kit, status: int) -> None:
+    """408, 425, 429, 502, 503 and 504, and no other one."""
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.mock(status, 201))) as client:
+        assert client.get("http://example.org/").status_code == (201 if status in TRANSIENT_STATUSES else status)
+
+
+def test_500_is_retried_where_the_rules_say_so(kit: Kit) -> None:
+    """It is as often a bug as an overload."""
+
+    async def main() -> None:
+        rules = Rules(statuses=TRANSIENT_STATUSES | {500})
+        async with kit.client(QUICK, kit.mock(500, 200), rules=rules) as client:
+            assert (await client.get("http://example.org/")).status_code == 200
+
+    kit.run(main)
+
+
+def test_a_policy_sees_a_transient_status_as_an_exception(kit: Kit) -> None:
+    """So a breaker counts it, and can be told to look for it by its type."""
+    breaker = CircuitBreaker(2, on=TransientStatus)
+
+    async def main() -> None:
+        async with kit.client(breaker, kit.mock(503, 503, 200)) as client:
+            assert [(await client.get("http://example.org/")).status_code for _ in range(2)] == [503, 503]
+            assert isinstance(await client.failure("GET", "http://example.org/"), CircuitOpen)
+
+    kit.run(main)
+
+
+def test_on_result_sees_the_other_responses(kit: Kit) -> None:
+    """A status that is not transient is a result, for a policy to judge; what is judged is closed."""
+    responses: list[Any] = []
+
+    def is_bad(response: Any) -> bool:
+        responses.append(response)
+        return bool(response.status_code == 500)
+
+    async def main() -> None:
+        async with kit.client(Retry(backoff=[0], on_result=is_bad), kit.mock(500, 200)) as client:
+            assert (await client.get("http://example.org/")).status_code == 200
+
+    kit.run(main)
+    assert [it.is_closed for it in responses] == [True, True]
+
+
+def test_a_retry_waits_as_long_as_the_server_asks(kit: Kit, clock: FakeClock) -> None:
+    """`Retry-After` and `retry-after-ms`, where they are longer than the backoff."""
+
+    async def main() -> None:
+        first = kit.library.Response(429, headers={"Retry-After": "7"})
+        second = kit.library.Response(503, headers={"retry-after-ms": "2500"})
+        async with kit.client(Retry(3, backoff=[1]), kit.mock(first, second, 200)) as client:
+            assert (await client.get("http://example.org/")).status_code == 200
+
+    kit.run(main)
+    assert clock.sleeps == [7.0, 2.5]
+
+
+def test_a_wait_that_does_not_fit_is_not_begun(kit: Kit, clock: FakeClock) -> None:
+    """The response that asked for it comes out at once."""
+
+    async def main() -> None:
+        busy = kit.library.Response(503, headers={"Retry-After": "3600"})
+        async with kit.client(Retry(3, backoff=[0]), kit.mock(busy, 200)) as client:
+            with deadline(30):
+                assert (await client.get("http://example.org/")).status_code == 503
+
+    kit.run(main)
+    assert clock.sleeps == []
+
+
+# --- what may be sent again ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [503, Answer(fault="reset"), Answer(fault="close")], ids=["503", "reset", "close"])
+def test_a_post_is_not_repeated(kit: Kit, server: FlakyServer, failure: Any) -> None:
+    """It may have been carried out: its response, or the error, comes out at once."""
+    url = server.script("/", failure, 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            if failure == 503:
+                assert (await client.post(url, json={})).status_code == 503
+            else:
+                error = await client.failure("POST", url, json={})
+                assert isinstance(error, kit.library.TransportError)
+                assert error.repeatable is False
+                assert "POST may have been carried out, and carries no Idempotency-Key" in note(error)
+
+    kit.run(main)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("failure", [503, Answer(fault="reset")], ids=["503", "reset"])
+def test_a_post_with_an_idempotency_key_is_repeated(kit: Kit, server: FlakyServer, failure: Any) -> None:
+    """The server knows it when it sees it; the key and the body are the same each time."""
+    url = server.script("/", failure, failure, 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            response = await client.post(url, json={"a": 1}, headers={"idempotency-key": "4711"})
+            assert response.status_code == 200
+
+    kit.run(main)
+    assert {(it.headers["Idempotency-Key"], it.body) for it in server.requests} == {("4711", b'{"a":1}')}
+    assert len(server.requests) == 3
+
+
+def test_the_rules_may_name_more_methods(kit: Kit, server: FlakyServer) -> None:
+    """Where the user knows that a POST does no harm twice."""
+    url = server.script("/", 503, 200)
+
+    async def main() -> None:
+        async with kit.client(rules=Rules(methods={"GET", "POST"})) as client:
+            assert (await client.post(url)).status_code == 200
+
+    kit.run(main)
+
+
+def test_a_post_that_was_never_sent_is_tried_again(kit: Kit) -> None:
+    """Nobody listens: nothing can have been carried out, whatever the method and the body."""
+    attempts: list[Any] = []
+    policy = Retry(3, backoff=[0], on_retry=attempts.append)
+
+    async def main() -> None:
+        async with kit.client(policy) as client:
+            error = await client.failure("POST", unused_url(), content=kit.chunks(b"a"))
+            assert isinstance(error, kit.library.ConnectError)
+
+    kit.run(main)
+    assert len(attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [("ConnectError", True), ("ConnectTimeout", True), ("PoolTimeout", True)]
+    + [(name, False) for name in ("ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError")],
+)
+def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again: bool) -> None:
+    """Those of connecting. After any other one the request may have arrived."""
+    inner = sync_kit.mock(getattr(sync_kit.library, name)("no"), 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, inner)) as client:
+        try:
+            assert client.post("http://example.org/").status_code == 200
+            assert again
+        except sync_kit.library.TransportError:
+            assert not again
+
+
+def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(kit: Kit, server: FlakyServer) -> None:
+    """The timeout is an error of its own, and transient; but the server may be at work on the request."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held))
+    told: list[Any] = []
+    policy = Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2), listeners=[told.append])
+
+    async def main() -> None:
+        async with kit.client(policy) as client:
+            error = await client.failure("POST", url, timeout=None)
+            assert isinstance(error, TimeoutExceeded)
+            assert error.repeatable is False  # type: ignore[attr-defined]
+
+    try:
+        kit.run(main)
+    finally:
+        held.set()
+    assert len(server.requests) == 1
+    assert [it.reason for it in told if isinstance(it, events.RetryGaveUp)] == ["unrepeatable"]
+
+
+class Stubborn(Policy):
+    """Calls twice, whatever anybody says."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        with contextlib.suppress(TransientStatus):
+            return await call(ctx)
+        return await call(ctx)
+
+
+def test_a_policy_that_does_not_ask_cannot_repeat_it_either(kit: Kit, server: FlakyServer) -> None:
+    """A second call for a request that must not be sent twice sends nothing."""
+    url = server.script("/", 503, 200)
+
+    async def main() -> None:
+        async with kit.client(Stubborn()) as client:
+            assert (await client.get(url)).status_code == 200
+            server.script("/", 503, 200)
+            error = await client.failure("POST", url)
+            assert isinstance(error, NotRepeatable)
+            assert "POST may have been carried out" in str(error)
+
+    kit.run(main)
+    assert [it.method for it in server.requests] == ["GET", "GET", "POST"]
+
+
+# --- bodies ----------------------------------------------------------------------------------
+
+
+class Unsized(io.RawIOBase):
+    """A file of which nobody knows the length, as a pipe is one."""
+
+    def __init__(self, content: bytes) -> None:
+        self.left = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self.left.readinto(buffer)
+
+
+BODIES = {
+    "bytes": lambda: {"content": b"payload"},
+    "text": lambda: {"content": "payload"},
+    "json": lambda: {"json": {"p": "payload"}},
+    "form": lambda: {"data": {"p": "payload"}},
+    "multipart": lambda: {"files": {"p": ("p.txt", b"payload")}, "data": {"a": "b"}},
+    "multipart-file": lambda: {"files": {"p": ("p.txt", io.BytesIO(b"payload"))}},
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_in_memory_is_sent_again(kit: Kit, server: FlakyServer, body: str) -> None:
+    """The same bytes, each time."""
+    url = server.script("/", 503, Answer(fault="reset"), 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            assert (await client.request("PUT", url, **BODIES[body]())).status_code == 200
+
+    kit.run(main)
+    sent = [it.body for it in server.requests]
+    assert len(sent) == 3
+    assert len(set(sent)) == 1
+    assert b"payload" in sent[0]
+
+
+def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
+    """It can be iterated as often as one likes; an iterator over it cannot."""
+    url = server.script("/", 503, 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        assert client.put(url, content=[b"pay", b"load"]).status_code == 200
+    assert [it.body for it in server.requests] == [b"payload", b"payload"]
+
+
+ONE_SHOTS = {
+    "file": lambda: {"content": io.BytesIO(b"payload")},
+    "pipe": lambda: {"content": Unsized(b"payload")},
+    "iterator": lambda: {"content": iter([b"pay", b"load"])},
+    "multipart-pipe": lambda: {"files": {"p": ("p.txt", Unsized(b"payload"))}},
+}
+
+
+@pytest.mark.parametrize("failure", [503, Answer(fault="reset")], ids=["503", "reset"])
+@pytest.mark.parametrize("body", ONE_SHOTS)
+def test_a_body_that_is_used_up_is_not_sent_again(sync_kit: Kit, server: FlakyServer, body: str, failure: Any) -> None:
+    """An empty one would arrive, and be answered with 200; an Idempotency-Key changes nothing in that."""
+    url = server.script("/", failure, 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        options = {**ONE_SHOTS[body](), "headers": {"Idempotency-Key": "4711"}}
+        if failure == 503:
+            assert client.put(url, **options).status_code == 503
+        else:
+            with pytest.raises(sync_kit.library.TransportError) as caught:
+                client.put(url, **options)
+            assert "its body can be sent only once" in note(caught.value)
+    (request,) = server.requests
+    assert b"payload" in request.body
+
+
+def test_a_generator_is_not_sent_again(kit: Kit, server: FlakyServer) -> None:
+    """In every world; the response that says why comes out."""
+    url = server.script("/", 503, 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            response = await client.request("PUT", url, content=kit.chunks(b"pay", b"load"))
+            assert response.status_code == 503
+
+    kit.run(main)
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
+def test_a_generator_that_nobody_has_begun_is_still_there(kit: Kit, server: FlakyServer) -> None:
+    """Where no connection could be made, the whole body goes out with the next attempt."""
+    url = server.script("/", 200)
+
+    def fail() -> None:
+        raise kit.library.ConnectError("not yet")
+
+    async def main() -> None:
+        async with kit.client(QUICK, kit.network_that_first(fail)) as client:
+            assert (await client.post(url, content=kit.chunks(b"pay", b"load"))).status_code == 200
+
+    kit.run(main)
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
+def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
+    """The client hands the next hop the same stream; by itself it would send it empty."""
+    url = server.script("/from", Answer(307, {"Location": "/to"}))
+    with sync_kit.library.Client(
+        transport=sync_kit.transport(QUICK, sync_kit.network()), follow_redirects=True
+    ) as client:
+        for body in (Unsized(b"payload"), iter([b"payload"])):
+            with pytest.raises(sync_kit.library.StreamConsumed):
+                client.put(url, content=body)
+        assert client.put(url, content=b"payload").status_code == 200
+    assert [(it.path, it.body) for it in server.requests] == [
+        ("/from", b"payload"),
+        ("/from", b"payload"),
+        ("/from", b"payload"),
+        ("/to", b"payload"),
+    ]
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def test_discarded_responses_give_their_connection_back(kit: Kit, server: FlakyServer) -> None:
+    """With room for one connection, every attempt needs the one before to be closed."""
+    big = Answer(503, body=b"x" * 1_000_000)
+    url = server.script("/", big, big, Answer(200, body=b"fine"))
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(QUICK, inner) as client:
+            for _ in range(3):
+                server.script("/", big, big, Answer(200, body=b"fine"))
+                assert (await client.get(url)).content == b"fine"
+
+    kit.run(main)
+    assert len(server.requests) == 9
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Fallback(on=TransientStatus, handler=lambda failure, ctx: None), Retry(2, backoff=[0], wrap=True)],
+    ids=["fallback", "wrapped"],
+)
+def test_a_response_that_nobody_gets_is_closed(kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
+    """One that a fallback answered for, or that is inside of another error."""
+    url = server.script("/", Answer(503, body=b"x" * 1_000_000))
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(policy, inner) as client:
+            for _ in range(3):
+                error = await client.failure("GET", url, timeout=PATIENT)
+                assert isinstance(error, (TypeError, RetriesExhausted))
+
+    kit.run(main)
+
+
+def test_a_fallback_answers_with_a_response(kit: Kit, server: FlakyServer) -> None:
+    """Which the client takes for the server's."""
+    url = server.script("/", 503)
+    policy = Fallback(handler=lambda failure, ctx: kit.library.Response(203, json={"from": "cache"}))
+
+    async def main() -> None:
+        async with kit.client(policy) as client:
+            response = await client.get(url)
+            assert (response.status_code, response.json()) == (203, {"from": "cache"})
+
+    kit.run(main)
+
+
+def test_what_is_no_response_is_refused(kit: Kit) -> None:
+    """A client could not return it."""
+
+    async def main() -> None:
+        async with kit.client(Fallback("cached"), kit.mock(503)) as client:
+            error = await client.failure("GET", "http://example.org/")
+            assert isinstance(error, TypeError)
+            assert "'cached'" in str(error)
+
+    kit.run(main)
+
+
+def test_a_stream_is_retried_until_it_is_open(kit: Kit, server: FlakyServer) -> None:
+    """And then read piece by piece, as without us."""
+    url = server.script("/", 503, Answer(200, body=[b"a" * 10, b"b" * 10], chunked=True))
+
+    async def main() -> None:
+        async with kit.client() as client, client.stream("GET", url) as response:
+            assert response.status_code == 200
+            assert not response.is_stream_consumed
+            pieces = response.iter_raw() if kit.blocking else [it async for it in response.aiter_raw()]
+            assert b"".join(pieces) == b"a" * 10 + b"b" * 10
+
+    kit.run(main)
+    assert len(server.requests) == 2
+
+
+def test_a_stream_that_is_left_early_gives_its_connection_back(kit: Kit, server: FlakyServer) -> None:
+    """Also where a deadline holds for its body."""
+    url = server.script("/", Answer(200, body=[b"a" * 10, b"b" * 1_000_000], chunked=True))
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(Timeout(PATIENT), inner) as client:
+            for _ in range(2):
+                async with client.stream("GET", url) as response:
+                    assert response.status_code == 200
+
+    kit.run(main)
+
+
+def test_a_body_that_breaks_off_is_the_users(kit: Kit, server: FlakyServer) -> None:
+    """It is read after the policy has ended, and so not tried again."""
+    url = server.script("/", Answer(200, body=[b"a", b"b"], fault="cut"), 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            assert isinstance(await client.failure("GET", url), kit.library.RemoteProtocolError)
+
+    kit.run(main)
+    assert len(server.requests) == 1
+
+
+def test_a_lost_connection_costs_one_attempt(kit: Kit, server: FlakyServer) -> None:
+    """The pool is as good as before."""
+    url = server.script("/", 200, Answer(fault="reset"), Answer(fault="close"), 200)
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(QUICK, inner) as client:
+            assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 200]
+
+    kit.run(main)
+    assert server.connections == 3
+
+
+# --- time ------------------------------------------------------------------------------------
+
+
+def timeouts_of(*seen: Any) -> list[dict[str, Any]]:
+    return [request.extensions["timeout"] for request in seen]
+
+
+def test_the_clients_timeouts_are_cut_to_what_is_left(kit: Kit, clock: FakeClock) -> None:
+    """Anew for each attempt; one that the client does not limit becomes what is left; a shorter one stays."""
+    seen: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        seen.append(request)
+        clock.advance(2)
+        return kit.library.Response(503 if len(seen) == 1 else 200)
+
+    async def main() -> None:
+        async with kit.client(QUICK, kit.library.MockTransport(handler)) as client:
+            limits = kit.library.Timeout(connect=1.0, read=60.0, write=None, pool=6.0)
+            request = client.client.build_request("GET", "http://example.org/", timeout=limits)
+            with deadline(8):
+                response = await client.send(request)
+            assert request.extensions["timeout"] == {"connect": 1.0, "read": 60.0, "write": None, "pool": 6.0}
+            assert response.request is request
+
+    kit.run(main)
+    assert timeouts_of(*seen) == [
+        {"connect": 1.0, "read": 8.0, "write": 8.0, "pool": 6.0},
+        {"connect": 1.0, "read": 6.0, "write": 6.0, "pool": 6.0},
+    ]
+
+
+def test_without_a_deadline_the_timeouts_are_the_clients(kit: Kit) -> None:
+    """And so is the request: what the client built is what is sent."""
+    seen: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        seen.append(request)
+        return kit.library.Response(200)
+
+    async def main() -> None:
+        async with kit.client(QUICK, kit.library.MockTransport(handler), timeout=3.5) as client:
+            assert (await client.get("http://example.org/")).request is seen[0]
+
+    kit.run(main)
+    assert set(timeouts_of(*seen)[0].values()) == {3.5}
+
+
+def test_the_other_extensions_of_a_request_stay(kit: Kit) -> None:
+    """Only its timeouts are ours to change."""
+    seen: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        seen.append(request)
+        return kit.library.Response(200)
+
+    async def main() -> None:
+        async with kit.client(Timeout(PATIENT), kit.library.MockTransport(handler)) as client:
+            await client.get("http://example.org/", headers={"X-A": "1"}, extensions={"sni_hostname": "a.example"})
+
+    kit.run(main)
+    assert seen[0].extensions["sni_hostname"] == "a.example"
+    assert seen[0].headers["x-a"] == "1"
+
+
+def test_nothing_is_sent_after_the_deadline(kit: Kit, server: FlakyServer) -> None:
+    """Not a byte."""
+
+    async def main() -> None:
+        async with kit.client(CircuitBreaker(5)) as client:
+            with deadline(0):
+                assert isinstance(await client.failure("GET", server.url), DeadlineExceeded)
+
+    kit.run(main)
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENT, cooperative=True)], ids=["retry", "cooperative"])
+def test_a_server_that_hangs_is_left_at_the_deadline(kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
+    """By the client itself, whose timeouts were cut; no timer is needed."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held))
+
+    async def main() -> None:
+        async with kit.client(policy, timeout=None) as client:
+            with deadline(0.2):
+                assert type(await client.failure("GET", url)) is DeadlineExceeded
+
+    began = time.monotonic()
+    try:
+        kit.run(main)
+    finally:
+        held.set()
+    assert time.monotonic() - began < PATIENT / 2
+
+
+def test_a_timeout_that_is_not_ours_stays_the_clients(kit: Kit, server: FlakyServer) -> None:
+    """The client's own limit was shorter than what was left."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held))
+
+    async def main() -> None:
+        async with kit.client(Timeout(PATIENT)) as client:
+            assert isinstance(await client.failure("GET", url, timeout=0.1), kit.library.ReadTimeout)
+
+    try:
+        kit.run(main)
+    finally:
+        held.set()
+
+
+def test_an_attempt_that_takes_too_long_is_tried_again(kit: Kit, server: FlakyServer) -> None:
+    """And the connection of the first one is not missing: there is only one."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held), Answer(200, body=b"fine"))
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), inner) as client:
+            assert (await client.get(url, timeout=None)).content == b"fine"
+
+    try:
+        kit.run(main)
+    finally:
+        held.set()
+
+
+class Slow:
+    """A transport that answers when it is let, whatever its timeouts; and notes which responses were closed."""
+
+    def __init__(self, library: ModuleType) -> None:
+        self.let, self.answered = threading.Event(), threading.Event()
+        self.closed: list[bool] = []
+        outer = self
+
+        class Stream(library.SyncByteStream):  # type: ignore[name-defined, misc]
+            def __iter__(self) -> Iterator[bytes]:
+                yield b"late"
+
+            def close(self) -> None:
+                outer.closed.append(True)
+
+        class Transport(library.BaseTransport):  # type: ignore[name-defined, misc]
+            def handle_request(self, request: Any) -> Any:
+                outer.let.wait(PATIENT)
+                return library.Response(200, stream=Stream())
+
+        self.transport = Transport()
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_response_that_comes_too_late_is_closed(sync_kit: Kit, attempts: int) -> None:
+    """The caller has left it behind; whoever brings it gives the connection back, between attempts too."""
+    slow = Slow(sync_kit.library)
+    policy = Policy.wrap(Retry(attempts, backoff=[0]), Timeout(0.05))
+    with sync_kit.library.Client(transport=sync_kit.transport(policy, slow.transport)) as client:
+        with pytest.raises(TimeoutExceeded):
+            client.get("http://example.org/")
+        assert slow.closed == []
+        slow.let.set()
+        end = time.monotonic() + PATIENT
+        while len(slow.closed) < attempts and time.monotonic() < end:
+            time.sleep(0.005)
+    assert len(slow.closed) == attempts
+
+
+def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
+    """With one connection, the second attempt waits for that of the first one, which nobody reads."""
+    inner = sync_kit.network_that_first(lambda: time.sleep(0.3))
+    policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.15))
+    with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
+        assert client.get(server.url).content == b"ok"
+        server.wait_until(lambda: len(server.requests) >= 2)
+        server.wait_until(lambda: Timeout.abandoned() == 0)
+        assert not [it for it in inner._pool.connections if not it.is_idle() and not it.is_closed()]
+
+
+def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: FlakyServer) -> None:
+    """It is no failure: nothing is retried, and the next call has the pool to itself."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held), 200)
+
+    async def main() -> None:
+        inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=1))
+        async with tasks_kit.client(Policy.wrap(Timeout(PATIENT), QUICK), inner) as client:
+            with anyio.move_on_after(PATIENT) as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(client.get, url)
+                    await anyio.to_thread.run_sync(server.wait_until, lambda: server.requests)
+                    group.cancel_scope.cancel()
+            assert not scope.cancelled_caught
+            assert len(server.requests) == 1
+            held.set()
+            assert (await client.get(url)).status_code == 200
+
+    try:
+        tasks_kit.run(main)
+    finally:
+        held.set()
+
+
+# --- the time of a body ----------------------------------------------------------------------
+
+
+def dripping(server: FlakyServer, pieces: int = 1000) -> str:
+    """A body that comes a byte at a time, for longer than anybody waits; never for long without a byte."""
+    return server.script("/drip", Answer(200, body=[b"."] * pieces, drip=_Tick()))  # type: ignore[arg-type]
+
+
+class _Tick(threading.Event):
+    """An event that comes about after a while, each time that it is waited for."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        time.sleep(0.02)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [(Timeout(0.15), TimeoutExceeded), (QUICK, DeadlineExceeded)],
+    ids=["timeout", "deadline"],
+)
+def test_a_body_that_drips_does_not_outlast_its_time(
+    kit: Kit, server: FlakyServer, policy: Policy[Any], kind: type[Exception]
+) -> None:
+    """Each byte is in time for the client's read timeout; the limit is that of the attempt that brought it."""
+    url = dripping(server)
+
+    async def main() -> None:
+        async with kit.client(policy) as client:
+            with contextlib.ExitStack() as stack:
+                if kind is DeadlineExceeded:
+                    stack.enter_context(deadline(0.15))
+                assert type(await client.failure("GET", url)) is kind
+
+    began = time.monotonic()
+    kit.run(main)
+    assert time.monotonic() - began < PATIENT
+
+
+def test_a_body_that_stops_is_left_at_its_time(kit: Kit, server: FlakyServer) -> None:
+    """Also where the client's own read timeout is longer, or there is none."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+
+    async def main() -> None:
+        async with kit.client(Timeout(0.15)) as client:
+            error = await client.failure("GET", url, timeout=None)
+            assert isinstance(error, (TimeoutExceeded, kit.library.ReadTimeout))
+
+    began = time.monotonic()
+    try:
+        kit.run(main)
+    finally:
+        held.set()
+    assert time.monotonic() - began < PATIENT
+
+
+def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(kit: Kit, server: FlakyServer) -> None:
+    """For events that come for hours: the client's own timeouts are then those of its caller again."""
+    url = dripping(server, 12)
+
+    async def main() -> None:
+        async with kit.client(Timeout(0.15), rules=Rules(limit_body=False)) as client:
+            assert (await client.get(url, timeout=None)).content == b"." * 12
+
+    kit.run(main)
+
+
+def test_a_body_that_is_in_time_is_what_it_was(kit: Kit, server: FlakyServer) -> None:
+    """Under a limit, compressed or not, read at once or in pieces."""
+    url = server.script("/", Answer(200, {"Content-Type": "text/plain"}, [b"grey ", b"goose"], chunked=True))
+
+    async def main() -> None:
+        async with kit.client(Timeout(PATIENT)) as client:
+            assert (await client.get(url)).text == "grey goose"
+            async with client.stream("GET", url) as response:
+                assert await client.read(response) == b"grey goose"
+            async with client.stream("GET", url) as response:
+                lines = response.iter_lines() if kit.blocking else [it async for it in response.aiter_lines()]
+                assert list(lines) == ["grey goose"]
+
+    kit.run(main)
+
+
+# --- telemetry, and the deadline on the wire -------------------------------------------------
+
+
+def test_the_operation_is_the_method_and_the_host(kit: Kit) -> None:
+    """No path and no query: those would make as many names as there are requests."""
+    told: list[Any] = []
+
+    async def main() -> None:
+        async with kit.client(Policy.wrap(QUICK, listeners=[told.append]), kit.mock(200, 200)) as client:
+            await client.get("http://example.org/users/4711?token=secret")
+
+            async def call(ctx: Context) -> None:
+                await client.get("http://example.org/")
+
+            context = Context(operation="get-user", properties={"tenant": "a"})
+            await kit.world.execute(CircuitBreaker(5), call, context)
+
+    kit.run(main)
+    finished = [it for it in told if isinstance(it, events.ExecutionFinished)]
+    assert [it.operation for it in finished] == ["GET example.org", "get-user"]
+    assert finished[1].properties == {"tenant": "a"}
+
+
+def test_the_deadline_is_told_to_hosts_that_are_named(kit: Kit, clock: FakeClock) -> None:
+    """Anew for each attempt; a client's request is left as it was."""
+    seen: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        seen.append((request.url.host, request.headers.get(ENVOY_EXPECTED_TIMEOUT)))
+        clock.advance(2)
+        return kit.library.Response(503 if len(seen) == 1 else 200)
+
+    async def main() -> None:
+        inner = kit.library.MockTransport(handler)
+        async with kit.client(QUICK, inner, propagate_to=["*.internal"]) as client:
+            with deadline(8):
+                response = await client.get("http://users.internal/")
+                await client.get("http://example.org/")
+            await client.get("http://users.internal/")
+            assert ENVOY_EXPECTED_TIMEOUT not in response.request.headers
+
+    kit.run(main)
+    assert seen == [
+        ("users.internal", "8000"),
+        ("users.internal", "6000"),
+        ("example.org", None),
+        ("users.internal", None),
+    ]
+
+
+def test_the_header_may_have_another_name(kit: Kit, clock: FakeClock) -> None:
+    """As `wire.Propagation` says it."""
+    seen: list[str] = []
+
+    def handler(request: Any) -> Any:
+        seen.append(request.headers["x-budget-ms"])
+        return kit.library.Response(200)
+
+    async def main() -> None:
+        propagation = Propagation(["*"], header="X-Budget-Ms")
+        async with kit.client(QUICK, kit.library.MockTransport(handler), propagate_to=propagation) as client:
+            with deadline(8):
+                await client.get("http://example.org/", headers={"X-Budget-Ms": "99999"})
+
+    kit.run(main)
+    assert seen == ["8000"]
+
+
+# --- the client around it --------------------------------------------------------------------
+
+
+def test_redirects_cookies_and_auth_are_the_clients(kit: Kit, server: FlakyServer) -> None:
+    """Each hop is a request of its own to us: each has attempts of its own."""
+    server.script("/a", 503, Answer(302, {"Location": "/b", "Set-Cookie": "k=v"}))
+    server.script("/b", 503, Answer(200, body=b"there"))
+
+    async def main() -> None:
+        async with kit.client(follow_redirects=True, auth=("user", "password")) as client:
+            response = await client.get(f"{server.url}/a")
+            assert response.content == b"there"
+            assert [it.status_code for it in response.history] == [302]
+
+    kit.run(main)
+    assert [it.path for it in server.requests] == ["/a", "/a", "/b", "/b"]
+    assert server.requests[-1].headers["Cookie"] == "k=v"
+    assert server.requests[-1].headers["Authorization"].startswith("Basic ")
+
+
+def test_without_a_transport_it_uses_the_clients_own(kit: Kit, server: FlakyServer) -> None:
+    """That of the library that the first request belongs to; one transport of ours can serve both libraries."""
+    url = server.script("/", 503, 200)
+
+    async def main() -> None:
+        transport = kit.transport(QUICK)
+        kind = kit.library.Client if kit.blocking else kit.library.AsyncClient
+        async with contextlib.AsyncExitStack() as stack:
+            if kit.blocking:
+                client = Sender(kit, stack.enter_context(kind(transport=transport)))
+            else:
+                client = Sender(kit, await stack.enter_async_context(kind(transport=transport)))
+            assert (await client.get(url)).status_code == 200
+
+    kit.run(main)
+
+
+def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> None:
+    """Its policy is then shared by both."""
+    breaker = CircuitBreaker(2)
+    transport = ResilienceTransport(breaker)
+    url = server.script("/", 503)
+    with httpx.Client(transport=transport) as one, httpx2.Client(transport=transport) as two:
+        assert [type(it.get(url)) for it in (one, two)] == [httpx.Response, httpx2.Response]
+        with pytest.raises(CircuitOpen):
+            one.get(url)
+
+
+def test_it_is_closed_with_its_client(kit: Kit) -> None:
+    """And entered with it."""
+    calls: list[str] = []
+
+    class Noting(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+        def handle_request(self, request: Any) -> Any:
+            return kit.library.Response(200)
+
+        async def handle_async_request(self, request: Any) -> Any:
+            return kit.library.Response(200)
+
+        def __enter__(self) -> Any:
+            calls.append("enter")
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            calls.append("exit")
+
+        async def __aenter__(self) -> Any:
+            return self.__enter__()
+
+        async def __aexit__(self, *error: object) -> None:
+            self.__exit__()
+
+        def close(self) -> None:
+            calls.append("close")
+
+        async def aclose(self) -> None:
+            self.close()
+
+    async def main() -> None:
+        async with kit.client(QUICK, Noting()) as client:
+            await client.get("http://example.org/")
+        transport = kit.transport(QUICK, Noting())
+        if kit.blocking:
+            transport.close()
+        else:
+            await transport.aclose()
+
+    kit.run(main)
+    assert calls == ["enter", "exit", "close"]
+
+
+def test_it_can_be_mounted_for_some_urls(kit: Kit) -> None:
+    """Others of the client go as they went."""
+
+    async def main() -> None:
+        mounts = {"http://flaky.example": kit.transport(QUICK, kit.mock(503, 200))}
+        async with kit.client(Stubborn(), kit.mock(404, 404), mounts=mounts) as client:
+            assert (await client.get("http://flaky.example/")).status_code == 200
+            assert (await client.get("http://example.org/")).status_code == 404
+
+    kit.run(main)
+
+
+def test_many_threads_share_a_client(sync_kit: Kit, server: FlakyServer) -> None:
+    """As they may without us."""
+    url = server.script("/", 503, 503, 200)
+    results: list[int] = []
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        threads = [threading.Thread(target=lambda: results.append(client.get(url).status_code)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [200] * 8
+
+
+def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
+    """Its response and error are gone when the last reference is, and not when the collector comes."""
+    left: list[weakref.ref[Any]] = []
+
+    def handler(request: Any) -> Any:
+        response = kit.library.Response(503, headers={"Retry-After": "0"})
+        left.append(weakref.ref(response))
+        return response
+
+    async def main() -> None:
+        async with kit.client(Policy.wrap(Timeout(PATIENT), QUICK), kit.library.MockTransport(handler)) as client:
+            await client.get("http://example.org/")
+
+    gc.disable()
+    try:
+        kit.run(main)
+        if kit.library is httpx:
+            left.pop()  # httpx binds a response that it returns to its own stream
+        assert all(it() is None for it in left)
+    finally:
+        gc.enable()
+
+
+# --- wrong arguments -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": None}, "policy must be a policy"),
+        ({"policy": Retry}, "policy must be a policy"),
+        ({"transport": "http://"}, "transport must have a method handle"),
+        ({"rules": {"statuses": {500}}}, "rules must be Rules"),
+        ({"propagate_to": "internal"}, "hosts must be a sequence of hosts"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ResilienceTransport, AsyncResilienceTransport])
+def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], message: str) -> None:
+    """By the constructor, with the value."""
+    with pytest.raises(TypeError, match=message):
+        kind(**{"policy": QUICK, **arguments})
+
+
+def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:
+    """It would fail at the first request."""
+    with pytest.raises(TypeError, match="transport must have a method handle_request"):
+        ResilienceTransport(QUICK, library.AsyncHTTPTransport(verify=NO_TLS))
+    with pytest.raises(TypeError, match="transport must have a method handle_async_request"):
+        AsyncResilienceTransport(QUICK, library.HTTPTransport(verify=NO_TLS))

@@ -1,0 +1,44 @@
+"""What everything that exports numbers or lines shares. It knows no client of any of them.
+
+Counters and histograms come from events, of the whole process: `measurements(event)` says what an event adds to
+which. Gauges are read from the policies that were handed over, at the moment in which somebody asks, so a call pays
+nothing for them: `Observed(*policies).gauges()`. A `Feed` is both for one place that the numbers go to. `Lines` are
+events in words, for logs.
+
+Names and units are OpenTelemetry's (dotted lower case, UCUM units). Every label has few different values: names that
+were written in code, and classes of errors. Arguments, results and messages of errors are in none of them.
+"""
+
+from __future__ import annotations
+
+from resilience.integrations.telemetry.instruments import (
+    DURATION_BUCKETS,
+    INSTRUMENTS,
+    Instrument,
+    Measurement,
+    measurements,
+)
+from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Line, Lines
+from resilience.integrations.telemetry.observed import Feed, Member, Observed
+from resilience.integrations.telemetry.words import Fact, cancellation_reason, error_type, facts, kind_of, scope_of
+
+__all__ = [
+    "DEFAULT_LEVELS",
+    "DURATION_BUCKETS",
+    "INSTRUMENTS",
+    "Fact",
+    "Feed",
+    "Instrument",
+    "Levels",
+    "Line",
+    "Lines",
+    "Measurement",
+    "Member",
+    "Observed",
+    "cancellation_reason",
+    "error_type",
+    "facts",
+    "kind_of",
+    "measurements",
+    "scope_of",
+]

@@ -1,0 +1,163 @@
+"""What policies hold now, and the one stream of numbers that is made of that and of events."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias, final
+from weakref import ref
+
+from resilience import events
+from resilience.events import Event
+from resilience.integrations.telemetry.instruments import (
+    ABANDONED,
+    CIRCUIT_STATE,
+    IN_FLIGHT,
+    LIMIT,
+    MEASURED,
+    QUEUED,
+    Measurement,
+    measurements,
+)
+from resilience.policies.bulkhead import Bulkhead
+from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.timeout import Timeout
+from resilience.policy import Pipeline, Policy
+from resilience.state.circuit import CircuitState
+
+_Watched: TypeAlias = CircuitBreaker | Bulkhead
+
+
+class Member(NamedTuple):
+    """A circuit breaker or bulkhead that is observed.
+
+    :param pipeline: the name of the policy that was handed over, in which it was found.
+    :param name: its own name; with a number where an earlier one in the pipeline is called the same.
+    """
+
+    pipeline: str
+    name: str
+    policy: _Watched
+
+
+@final
+class Observed:
+    """The circuit breakers and bulkheads inside some policies, weakly held: it keeps none of them alive.
+
+    :param policies: policies and pipelines. One that is no pipeline and has an attribute `policies` (a policy that
+        makes others as it needs them, one for each host, say) is looked into each time.
+    :raises TypeError: for what is no policy.
+
+    >>> from resilience import Bulkhead, Policy, Retry
+    >>> from resilience.integrations.telemetry import Observed
+    >>> pipeline = Policy.wrap(Retry(), Bulkhead(10), name="weather")
+    >>> [(member.pipeline, member.name) for member in Observed(pipeline)]
+    [('weather', 'Bulkhead')]
+    """
+
+    def __init__(self, *policies: Policy[Any]) -> None:
+        for policy in policies:
+            if not isinstance(policy, Policy):
+                raise TypeError(f"only policies can be observed, not {policy!r}")
+        # The parts of a pipeline, not the pipeline: it may be made for one call only, of policies that live on.
+        self._held = [(given.name, ref(part)) for given in policies for part in _parts(given)]
+
+    def __iter__(self) -> Iterator[Member]:
+        """Go over those that are alive."""
+        return _members([self])
+
+    def gauges(self) -> Iterator[Measurement]:
+        """Read what they hold at this instant, and how many calls of the process are abandoned."""
+        return _gauges(iter(self))
+
+    def _found(self) -> Iterator[tuple[str, _Watched]]:
+        for pipeline, reference in self._held:
+            for policy in _watched(reference()):
+                yield pipeline, policy
+
+
+def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
+    return policy.policies if isinstance(policy, Pipeline) else (policy,)
+
+
+def _watched(policy: object) -> Iterator[_Watched]:
+    if isinstance(policy, (CircuitBreaker, Bulkhead)):
+        yield policy
+    else:
+        for part in tuple(getattr(policy, "policies", ())):
+            yield from _watched(part)
+
+
+def _members(groups: list[Observed]) -> Iterator[Member]:
+    """Go over what is observed in any of the groups, once for each pipeline that it is in."""
+    seen: set[tuple[str, int]] = set()
+    names: Counter[tuple[str, str]] = Counter()
+    for pipeline, policy in (found for group in groups for found in group._found()):
+        if (pipeline, id(policy)) in seen:
+            continue
+        seen.add((pipeline, id(policy)))
+        names[pipeline, policy.name] += 1
+        number = names[pipeline, policy.name]
+        yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
+
+
+def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
+    for pipeline, name, policy in members:
+        labels = {"pipeline": pipeline, "policy": name}
+        if isinstance(policy, CircuitBreaker):
+            now = policy.state
+            for state in CircuitState:
+                yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
+        else:
+            stats = policy.stats()
+            yield Measurement(IN_FLIGHT, stats.in_flight, labels)
+            yield Measurement(QUEUED, stats.queued, labels)
+            yield Measurement(LIMIT, stats.limit, labels)
+    yield Measurement(ABANDONED, Timeout.abandoned(), {})
+
+
+# --- to one place ----------------------------------------------------------------------------
+
+
+@final
+class Feed:
+    """The numbers of the process for one place that they go to, however often it is asked for.
+
+    :param record: called with each measurement that an event makes, in the thread in which it happens.
+    """
+
+    def __init__(self, record: Callable[[Measurement], object]) -> None:
+        self._record = record
+        self._lock = threading.Lock()
+        self._groups: list[Observed] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def add(self, *policies: Policy[Any]) -> Callable[[], None]:
+        """Count events while at least one such addition stands, and observe these policies meanwhile.
+
+        :returns: a function that ends it; calling it again does nothing.
+        """
+        group = Observed(*policies)
+        with self._lock:
+            self._groups = [*self._groups, group]
+            if self._unsubscribe is None:
+                self._unsubscribe = events.subscribe(self._tell, *MEASURED)
+
+        def remove() -> None:
+            with self._lock:
+                self._groups = [it for it in self._groups if it is not group]
+                if not self._groups and self._unsubscribe is not None:
+                    self._unsubscribe()
+                    self._unsubscribe = None
+
+        return remove
+
+    def gauges(self) -> Iterator[Measurement]:
+        """Read what the observed policies hold at this instant; nothing where nobody has asked for it."""
+        groups = self._groups
+        return _gauges(_members(groups)) if groups else iter(())
+
+    def _tell(self, event: Event) -> None:
+        for measurement in measurements(event):
+            self._record(measurement)

@@ -1,0 +1,85 @@
+"""An event in words and numbers: plain values, with few different words where they name something."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from math import inf
+from typing import Any, TypeAlias
+
+from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
+from resilience.outcome import Failure, Outcome
+from resilience.state.circuit import CircuitState
+
+_LONGEST_MESSAGE = 200  # characters
+_LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
+Fact: TypeAlias = str | int | float | bool
+
+
+def kind_of(event: Event) -> str:
+    """Return the name of an event's kind in snake case: ``"retry_scheduled"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
+    """Return what an event tells as plain values, for a line of a log or a span; what is not known is left out.
+
+    :param messages: whether the messages of errors are told, in `error` and `last_failure`, cut to 200 characters.
+        They can hold anything; arguments and results are never told.
+    """
+    told: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
+    told |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
+    if isinstance(event, TimedOut):
+        told["scope"] = scope_of(event)
+    if isinstance(event, (CallFinished, ExecutionFinished)):
+        told |= ending(event.outcome)
+    elif (outcome := getattr(event, "outcome", None)) is not None:
+        told["error_type"] = error_type(outcome)
+    if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
+        told["error"] = str(failure.error)[:_LONGEST_MESSAGE]
+    if not messages:
+        told.pop("last_failure", None)
+    values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in told.items())
+    return {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
+
+
+#: A timer of an event loop may fire that much before its time, in seconds.
+_EARLIEST = 0.005
+
+
+def scope_of(event: TimedOut) -> str:
+    """Say what timed out: ``"attempt"``, ``"total"``, or the ``"deadline"`` of the caller; ``"unknown"`` otherwise."""
+    return "deadline" if event.by_deadline else event.scope or "unknown"
+
+
+def ending(outcome: Outcome[Any] | None) -> dict[str, str]:
+    """Say how something ended: what was cancelled or interrupted is no failure."""
+    if outcome is None:
+        return {"outcome": "cancelled", "error_type": ""}
+    if isinstance(outcome, Failure):
+        return {"outcome": "failure", "error_type": error_type(outcome)}
+    return {"outcome": "success", "error_type": ""}
+
+
+def error_type(outcome: Outcome[Any] | BaseException) -> str:
+    """Name what failed: the class of an error with its module (builtins without); ``"result"`` for a result."""
+    error = outcome.error if isinstance(outcome, Failure) else outcome
+    if not isinstance(error, BaseException):
+        return "result"
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def cancellation_reason(error: BaseException, remaining: float) -> str:
+    """Say why something was cut off, as far as it can be known.
+
+    :param error: what came through, no `Exception`.
+    :param remaining: seconds that were left of the deadline of what was cut off.
+    :returns: ``"interrupt"`` (Ctrl-C, the process ends), ``"closed"`` (nobody waits for the coroutine any more),
+        ``"deadline"`` (of a Timeout around, or of the caller), or ``"caller"``.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return "interrupt"
+    if isinstance(error, GeneratorExit):
+        return "closed"
+    return "deadline" if remaining <= _EARLIEST else "caller"

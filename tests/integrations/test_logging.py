@@ -1,0 +1,324 @@
+"""Lines in the standard library's logging: levels, words, repeats, and nothing that is nobody's business."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
+from resilience.integrations.logging import log_events
+from tests.conftest import Boom, FakeClock, Script, World
+
+LOGRECORD = set(vars(logging.makeLogRecord({})))
+
+
+class Log(logging.Handler):
+    """A logger of its own that keeps its records, and what was begun with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logger = logging.Logger("test", logging.INFO)
+        self.logger.addHandler(self)
+        self.records: list[logging.LogRecord] = []
+        self.endings: list[Callable[[], None]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def begin(self, **options: Any) -> Callable[[], None]:
+        self.endings.append(log_events(self.logger, **options))
+        return self.endings[-1]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{record.levelname} {record.getMessage()}" for record in self.records]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    it = Log()
+    yield it
+    for ending in it.endings:
+        ending()
+
+
+def extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in LOGRECORD}
+
+
+# --- words and levels ------------------------------------------------------------------------
+
+
+def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, clock: FakeClock, log: Log) -> None:
+    """An opened circuit is an error; what policies are there for is information."""
+    pipeline = Policy.wrap(
+        Fallback("x", name="spare"),
+        Retry(3, on=Boom, backoff=[1.5]),
+        CircuitBreaker(2, open_for=30, name="db"),
+        name="weather",
+    )
+    log.begin()
+
+    async def main() -> None:
+        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+        clock.advance(30)
+        await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
+        await world.attempt(Retry(2, on=Boom, backoff=[0.25]), Script(Boom("secret")).function())
+        pipeline.policies[2].isolate()  # type: ignore[attr-defined]
+
+    world.run(main)
+    assert log.lines == [
+        "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
+        "ERROR circuit db: closed -> open for 30 s",
+        "INFO weather (get): attempt 2 failed with Boom, the next one is in 1.5 s",
+        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 28.5 s",
+        "INFO weather (get): spare answered instead of CircuitOpen",
+        "INFO circuit db: open -> half_open",
+        "INFO circuit db: half_open -> closed",
+        "INFO Retry: attempt 1 failed with Boom, the next one is in 0.25 s",
+        "WARNING Retry: Retry gave up after 2 attempts in 0.25 s, as no attempt is left; the last failure was Boom",
+        "WARNING circuit db: closed -> isolated",
+    ]
+
+
+def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
+    """An attempt, the execution, the caller's deadline, or the wait in a queue."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.01, name="pool")
+
+    async def inside(ctx: Context) -> None:
+        await world.attempt(bulkhead, Script("never").function())
+
+    log.begin()
+
+    async def main() -> None:
+        await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
+        await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang)
+        await world.attempt(Timeout(5.0), hang, Context(timeout=0.01))
+        await world.execute(bulkhead, inside)
+
+    world.run(main)
+    lines = [line for line in log.lines if "gave up" not in line]
+    assert lines[0] == "WARNING p: an attempt took longer than the 0.01 s of Timeout"
+    assert lines[1] == "WARNING p: the execution took longer than the 0.01 s of whole"
+    assert lines[2].startswith("WARNING Timeout: the deadline of the caller passed, 0.0")
+    assert lines[3].startswith("WARNING pool: pool refused a call with BulkheadFull after 0.0")
+    assert lines[3].endswith(" s in the queue")
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("retry", "why"),
+    [
+        (Retry(1, on=Boom), "no attempt is left"),
+        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), "max_elapsed leaves no time for another"),
+        (Retry(9, on=Boom, backoff=[20.0]), "the deadline leaves no time for another"),
+    ],
+)
+def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log, retry: Retry, why: str) -> None:
+    """What ran out, in words."""
+    log.begin()
+
+    async def main() -> None:
+        await world.attempt(retry, Script(Boom()).function(), Context(timeout=10))
+
+    world.run(main)
+    assert log.lines == [f"WARNING Retry: Retry gave up after 1 attempt in 0 s, as {why}; the last failure was Boom"]
+
+
+def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
+    """Results are nobody's business."""
+    log.begin(messages=True)
+
+    async def main() -> None:
+        retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
+        await world.attempt(retry, Script("secret").function())
+
+    world.run(main)
+    assert "attempt 1 failed with a result that was not good enough" in log.lines[0]
+    assert "secret" not in str([vars(record) for record in log.records])
+
+
+def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> None:
+    """A cancellation is no error, and has no failure."""
+    log.logger.setLevel(logging.DEBUG)
+    log.begin()
+
+    async def main() -> None:
+        await Retry().aexecute(Script("fine").function())
+        await tasks_world.attempt(Retry(), Script(Boom()).function())
+        with anyio.move_on_after(0.01):
+            await Retry().aexecute(lambda ctx: anyio.sleep(10))
+
+    tasks_world.run(main)
+    assert [line.partition(" s")[0].rpartition(" in ")[0] for line in log.lines] == [
+        "DEBUG Retry: done after 1 attempt",
+        "DEBUG Retry: failed after 1 attempt",
+        "DEBUG Retry: cancelled after 1 attempt",
+    ]
+    assert log.lines[1].endswith(" s with Boom")
+
+
+def test_records_carry_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
+    """For formatters that write JSON; an absent value is absent."""
+    log.begin()
+
+    async def main() -> None:
+        policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
+        await world.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
+
+    world.run(main)
+    where = {"pipeline": "weather", "policy": "again", "operation": "get", "error_type": "tests.conftest.Boom"}
+    assert [extra(record) for record in log.records] == [
+        {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
+        {"kind": "retry_gave_up", **where, "attempts": 2, "elapsed": 1.5, "reason": "attempts"},
+    ]
+
+
+def test_messages_of_errors_are_written_where_they_are_asked_for(world: World, clock: FakeClock, log: Log) -> None:
+    """In one line and cut, whatever is in them; the arguments of the call stay out."""
+    log.begin(messages=True)
+
+    async def main() -> None:
+        pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
+        await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function())
+
+    world.run(main)
+    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 30 s, after Boom: no")
+    assert log.lines[1].startswith("INFO Pipeline: attempt 1 failed with Boom, the next one is in 1 s: no INFO forged")
+    assert all("\n" not in line and len(line) < 400 for line in log.lines)
+
+
+# --- repeats ---------------------------------------------------------------------------------
+
+
+def refusals(log: Log) -> list[str]:
+    return [line.removeprefix("WARNING ") for line in log.lines if "refused" in line]
+
+
+def test_what_comes_again_and_again_is_written_a_few_times_and_then_counted(
+    threads: World, clock: FakeClock, log: Log
+) -> None:
+    """The count is told once, by the first event after the interval, whatever that is of."""
+    breaker = CircuitBreaker(open_for=1000, name="db")
+    breaker.isolate()
+    log.begin(repeats=3, interval=10)
+    for _ in range(60):
+        breaker.capture(lambda ctx: "never")
+        clock.advance(0.1)
+    assert refusals(log) == ["db: db refused a call with CircuitIsolated"] * 3
+    clock.advance(5)
+    assert len(log.records) == 3
+    Retry().execute(lambda ctx: "of another policy, and fine")
+    assert refusals(log)[3:] == ["db: db refused a call with CircuitIsolated (and 56 more in 11 s)"]
+    assert (extra(log.records[-1])["left_out"], extra(log.records[-1])["seconds"]) == (57, 11.0)
+    breaker.capture(lambda ctx: "never")
+    assert refusals(log)[4:] == ["db: db refused a call with CircuitIsolated"]
+
+
+def test_the_end_tells_what_was_left_out(threads: World, clock: FakeClock, log: Log) -> None:
+    """Nothing is lost at a shutdown; and it is told once."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    end = log.begin(repeats=1)
+    for _ in range(4):
+        breaker.capture(lambda ctx: "never")
+    end()
+    end()
+    assert refusals(log)[1:] == ["db: db refused a call with CircuitIsolated (and 2 more)"]
+
+
+def test_policies_and_operations_are_counted_apart(threads: World, clock: FakeClock, log: Log) -> None:
+    """One noisy operation hides no other."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    log.begin(repeats=1)
+    for operation in ("get", "get", "put", None):
+        breaker.capture(lambda ctx: "never", Context(operation=operation))
+    assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)", "db"]
+
+
+def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock, log: Log) -> None:
+    """They are rare, and each of them matters."""
+    breaker = CircuitBreaker(name="db")
+    log.begin(repeats=1)
+    for _ in range(5):
+        breaker.isolate()
+        breaker.close()
+    assert len(log.lines) == 10
+
+
+def test_ids_in_operations_do_not_fill_the_memory(threads: World, clock: FakeClock, log: Log) -> None:
+    """The oldest of many different lines are forgotten, and their counts told."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    end = log.begin(repeats=1)
+    for number in range(1100):
+        for _ in range(2):
+            breaker.capture(lambda ctx: "never", Context(operation=f"get-{number}"))
+    written = len(log.records)
+    assert 1100 < written < 1250
+    end()
+    assert len(log.records) == 2200
+
+
+# --- what is asked for -----------------------------------------------------------------------
+
+
+def test_levels_can_be_others(world: World, clock: FakeClock, log: Log) -> None:
+    """And a kind can be left out."""
+    log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
+
+    async def main() -> None:
+        await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
+
+    world.run(main)
+    assert [record.levelname for record in log.records] == ["CRITICAL"]
+
+
+def test_the_usual_logger_and_an_adapter_will_do(caplog: pytest.LogCaptureFixture) -> None:
+    """The usual one has a name by which it can be silenced."""
+    usual = logging.getLogger("resilience.events")
+    with caplog.at_level(logging.INFO, logger=usual.name):
+        for logger in (None, logging.LoggerAdapter(usual, None)):
+            end = log_events(logger)
+            breaker = CircuitBreaker(name="db")
+            breaker.isolate()
+            end()
+    assert [record.name for record in caplog.records] == [usual.name] * 2
+
+
+def test_what_is_not_enabled_is_not_made(threads: World, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor counted as left out."""
+    log.logger.setLevel(logging.ERROR)
+    end = log.begin(repeats=1)
+    breaker = CircuitBreaker()
+    breaker.isolate()
+    for _ in range(3):
+        breaker.capture(lambda ctx: "never")
+    end()
+    assert log.lines == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"logger": print}, TypeError, "logger must be a logging.Logger or LoggerAdapter, not <built-in"),
+        ({"repeats": 0}, ValueError, "repeats must be at least 1, not 0"),
+        ({"interval": -1}, ValueError, "interval must be more than zero seconds, not -1"),
+        ({"messages": "yes"}, TypeError, "messages must be True or False, not 'yes'"),
+        ({"levels": {Retry: 10}}, TypeError, "levels must be for RetryScheduled, .*, not <class"),
+        ({"levels": {events.TimedOut: "INFO"}}, TypeError, "levels must be a whole number, not 'INFO'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
+    """With the parameter and the value."""
+    with pytest.raises(error, match=message):
+        log_events(**options)

@@ -1,0 +1,145 @@
+"""Events of policies as key-value events of structlog."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from resilience import CircuitBreaker, Context, Policy, Retry, events
+from resilience.integrations.structlog import log_events
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+def test_events_are_named_after_their_kind_and_carry_its_values(
+    world: World, clock: FakeClock, logged: list[Any]
+) -> None:
+    """With the level as usual; no sentence, no result, no argument, no message."""
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5]), CircuitBreaker(2, open_for=30, name="db"), name="p")
+    end = log_events()
+
+    async def main() -> None:
+        await world.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+
+    world.run(main)
+    end()
+    where = {"pipeline": "p", "operation": "get"}
+    boom = "tests.conftest.Boom"
+    assert [entry for entry in logged if entry["log_level"] != "debug"] == [
+        {
+            "event": "resilience.retry_scheduled",
+            "log_level": "info",
+            **where,
+            "policy": "Retry",
+            "attempt": 1,
+            "delay": 1.5,
+            "error_type": boom,
+        },
+        {
+            "event": "resilience.circuit_changed",
+            "log_level": "error",
+            **where,
+            "policy": "db",
+            "old": "closed",
+            "new": "open",
+            "retry_after": 30.0,
+        },
+        {
+            "event": "resilience.retry_gave_up",
+            "log_level": "warning",
+            **where,
+            "policy": "Retry",
+            "attempts": 2,
+            "elapsed": 1.5,
+            "reason": "attempts",
+            "error_type": boom,
+        },
+    ]
+    assert [entry["event"] for entry in logged if entry["log_level"] == "debug"] == ["resilience.execution_finished"]
+
+
+def test_repeats_are_counted(threads: World, clock: FakeClock, logged: list[Any]) -> None:
+    """As values: how many were left out, in how many seconds."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    end = log_events(repeats=1, interval=10, levels={events.ExecutionFinished: None})
+    for _ in range(4):
+        breaker.capture(lambda ctx: "never")
+    clock.advance(10)
+    breaker.capture(lambda ctx: "never")
+    end()
+    assert [(entry.get("left_out"), entry.get("seconds")) for entry in logged] == [
+        (None, None),
+        (3, 10.0),
+        (None, None),
+    ]
+
+
+def test_messages_are_told_where_they_are_asked_for(threads: World, clock: FakeClock, logged: list[Any]) -> None:
+    """Under `error`."""
+    end = log_events(messages=True)
+    Retry(1, on=Boom).capture(lambda ctx: (_ for _ in ()).throw(Boom("no")))
+    end()
+    assert [entry["error"] for entry in logged] == ["no", "no"]
+
+
+def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) -> None:
+    """What it filters away is not counted as left out; it renders as it likes."""
+    written = io.StringIO()
+    logger = structlog.wrap_logger(
+        structlog.PrintLogger(written),
+        processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+    )
+    end = log_events(logger, repeats=1, levels={events.CallRejected: logging.CRITICAL + 5})
+    breaker = CircuitBreaker(1, name="db")
+    breaker.capture(lambda ctx: 1 / 0)
+    breaker.capture(lambda ctx: "never")
+    Retry(on=Boom).capture(lambda ctx: "fine")
+    end()
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [(entry["level"], entry["event"]) for entry in entries] == [
+        ("error", "resilience.circuit_changed"),
+        ("critical", "resilience.call_rejected"),
+    ]
+
+
+def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFixture) -> None:
+    """structlog on top of `logging`."""
+    logger = structlog.wrap_logger(
+        logging.getLogger("mine"),
+        processors=[structlog.stdlib.render_to_log_kwargs],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    with caplog.at_level(logging.WARNING, logger="mine"):
+        end = log_events(logger)
+        CircuitBreaker(name="db").isolate()
+        end()
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", "resilience.circuit_changed")
+    assert record.policy == "db"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"logger": 7}, TypeError, r"logger must be a structlog logger, which 7 is not: it has no critical\(\)"),
+        ({"repeats": 0}, ValueError, "repeats must be at least 1, not 0"),
+        ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
+    """With the parameter and the value."""
+    with pytest.raises(error, match=message):
+        log_events(**options)

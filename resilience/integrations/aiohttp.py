@@ -12,9 +12,11 @@ the failure of the first. And it sends a generator that was used up as an empty 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from http import HTTPStatus
+from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import aiohttp
@@ -22,9 +24,19 @@ from aiohttp import ClientRequest, ClientResponse, hdrs, payload
 from typing_extensions import override
 
 from resilience import checks
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import IDEMPOTENT_METHODS, Exchange, NotRepeatable, Rules
+from resilience.integrations.http import (
+    IDEMPOTENT_METHODS,
+    Exchange,
+    NotRepeatable,
+    PerHost,
+    Rules,
+    as_policies,
+    as_rules,
+    policy_for,
+)
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -38,7 +50,7 @@ DEFAULT_RULES: Final = Rules()
 
 
 def resilience_middleware(
-    policy: Policy[Any],
+    policy: Policy[Any] | PerHost,
     *,
     rules: Rules = DEFAULT_RULES,
     propagate_to: Propagation | Iterable[str] | None = None,
@@ -46,7 +58,8 @@ def resilience_middleware(
 ) -> Middleware:
     """Return a middleware that sends requests through a policy, for a session or for a single request.
 
-    :param policy: what each request runs through. Shared by all sessions, and all middlewares, that it is given to.
+    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
+        sessions, and all middlewares, that it is given to.
     :param rules: which statuses are failures, and which requests may be sent again.
     :param propagate_to: hosts that are told how much time is left; nobody by default.
     :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
@@ -64,12 +77,8 @@ def resilience_middleware(
     ...     async with aiohttp.ClientSession(middlewares=[resilience_middleware(Retry(3))]) as session:
     ...         ...
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a policy, not {policy!r}")
-    if not isinstance(rules, Rules):
-        raise TypeError(f"rules must be Rules, not {rules!r}")
+    policies, rules, propagation = as_policies(policy), as_rules(rules), Propagation.to(propagate_to)
     checks.flag("read_body", read_body)
-    propagation = Propagation.to(propagate_to)
 
     async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
         _end_second_coming(request)
@@ -77,13 +86,20 @@ def resilience_middleware(
             raise NotRepeatable("the request was not sent again: its body has been used up")
         exchange = _Exchange(request, _reading(handler) if read_body else handler, rules, propagation)
         try:
-            response: ClientResponse = await exchange.arun(policy)
+            response = await exchange.arun(policy_for(policies, str(request.url)))
         except Exception as error:
             _expect_second_coming(request, error)
             raise
-        return response
+        return exchange.with_limit(_checked(response))
 
     return middleware
+
+
+def _checked(response: object) -> ClientResponse:
+    """Return what came out of the policy; refuse what aiohttp could not go on with."""
+    if not isinstance(response, ClientResponse):
+        raise TypeError(f"a policy answered with {response!r}; a Fallback of a session answers with a ClientResponse")
+    return response
 
 
 def _reading(handler: Handler) -> Handler:
@@ -139,6 +155,22 @@ class _Exchange(Exchange[ClientResponse]):
             self.failed(error, sent=not isinstance(error, _NEVER_SENT))
             raise
         return self.received(response, response.status, response.headers, ctx)
+
+    def with_limit(self, response: ClientResponse) -> ClientResponse:
+        """Return a response of which the body fails where it has not been read in time."""
+        if self.body_deadline == inf or response.status == HTTPStatus.SWITCHING_PROTOCOLS or response.content.at_eof():
+            return response
+        known = weakref.ref(response)
+
+        def end() -> None:
+            late = known()
+            if late is not None and not late.closed:
+                late.content.set_exception(self.body_is_late())
+                late.close()
+
+        timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
+        response.content.on_eof(timer.cancel)
+        return response
 
     async def _prepare_again(self) -> None:
         """Make the request such that it can be sent once more."""

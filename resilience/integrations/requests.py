@@ -15,10 +15,11 @@ and the server would thank for it with 200.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 import urllib3
 from requests import ConnectionError as RequestsConnectionError
@@ -35,9 +36,10 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import Exchange, NotRepeatable, Rules
+from resilience.integrations.http import Exchange, NotRepeatable, PerHost, Rules, as_policies, as_rules, policy_for
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -56,7 +58,8 @@ _NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError, 
 class ResilienceAdapter(HTTPAdapter):
     """Send every request of a session through a policy: `session.mount("https://", ResilienceAdapter(policy))`.
 
-    :param policy: what each request runs through. Shared by all sessions, and all adapters, that it is given to.
+    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
+        sessions, and all adapters, that it is given to.
     :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
         Its own retries have to be off: they would multiply with the policy's.
     :param rules: which statuses are failures, and which requests may be sent again.
@@ -83,7 +86,7 @@ class ResilienceAdapter(HTTPAdapter):
 
     def __init__(
         self,
-        policy: Policy[Any],
+        policy: Policy[Any] | PerHost,
         *,
         adapter: BaseAdapter | None = None,
         rules: Rules = DEFAULT_RULES,
@@ -92,15 +95,11 @@ class ResilienceAdapter(HTTPAdapter):
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = DEFAULT_POOLBLOCK,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a policy, not {policy!r}")
-        if not isinstance(rules, Rules):
-            raise TypeError(f"rules must be Rules, not {rules!r}")
         pool = (pool_connections, pool_maxsize, pool_block)
         if adapter is not None:
             _check_adapter(adapter, pool)
-        self.policy: Policy[Any] = policy
-        self.rules: Rules = rules
+        self.policy: Policy[Any] | PerHost = as_policies(policy)
+        self.rules: Rules = as_rules(rules)
         self._propagation = Propagation.to(propagate_to)
         self._adapter = adapter
         super().__init__(pool_connections=pool_connections, pool_maxsize=pool_maxsize, pool_block=pool_block)
@@ -123,8 +122,11 @@ class ResilienceAdapter(HTTPAdapter):
         if request.body is not None and _used_up.get(id(request.body)) is request.body:
             raise NotRepeatable("the request was not sent: its body was used up by the request before it")
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
-        answer: Response = _Exchange(self, request, timeout, options).run(self.policy)
-        return answer
+        exchange = _Exchange(self, request, timeout, options)
+        response = exchange.run(policy_for(self.policy, str(request.url)))
+        if not isinstance(response, Response):
+            raise TypeError(f"a policy answered with {response!r}; a Fallback of a session answers with a Response")
+        return exchange.with_limit(response) if stream else response
 
     def _shortened(self, timeout: TimeoutLike, ctx: Context) -> TimeoutLike:
         """Return a timeout that ends no later than the context, in a form that the adapter that sends knows."""
@@ -181,10 +183,12 @@ class _Exchange(Exchange[Response]):
         self._options = options
         self._reading: threading.Lock | None = None if _is_plain(request.body) else threading.Lock()
         self._was_read = False
+        self._was_shortened = False
 
     @override
     def __call__(self, ctx: Context) -> Response:
         timeout = self._adapter._shortened(self._timeout, ctx)
+        self._was_shortened = timeout is not self._timeout
         request = self._request
         headers = self._adapter._propagation.headers_for(self._url, ctx)
         if headers:
@@ -193,7 +197,7 @@ class _Exchange(Exchange[Response]):
         self.begin()
         sent = True
         try:
-            response = self._transmit(request, timeout)
+            response = self._transmit(request, timeout, ctx)
         except Exception as error:
             sent = _may_have_been_sent(error)
             self.failed(error, sent=sent)
@@ -211,24 +215,41 @@ class _Exchange(Exchange[Response]):
         """Whether the request may be sent again: not while a call that was walked away from still reads the body."""
         return super().repeatable and not (self._reading is not None and self._reading.locked())
 
-    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike) -> Response:
+    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
         if self._reading is None:
-            return self._receive(request, timeout)
+            return self._receive(request, timeout, ctx)
         if not self._reading.acquire(blocking=False):
             raise NotRepeatable("the request was not sent again: its body is still being read by an earlier attempt")
         try:
             if self._was_read:
                 _rewind(request)
             self._was_read = True
-            return self._receive(request, timeout)
+            return self._receive(request, timeout, ctx)
         finally:
             self._reading.release()
 
-    def _receive(self, request: PreparedRequest, timeout: TimeoutLike) -> Response:
+    def _receive(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
         response = self._adapter._transmit(request, timeout, self._options)
         if not self._options["stream"]:
+            _look_at_the_time(response, ctx.check)
             response.content  # noqa: B018  # reads it, and gives the connection back
+            del response.iter_content
         return response
+
+    def with_limit(self, response: Response) -> Response:
+        """Return a response of which the body has to be read in time."""
+        left = self.body_deadline - clock.now()
+        if left < inf:
+            _look_at_the_time(response, self._check_body)
+        connection: Any = getattr(response.raw, "connection", None) if self._was_shortened else None
+        if getattr(connection, "sock", None) is not None:  # what was left of the attempt may be less than it has
+            connection.sock.settimeout(_read_timeout(self._timeout, left))
+        return response
+
+    def _check_body(self) -> None:
+        """Raise if the time for the body of a stream is over."""
+        if clock.now() >= self.body_deadline:
+            raise self.body_is_late()
 
 
 # --- time ------------------------------------------------------------------------------------
@@ -249,6 +270,35 @@ def _bounded(timeout: TimeoutLike, left: float) -> urllib3.Timeout:
         raise ValueError(f"timeout must be a number of seconds or a pair (connect, read), not {timeout!r}")
     connect, read = timeout
     return urllib3.Timeout(connect=connect, read=read, total=left)
+
+
+def _read_timeout(timeout: TimeoutLike, left: float) -> float | None:
+    """Return how long each wait for a piece of the body may take."""
+    bounded = _bounded(timeout, left)
+    bounded.start_connect()
+    read = bounded.read_timeout
+    return None if read is None or read == inf else max(read, 0.001)  # 0 is "do not wait" to a socket
+
+
+def _look_at_the_time(response: Response, check: Callable[[], None]) -> None:
+    """Have `check` called before each wait for a piece of the body: whoever reads it does so by `iter_content`."""
+    known = weakref.ref(response)  # no cycle: the connection goes with the last one who has the response
+
+    def iter_content(*args: Any, **options: Any) -> Iterator[Any]:
+        response: Any = known()
+        pieces = type(response).iter_content(response, *args, **options)
+        return _checked(response, pieces, check)
+
+    response.iter_content = iter_content  # type: ignore[method-assign]
+
+
+def _checked(response: Response, pieces: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
+    if not response.raw.closed:  # it closes itself at the end of the body
+        check()
+    for piece in pieces:
+        yield piece
+        if not response.raw.closed:
+            check()
 
 
 def _has_timed_out(error: Exception) -> bool:
@@ -284,7 +334,7 @@ def _is_replayable(request: PreparedRequest) -> bool:
 
 
 #: Bodies that have been sent and cannot be produced again, by their `id`: not all of them can be hashed.
-_used_up: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_used_up: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _note_used_up(body: Any) -> None:

@@ -14,6 +14,7 @@ A path has a queue of answers; the last one is given for ever, and a path withou
     Answer(200, delay=5.0)                          wait for seconds before answering (the end of the server ends it)
     Answer(200, body=[b"a", b"b"], chunked=True)    pieces, as chunks; without `chunked` under one Content-Length
     Answer(200, body=[b"a", b"b"], drip=event)      wait for the event between one piece and the next
+    Answer(200, body=[b"a", b"b"], pause=0.1)       wait for seconds there
     Answer(fault="reset")                           read the whole request, then reset the connection
     Answer(fault="close")                           read the whole request, then close without an answer
     Answer(fault="refuse")                          read the headers alone, then reset
@@ -58,6 +59,7 @@ class Answer:
     delay: float = 0.0
     chunked: bool = False
     drip: threading.Event | None = None
+    pause: float = 0.0
     fault: Literal["reset", "close", "refuse", "cut"] | None = None
 
     @property
@@ -221,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             if number and answer.fault == "cut":
                 return self._hang_up(reset=False)
             if number:
-                self.scripted._pause(0, answer.drip)
+                self.scripted._pause(answer.pause, answer.drip)
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if answer.chunked else piece)
         if answer.chunked:
             self.wfile.write(b"0\r\n\r\n")

@@ -162,15 +162,29 @@ def test_a_breaker_counts_them(server: FlakyServer) -> None:
     assert len(server.requests) == 2
 
 
-def test_a_response_that_lost_to_a_fallback_is_closed(server: FlakyServer) -> None:
-    """Nobody else would give its connection back."""
+def test_a_fallback_asks_somebody_else(server: FlakyServer) -> None:
+    """What it answers is the session's response, open; the one that lost is closed."""
 
     async def main() -> None:
-        async with session(Fallback("cached", on=Exception)) as one:
+        mirror = aiohttp.ClientSession()
+        policy = Fallback(handler=lambda failure, ctx: mirror.get(server.script("/mirror", Answer(body=b"fine"))))
+        async with mirror, session(policy) as one:
             url = server.script("/", Answer(503, body=b"x" * 1_000_000))
-            for _ in range(2):
-                with pytest.raises(AttributeError):  # aiohttp takes no answer but a response
-                    await one.get(url)
+            for _ in range(2):  # with one connection
+                async with one.get(url) as response:
+                    assert await response.read() == b"fine"
+
+    run(main)
+
+
+def test_a_fallback_answers_with_a_response(server: FlakyServer) -> None:
+    """aiohttp could not go on with anything else."""
+
+    async def main() -> None:
+        async with session(Fallback("cached")) as one:
+            error = await attempt(one.get(server.script("/", 503)))
+            assert isinstance(error, TypeError)
+            assert "'cached'" in str(error)
 
     run(main)
 
@@ -434,6 +448,44 @@ def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_body_keeps_to_the_time(server: FlakyServer, chunked: bool) -> None:
+    """A body that is read after the policy has ended has the time of the attempt, unless it may take longer."""
+
+    async def main() -> None:
+        rest = threading.Event()
+        answer = Answer(body=[b"first", b"rest"], drip=rest, chunked=chunked)
+        policy = Timeout(0.3)
+        async with session(policy) as one:
+            assert type(await attempt(one.get(server.script("/", answer)))) is TimeoutExceeded
+            assert await (await one.get(server.script("/", 200))).read() == b"ok"
+            with deadline(0.3):
+                response = await one.get(server.script("/", answer))
+            with pytest.raises(TimeoutExceeded):
+                await response.read()
+        async with session(policy, rules=Rules(limit_body=False)) as one, one.get(server.url + "/") as response:
+            await asyncio.sleep(0.4)
+            rest.set()
+            assert await response.read() == b"firstrest"
+
+    run(main)
+
+
+def test_a_body_that_was_read_is_not_late(server: FlakyServer) -> None:
+    """The end of its time means nothing to it, nor to the connection that it came over."""
+
+    async def main() -> None:
+        async with session(Timeout(0.2)) as one:
+            response = await one.get(server.script("/", Answer(body=[b"a"] * 9, chunked=True)))
+            assert await response.read() == b"a" * 9
+            await asyncio.sleep(0.3)
+            assert await response.read() == b"a" * 9
+            assert (await attempt(one.get(server.url))).status == 200
+
+    run(main)
+    assert server.connections == 1
+
+
 def test_after_the_deadline_nothing_is_sent(server: FlakyServer) -> None:
     """Where no time is left, the server is not bothered."""
 
@@ -606,7 +658,7 @@ def test_websockets(read_body: bool) -> None:
 @pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
-        (None, {}, "policy must be a policy, not None"),
+        (None, {}, "policy must be a policy, or have one for each host"),
         (QUICK, {"rules": 503}, "rules must be Rules, not 503"),
         (QUICK, {"propagate_to": "localhost"}, "hosts must be a sequence"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -31,6 +32,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
+from resilience.clock import clock as process_clock
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
@@ -427,6 +429,15 @@ def test_connecting_and_waiting_share_the_time(server: FlakyServer, session: Mak
     assert 9.0 < seen[0].total <= 10.0  # type: ignore[operator]
 
 
+@contextlib.contextmanager
+def process_clock_ahead(seconds: float) -> Iterator[None]:
+    """Let the process clock be ahead of what it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = process_clock.now
+        patch.setattr(process_clock, "now", lambda: now() + seconds)
+        yield
+
+
 @pytest.mark.parametrize("timeout", [None, 60, (60, 60), urllib3.Timeout(60)])
 @pytest.mark.parametrize("answer", [Answer(hold=threading.Event()), Answer(body=[b"a", b"b"], drip=threading.Event())])
 def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout: Any, answer: Answer) -> None:
@@ -435,6 +446,46 @@ def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout
     with pytest.raises(DeadlineExceeded), deadline(0.2):
         session().get(server.script("/", answer), timeout=timeout)
     assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:
+    """A body that is read after the policy has ended has the time of the attempt, unless it may take longer."""
+    url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
+    policy = Timeout(1.0, cooperative=True)
+    response = session(policy).get(url, stream=True)
+    with response, process_clock_ahead(2.0), pytest.raises(TimeoutExceeded, match="limit_body"):
+        response.content  # noqa: B018
+    response = session(policy, rules=Rules(limit_body=False)).get(url, stream=True)
+    with response, process_clock_ahead(2.0):
+        assert list(response.iter_lines()) == [b"abc"]
+    response = session(policy).get(url)
+    with process_clock_ahead(2.0):
+        assert b"".join(response.iter_content(1)) == b"abc"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_stream_that_may_take_longer_has_its_own_read_timeout_back(
+    server: FlakyServer, session: Make, chunked: bool
+) -> None:
+    """What was left of the attempt is no limit to the body."""
+    rest = threading.Event()
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=rest, chunked=chunked))
+    one = session(Timeout(0.3, cooperative=True), rules=Rules(limit_body=False))
+    with one.get(url, stream=True) as response:
+        threading.Timer(0.6, rest.set).start()
+        assert response.content == b"firstrest"
+    rest.clear()
+    with one.get(url, stream=True, timeout=0.2) as response, pytest.raises(requests.ConnectionError):
+        response.content  # noqa: B018
+
+
+def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, session: Make) -> None:
+    """Between one piece and the next the time is looked at, although no single wait is too long."""
+    answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded), deadline(0.2):
+        session().get(server.script("/", answer))
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer, session: Make) -> None:
@@ -499,7 +550,9 @@ def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Ma
 
 
 @pytest.mark.parametrize(
-    "answer", [Answer(307, {"Location": "/"}), Answer(401, {"WWW-Authenticate": "Digest nonce=n"})]
+    "answer",
+    [Answer(307, {"Location": "/"}), Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n"'})],
+    ids=["redirect", "challenge"],
 )
 def test_a_generator_does_not_survive_a_second_request(server: FlakyServer, session: Make, answer: Answer) -> None:
     """What requests itself sends again, after a redirect or a challenge, is not sent with an empty body either."""
@@ -559,7 +612,7 @@ def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) ->
 @pytest.mark.parametrize(
     ("policy", "options", "error", "message"),
     [
-        (None, {}, TypeError, "policy must be a policy, not None"),
+        (None, {}, TypeError, "policy must be a policy, or have one for each host"),
         (QUICK, {"rules": 503}, TypeError, "rules must be Rules, not 503"),
         (QUICK, {"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
         (QUICK, {"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),

@@ -162,7 +162,8 @@ class Exchange(ABC, Generic[R]):
         """Say that nobody waits any more, and return the responses that are to be closed."""
         with self._lock:
             self._is_over = True
-            return [it for it in self._open if it is not kept]
+            received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
+        return [it for it in received if it is not kept]
 
     def _why_not(self, *, sent: bool) -> str | None:
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)

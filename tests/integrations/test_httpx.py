@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import io
 import ssl
 import threading
@@ -98,7 +99,7 @@ class Kit:
 
     @contextlib.asynccontextmanager
     async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[Sender]:
-        own = {name: options.pop(name) for name in ("rules", "propagate_to") if name in options}
+        own = {name: options.pop(name) for name in ("rules", "propagate_to", "read_body") if name in options}
         transport = self.transport(policy, inner or self.network(), **own)
         if self.blocking:
             with self.library.Client(transport=transport, **options) as client:
@@ -648,6 +649,41 @@ def test_a_body_that_breaks_off_is_the_users(kit: Kit, server: FlakyServer) -> N
     assert len(server.requests) == 1
 
 
+def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: FlakyServer) -> None:
+    """With `read_body` a body that breaks off is a failure; the response is what it would have been."""
+    packed = gzip.compress(b"fine")
+    url = server.script(
+        "/",
+        Answer(200, body=[b"a", b"b"], fault="cut"),
+        Answer(503, body=b"x" * 100_000),
+        Answer(200, {"Content-Encoding": "gzip"}, packed),
+    )
+
+    async def main() -> None:
+        inner = kit.network(limits=kit.library.Limits(max_connections=1))
+        async with kit.client(QUICK, inner, read_body=True) as client:
+            response = await client.get(url)
+            assert (response.content, response.request.method) == (b"fine", "GET")
+            assert response.elapsed.total_seconds() > 0
+            async with client.stream("GET", url) as response:
+                raw = response.iter_raw() if kit.blocking else [it async for it in response.aiter_raw()]
+                assert b"".join(raw) == packed
+
+    kit.run(main)
+    assert server.connections == 2  # the body of the 503 was read, so its connection could be used again
+
+
+def test_a_body_that_drips_is_cut_off_in_its_attempt(kit: Kit, server: FlakyServer) -> None:
+    """And tried again, with `read_body`."""
+    server.script("/drip", Answer(200, body=[b"."] * 1000, drip=_Tick()), Answer(200, body=b"fine"))
+
+    async def main() -> None:
+        async with kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), read_body=True) as client:
+            assert (await client.get(f"{server.url}/drip")).content == b"fine"
+
+    kit.run(main)
+
+
 def test_a_lost_connection_costs_one_attempt(kit: Kit, server: FlakyServer) -> None:
     """The pool is as good as before."""
     url = server.script("/", 200, Answer(fault="reset"), Answer(fault="close"), 200)
@@ -1163,6 +1199,7 @@ def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
         ({"policy": Retry}, "policy must be a policy"),
         ({"transport": "http://"}, "transport must have a method handle"),
         ({"rules": {"statuses": {500}}}, "rules must be Rules"),
+        ({"read_body": 1}, "read_body must be True or False, not 1"),
         ({"propagate_to": "internal"}, "hosts must be a sequence of hosts"),
     ],
 )

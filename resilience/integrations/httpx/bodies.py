@@ -64,6 +64,45 @@ class AsyncBody(AsyncStream):
         await self._stream.aclose()
 
 
+@final
+class InMemory(Stream, AsyncStream):
+    """The body of a response that was read in its attempt, as it came over the wire."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    @override
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+
+def read(response: Any) -> Any:
+    """Return a response like this one with its body in memory."""
+    try:
+        return _with_body(response, list(response.iter_raw()))
+    finally:
+        response.close()
+
+
+async def aread(response: Any) -> Any:
+    """Do the same in a task."""
+    try:
+        return _with_body(response, [piece async for piece in response.aiter_raw()])
+    finally:
+        await response.aclose()
+
+
+def _with_body(response: Any, pieces: list[bytes]) -> Any:
+    # A new one: the client is still to read it, and would take this one for one that was read by its user.
+    fields = {"headers": response.headers, "stream": InMemory(pieces), "extensions": response.extensions}
+    return type(response)(response.status_code, **fields)
+
+
 def is_replayable(stream: Any) -> bool:
     """Whether a request's body can be produced a second time. What is unknown cannot."""
     if isinstance(stream, classes("ByteStream")):

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Mapping
 from math import inf
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from typing_extensions import override
 
@@ -14,7 +14,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http import Exchange, Rules
-from resilience.integrations.httpx.bodies import AsyncBody, Body, is_replayable
+from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read
 from resilience.integrations.httpx.libraries import classes, library_of
 from resilience.integrations.wire import Propagation
 
@@ -37,15 +37,24 @@ _TIMEOUTS = ("connect", "read", "write", "pool")
 _used_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+class Options(NamedTuple):
+    """What a transport was told to do with its requests."""
+
+    rules: Rules
+    propagation: Propagation
+    read_body: bool
+
+
 class Sending(Exchange[Any]):
     """A request of either library."""
 
-    def __init__(self, request: Any, send: Any, rules: Rules, propagation: Propagation) -> None:
+    def __init__(self, request: Any, send: Any, options: Options) -> None:
         replayable = is_replayable(request.stream)
-        super().__init__(rules, request.method, request.headers, replayable=replayable, host=request.url.host)
+        super().__init__(options.rules, request.method, request.headers, replayable=replayable, host=request.url.host)
         self._request = request
         self._send = send
-        self._propagation = propagation
+        self._propagation = options.propagation
+        self._read_body = options.read_body
         self._vanishes = not replayable and "content-length" not in request.headers
         self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
         self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
@@ -86,7 +95,7 @@ class Sending(Exchange[Any]):
         """Return a response whose body is read within its time."""
         if self.body_deadline == inf:
             self._timeouts.update(_cut(self._given_timeouts, None))  # what was left of the attempt is no limit to it
-        elif not response.is_closed:
+        elif not response.is_closed and not isinstance(response.stream, InMemory):
             response.stream = body(response.stream, self)
         return response
 
@@ -107,6 +116,8 @@ class BlockingSending(Sending):
         request = self._prepared(ctx)
         try:
             response = self._send(request)
+            if self._read_body and not response.is_closed:
+                response = read(response)
         except Exception as error:
             self._note(error, ctx)
             raise
@@ -122,6 +133,8 @@ class AsyncSending(Sending):
         request = self._prepared(ctx)
         try:
             response = await self._send(request)
+            if self._read_body and not response.is_closed:
+                response = await aread(response)
         except Exception as error:
             self._note(error, ctx)
             raise

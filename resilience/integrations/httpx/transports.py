@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from typing_extensions import override
 
+from resilience import checks
 from resilience.integrations.http import PerHost, Rules, as_policies, as_rules, policy_for
 from resilience.integrations.httpx.bodies import AsyncBody, Body
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
-from resilience.integrations.httpx.sending import AsyncSending, BlockingSending
+from resilience.integrations.httpx.sending import AsyncSending, BlockingSending, Options
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -33,10 +34,12 @@ class ResilienceTransport(Transport):
         the proxies of the environment are to be given to this one.
     :param rules: which responses are failures, and which requests may be sent again.
     :param propagate_to: hosts that are told how much time is left, or a `wire.Propagation`. Nobody by default.
+    :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
+        So a body that breaks off is a failure like any other, and tried again. Not for streams.
 
     For each attempt, the client's own timeouts (connect, read, write, pool) are cut to what is left of the deadline.
-    Reading the body is outside of the policy: it is not tried again. It is limited by the deadline of the attempt
-    that brought it, unless `rules` says otherwise.
+    Without `read_body`, a body is read after the policy has ended, and not tried again; it is limited by the deadline
+    of the attempt that brought it, unless `rules` says otherwise.
 
     What comes out is what the transport raised last, or an error of the policies (`CircuitOpen`, `TimeoutExceeded`),
     which is no `httpx.HTTPError`. A response whose status is a failure to the policies comes out as a response.
@@ -58,17 +61,17 @@ class ResilienceTransport(Transport):
         *,
         rules: Rules = _DEFAULT_RULES,
         propagate_to: Propagation | Iterable[str] = (),
+        read_body: bool = False,
     ) -> None:
         self._policies = as_policies(policy)
-        self._rules = as_rules(rules)
-        self._propagation = Propagation.to(propagate_to)
+        self._options = Options(as_rules(rules), Propagation.to(propagate_to), checks.flag("read_body", read_body))
         self._inner = _Inner("HTTPTransport", transport)
 
     @override
     def handle_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
         library = library_of(request)
-        exchange = BlockingSending(request, self._inner.of(library).handle_request, self._rules, self._propagation)
+        exchange = BlockingSending(request, self._inner.of(library).handle_request, self._options)
         response = exchange.run(policy_for(self._policies, str(request.url)))
         return exchange.with_limit(_checked_response(response, library), Body)
 
@@ -106,17 +109,17 @@ class AsyncResilienceTransport(AsyncTransport):
         *,
         rules: Rules = _DEFAULT_RULES,
         propagate_to: Propagation | Iterable[str] = (),
+        read_body: bool = False,
     ) -> None:
         self._policies = as_policies(policy)
-        self._rules = as_rules(rules)
-        self._propagation = Propagation.to(propagate_to)
+        self._options = Options(as_rules(rules), Propagation.to(propagate_to), checks.flag("read_body", read_body))
         self._inner = _Inner("AsyncHTTPTransport", transport)
 
     @override
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
         library = library_of(request)
-        exchange = AsyncSending(request, self._inner.of(library).handle_async_request, self._rules, self._propagation)
+        exchange = AsyncSending(request, self._inner.of(library).handle_async_request, self._options)
         response = await exchange.arun(policy_for(self._policies, str(request.url)))
         return exchange.with_limit(_checked_response(response, library), AsyncBody)
 

@@ -1,0 +1,379 @@
+"""`standard(...)`, and a policy for each host, under real clients."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from resilience import (
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    DeadlineExceeded,
+    Policy,
+    Retry,
+    TimeoutExceeded,
+    deadline,
+    events,
+)
+from resilience.backoff import Exponential
+from resilience.integrations.http import PerHost, standard
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from tests.conftest import FakeClock
+from tests.integrations.servers import Answer, FlakyServer, flaky_server
+
+PATIENT = 10.0
+QUICK = {"backoff": [0], "total_timeout": PATIENT, "attempt_timeout": PATIENT}
+
+
+def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response] | None = None) -> httpx.Client:
+    inner = httpx.HTTPTransport(verify=False) if handler is None else httpx.MockTransport(handler)
+    return httpx.Client(transport=ResilienceTransport(policy, inner), timeout=None)
+
+
+# --- what it is made of ----------------------------------------------------------------------
+
+
+def test_the_order_and_the_numbers_are_those_of_the_standard_handler() -> None:
+    """Concurrency limit, total timeout, retry, breaker, attempt timeout, outermost first."""
+    policies = standard().for_host("https://example.org/a").policies
+    bulkhead, total, _body, retry, breaker, attempt = policies
+    assert [it.name for it in policies] == [
+        "bulkhead of https://example.org:443",
+        "total timeout",
+        "body",
+        "Retry",
+        "breaker of https://example.org:443",
+        "attempt timeout",
+    ]
+    assert (bulkhead.settings()["limit"], bulkhead.settings()["queue"]) == (1000, 0)
+    assert (total.settings()["seconds"], attempt.settings()["seconds"]) == (30.0, 10.0)
+    assert retry.settings()["attempts"] == 4
+    assert repr(retry.settings()["backoff"]) == repr(Exponential(2.0, cap=30.0))
+    assert repr(breaker.settings()["trip"]) == "FailureRatio(0.1, min_calls=100, window=30)"
+    assert breaker.settings()["open_for"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("words", "policy", "setting", "shown"),
+    [
+        ({"concurrency": 7}, 0, "limit", "7"),
+        ({"queue": 3}, 0, "queue", "3"),
+        ({"queue": 3}, 0, "max_wait", "30.0"),
+        ({"total_timeout": 20}, 1, "seconds", "20.0"),
+        ({"attempts": 2}, 3, "attempts", "2"),
+        ({"backoff": [1]}, 3, "backoff", "[1.0]"),
+        ({"failure_ratio": 0.5}, 4, "trip", "FailureRatio(0.5, min_calls=100, window=30)"),
+        ({"min_calls": 5}, 4, "trip", "FailureRatio(0.1, min_calls=5, window=30)"),
+        ({"window": 60}, 4, "trip", "FailureRatio(0.1, min_calls=100, window=60)"),
+        ({"open_for": 9}, 4, "open_for", "9.0"),
+        ({"attempt_timeout": 2}, 5, "seconds", "2.0"),
+        ({"cooperative": True}, 5, "cooperative", "True"),
+        ({"cooperative": True}, 1, "cooperative", "True"),
+    ],
+)
+def test_every_number_can_be_another(words: dict[str, Any], policy: int, setting: str, shown: str) -> None:
+    """By its keyword."""
+    policies = standard(**words).for_host("https://example.org/").policies
+    assert repr(policies[policy].settings()[setting]) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"attempt_timeout": 31}, "attempt_timeout must be at most total_timeout: 31 s is more than 30 s"),
+        ({"total_timeout": 5}, "attempt_timeout must be at most total_timeout: 10 s is more than 5 s"),
+        ({"window": 19.5}, r"window must be at least twice attempt_timeout: 19.5 s is less than 2 \* 10 s"),
+        ({"failure_ratio": 0}, "ratio must be more than 0"),
+        ({"concurrency": 0}, "limit must be at least 1"),
+        ({"attempts": 0}, "attempts must be at least 1"),
+        ({"max_hosts": 0}, "max_hosts must be at least 1"),
+        ({"total_timeout": -1}, "total_timeout must be more than zero"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(words: dict[str, Any], message: str) -> None:
+    """Where it is written, and not with the first call; both numbers are named."""
+    with pytest.raises(ValueError, match=message):
+        standard(**words)
+
+
+def test_it_says_what_it_does() -> None:
+    """With every number, in a line for each policy."""
+    text = standard().for_host("http://localhost:8080/").describe()
+    assert text.splitlines()[0] == "standard pipeline of http://localhost:8080: 6 policies, outermost first"
+    assert "body: has the time that is left of the total" in text
+
+
+# --- a policy for each host ------------------------------------------------------------------
+
+
+def test_each_host_has_a_breaker_of_its_own(server: FlakyServer) -> None:
+    """One that is down does not take the others with it; a port is another host."""
+    policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, **QUICK)
+    server.script("/", 503)
+    with flaky_server() as healthy, client_of(policies) as client:
+        assert client.get(server.url).status_code == 503
+        with pytest.raises(CircuitOpen) as caught:
+            client.get(server.url)
+        assert caught.value.policy == f"breaker of {server.url}"
+        assert client.get(healthy.url).status_code == 200
+    assert len(server.requests) == 3
+    assert set(policies.policies) == {server.url, healthy.url}
+
+
+def test_each_host_has_a_bulkhead_of_its_own(server: FlakyServer) -> None:
+    """The calls to one that is slow do not take the places of the others."""
+    held = threading.Event()
+    server.script("/", Answer(200, hold=held))
+    with (
+        flaky_server() as healthy,
+        client_of(standard(concurrency=1, **QUICK)) as client,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        first = executor.submit(client.get, server.url)
+        try:
+            server.wait_until(lambda: server.requests)
+            with pytest.raises(BulkheadFull):
+                client.get(server.url)
+            assert client.get(healthy.url).status_code == 200
+        finally:
+            held.set()
+        assert first.result(PATIENT).status_code == 200
+
+
+def test_a_host_is_scheme_name_and_port() -> None:
+    """Written in whatever way."""
+    made: list[str] = []
+
+    def make(origin: str) -> Policy[Any]:
+        made.append(origin)
+        return Retry()
+
+    hosts = PerHost(make)
+    for url in (
+        "https://example.org",
+        "https://EXAMPLE.org:443/a?b",
+        "https://user:pw@example.org./",
+        "HTTPS://example.org",
+    ):
+        hosts.for_host(url)
+    for url in ("http://example.org/", "https://example.org:8443/", "http://[::1]:8000/", "https://www.example.org/"):
+        hosts.for_host(url)
+    assert made == [
+        "https://example.org:443",
+        "http://example.org:80",
+        "https://example.org:8443",
+        "http://[::1]:8000",
+        "https://www.example.org:443",
+    ]
+
+
+def test_the_number_of_hosts_is_bounded() -> None:
+    """The one that was not asked for the longest time goes first."""
+    hosts = PerHost(lambda origin: CircuitBreaker(5, name=origin), max_hosts=2)
+    first = hosts.for_host("http://a/")
+    hosts.for_host("http://b/")
+    assert hosts.for_host("http://a/") is first
+    hosts.for_host("http://c/")
+    assert list(hosts.policies) == ["http://a:80", "http://c:80"]
+    assert hosts.for_host("http://a/") is first
+
+
+def test_threads_that_ask_at_once_get_the_same_policy() -> None:
+    """Two breakers for one host would each know half."""
+    barrier = threading.Barrier(8)
+
+    def make(origin: str) -> Policy[Any]:
+        time.sleep(0.01)
+        return CircuitBreaker(5)
+
+    hosts = PerHost(make)
+
+    def ask(number: int) -> Policy[Any]:
+        barrier.wait(PATIENT)
+        return hosts.for_host("http://a/")
+
+    with ThreadPoolExecutor(8) as executor:
+        assert len({id(it) for it in executor.map(ask, range(8))}) == 1
+
+
+def test_what_makes_no_policy_is_refused() -> None:
+    """With the value."""
+    with pytest.raises(TypeError, match="make must return a policy, not 'http://a:80'"):
+        PerHost(lambda origin: origin).for_host("http://a/")  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="make must be callable"):
+        PerHost(None)  # type: ignore[arg-type]
+
+
+def test_worlds_share_the_policy_of_a_host(tasks_world: Any, server: FlakyServer) -> None:
+    """What a blocking client has learned about it, an asynchronous one knows."""
+    policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, **QUICK)
+    server.script("/", 503)
+    with client_of(policies) as client:
+        client.get(server.url)
+
+    async def main() -> None:
+        inner = httpx.AsyncHTTPTransport(verify=False)
+        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner)) as client:
+            with pytest.raises(CircuitOpen):
+                await client.get(server.url)
+
+    anyio.run(main, backend=tasks_world.name)
+    (policy,) = policies.policies.values()
+    breaker = policy.policies[4]  # type: ignore[attr-defined]
+    assert breaker.state is CircuitState.OPEN
+
+
+# --- what it does ----------------------------------------------------------------------------
+
+
+def test_it_retries_and_tells_its_listeners(clock: FakeClock) -> None:
+    """Three times, with waits that double, as the server asks where it asks."""
+    told: list[Any] = []
+    answers = iter([503, 429, 503, 200])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        status = next(answers)
+        return httpx.Response(status, headers={"Retry-After": "9"} if status == 429 else {})
+
+    backoff = Exponential(2.0, cap=30.0, jitter="none")
+    with client_of(standard(backoff=backoff, cooperative=True, listeners=[told.append]), handler) as client:
+        assert client.get("http://example.org/").status_code == 200
+    assert clock.sleeps == [2.0, 9.0, 8.0]
+    assert [it.delay for it in told if isinstance(it, events.RetryScheduled)] == [2.0, 9.0, 8.0]
+    (finished,) = [it for it in told if isinstance(it, events.ExecutionFinished)]
+    assert (finished.policy, finished.operation) == (
+        "standard pipeline of http://example.org:80",
+        "GET example.org",
+    )
+
+
+def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
+    """The breaker stands outside of the limit for an attempt, and inside of the retry."""
+    held = threading.Event()
+    server.script("/", Answer(200, hold=held))
+    policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, backoff=[0], attempt_timeout=0.1)
+    try:
+        with client_of(policies) as client:
+            with pytest.raises(TimeoutExceeded) as caught:
+                client.get(server.url)
+            assert caught.value.policy == "attempt timeout"
+            with pytest.raises(CircuitOpen):
+                client.get(server.url)
+    finally:
+        held.set()
+    assert len(server.requests) == 3
+
+
+def test_a_blocking_attempt_runs_in_the_callers_thread_where_limits_are_cooperative() -> None:
+    """And elsewhere by default."""
+    threads: list[threading.Thread] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        threads.append(threading.current_thread())
+        return httpx.Response(200)
+
+    for cooperative in (True, False):
+        with client_of(standard(cooperative=cooperative), handler) as client:
+            client.get("http://example.org/")
+    assert threads[0] is threading.current_thread()
+    assert threads[1] is not threading.current_thread()
+
+
+@contextlib.contextmanager
+def dripping_server(head: bytes, drop: bytes) -> Iterator[str]:
+    """A server that answers with `head`, and then for ever with one drop after another."""
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(head)
+            while not ended.wait(0.02):
+                connection.sendall(drop)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                thread = threading.Thread(target=serve, args=(listener.accept()[0],))
+                thread.start()
+                threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in [accepting, *threads]:
+                thread.join()
+
+
+DRIPS = {
+    "headers": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"."),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"."),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n.\r\n"),
+}
+
+
+@pytest.mark.parametrize("where", DRIPS)
+def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None:
+    """In blocking code: a byte now and then is in time for every timeout of the client."""
+    policies = standard(total_timeout=0.3, attempt_timeout=0.3, attempts=1)
+    began = time.monotonic()
+    with dripping_server(*DRIPS[where]) as url, client_of(policies) as client:
+        with pytest.raises(TimeoutExceeded):
+            client.get(url)
+        assert time.monotonic() - began < PATIENT
+
+
+@pytest.mark.parametrize("where", DRIPS)
+def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
+    """Where it is cut off to the point."""
+    policies = standard(total_timeout=0.3, attempt_timeout=0.3, attempts=1)
+
+    async def main(url: str) -> None:
+        inner = httpx.AsyncHTTPTransport(verify=False)
+        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner), timeout=None) as client:
+            with pytest.raises(TimeoutExceeded):
+                await client.get(url)
+
+    began = time.monotonic()
+    with dripping_server(*DRIPS[where]) as url:
+        anyio.run(main, url, backend=tasks_world.name)
+        assert time.monotonic() - began < PATIENT
+
+
+def test_a_body_may_take_longer_than_an_attempt(server: FlakyServer) -> None:
+    """It has the time of the whole call: an attempt ends with the headers."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+    policies = standard(attempt_timeout=0.2, total_timeout=PATIENT)
+    with client_of(policies) as client, client.stream("GET", url) as response:
+        time.sleep(0.3)
+        held.set()
+        assert response.read() == b"ab"
+
+
+def test_the_callers_deadline_is_stronger(server: FlakyServer) -> None:
+    """And then the error says whose time it was."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, hold=held))
+    try:
+        with client_of(standard()) as client, deadline(0.2), pytest.raises(DeadlineExceeded):
+            client.get(url)
+    finally:
+        held.set()

@@ -638,6 +638,64 @@ def test_a_wait_that_takes_longer_than_it_should_starts_no_attempt_after_max_ela
     assert script.calls == 1
 
 
+def test_an_attempt_that_would_begin_at_the_very_end_of_max_elapsed_is_not_made(world: World, clock: FakeClock) -> None:
+    """The instant itself is over, as that of a deadline is; a moment before it there is an attempt."""
+    script = Script(Boom())
+    run(world, Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), script)
+    assert (script.calls, clock.sleeps) == (2, [2.0])
+    script = Script(Boom())
+    run(world, Retry(None, on=Boom, backoff=[2.0], max_elapsed=4.001), script)
+    assert script.calls == 3
+
+
+@pytest.mark.parametrize("late", [2.0, 3.0])
+def test_a_wait_that_ends_at_the_very_end_of_max_elapsed_or_later_starts_no_attempt(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """And that is told as the end that it is."""
+    oversleep(clock, monkeypatch, late)
+    told: list[events.RetryGaveUp] = []
+    script = Script(Boom())
+    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), listeners=[only_ends(told)])
+    assert isinstance(run(world, pipeline, script), Boom)
+    assert script.calls == 1
+    assert [(event.reason, event.attempts, event.elapsed) for event in told] == [("max_elapsed", 1, 2.0 + late)]
+
+
+def test_a_wait_that_leads_beyond_the_deadline_is_told_as_the_end(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the wait there was time left, so a retry was announced; after it there is none."""
+    oversleep(clock, monkeypatch, 10.0)
+    told: list[events.RetryGaveUp] = []
+    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0]), listeners=[only_ends(told)])
+    assert isinstance(run(world, pipeline, Script(Boom()), Context(timeout=5.0)), Boom)
+    assert [(event.reason, event.attempts, event.elapsed) for event in told] == [("deadline", 1, 12.0)]
+
+
+def only_ends(told: list[events.RetryGaveUp]) -> Any:
+    """A listener for the ends of retries alone."""
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.RetryGaveUp):
+            told.append(event)
+
+    return listen
+
+
+def test_a_result_that_was_closed_before_a_wait_that_took_too_long_is_not_handed_out(
+    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes out says that the time is over, and who found that out; with `wrap`, `RetriesExhausted` as ever."""
+    oversleep(clock, monkeypatch, 10.0)
+    error = run(world, Retry(on_result=bool, backoff=[2.0], name="reader"), Script(1), Context(timeout=5.0))
+    assert type(error) is DeadlineExceeded
+    assert error.policy == "reader"
+    error = run(world, Retry(on_result=bool, backoff=[2.0], wrap=True), Script(1), Context(timeout=5.0))
+    assert type(error) is RetriesExhausted
+    assert (error.last, error.attempts) == (Success(1), 1)
+
+
 def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Make every wait take so many seconds more."""
     asked = clock.sleep

@@ -74,18 +74,29 @@ def test_a_time_window_counts_results_that_come_in_the_wrong_order() -> None:
     assert (window.total, window.bad) == (1, 0)
 
 
+def test_a_step_is_a_32nd_of_the_window_and_begins_with_the_first_result_in_it() -> None:
+    """Of 32 seconds: what comes within one second goes with the first of it, what comes at its end stays."""
+    window = TimeWindow(32.0)
+    for at in (100.0, 100.98, 101.0):
+        window.add(True, at)
+    window.add(False, 131.9)
+    assert (window.total, window.bad) == (4, 3)
+    window.add(False, 132.0)
+    assert (window.total, window.bad) == (3, 1)  # the first two went together
+    window.add(False, 133.0)
+    assert (window.total, window.bad) == (3, 0)
+
+
 def test_the_memory_of_a_time_window_does_not_grow_with_the_number_of_results() -> None:
-    """It keeps counts per step, never the results: 50,000 of them need no more than 500 do."""
-    window = TimeWindow(30.0)
-    for number in range(500):
-        window.add(number % 2 == 0, number * 0.1)
+    """It keeps counts per step, never the results: 30,000 of them in the window need no more than 32 would."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for number in range(500, 50_000):
-            window.add(number % 2 == 0, number * 0.1)
+        window = TimeWindow(30.0)
+        for number in range(40_000):
+            window.add(number % 2 == 0, number * 0.001)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 270 <= window.total <= 300
-    assert after - before < 20_000  # one result as a float and a flag would take 24 bytes: more than a megabyte
+    assert 29_000 <= window.total <= 30_000
+    assert after - before < 20_000  # one result as a float and a flag would take 24 bytes: more than half a megabyte

@@ -1,0 +1,353 @@
+"""Breakers and bulkheads in use, against the books that somebody keeps by hand: many calls under way at once.
+
+The machines of `tests/state` drive the pure state; these drive the policies, as executions that suspend inside their
+function and come back in any order, with any end: a result, a failure, an ignored error, a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    DeadlineExceeded,
+    events,
+)
+from resilience.clock import clock as process_clock
+from resilience.testing import virtual_time
+from tests.conftest import Boom
+from tests.state.test_circuit import Condition, Model, Pass, conditions, small
+
+CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
+
+
+class Ignored(Exception):
+    """Says nothing about the dependency."""
+
+
+class Refused(Exception):
+    """Was not to be expected, and is no failure: the dependency has answered."""
+
+
+# --- a breaker -------------------------------------------------------------------------------
+
+
+class Call:
+    """An execution that has entered its function, and waits there to be told how to end."""
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        class Ending:
+            def __await__(self) -> Generator[None, Any, Any]:
+                return (yield)
+
+        async def fn(ctx: Context) -> Any:
+            return await Ending()
+
+        self._coroutine: Coroutine[Any, Any, Any] = breaker.aexecute(fn)
+        self._coroutine.send(None)
+
+    def end(self, how: object) -> None:
+        """Return it, raise it, or close the coroutine (None)."""
+        try:
+            if how is None:
+                self._coroutine.close()
+            elif isinstance(how, BaseException):
+                self._coroutine.throw(how)
+            else:
+                self._coroutine.send(how)
+        except StopIteration as done:
+            assert done.value is how
+        except BaseException as error:
+            assert error is how
+
+
+class BreakerInUse(RuleBasedStateMachine):
+    """Executions and guarded blocks; the clock moves only when the machine says so."""
+
+    @initialize(
+        conditions=conditions,
+        periods=st.sampled_from([[5.0], [5.0, 10.0, 20.0], [40.0]]),
+        probes=small,
+        successes=small,
+        probe_timeout=st.none() | st.sampled_from([1.0, 10.0]),
+    )
+    def build(
+        self,
+        conditions: list[Condition],
+        periods: list[float],
+        probes: int,
+        successes: int,
+        probe_timeout: float | None,
+    ) -> None:
+        self.now = 1000.0
+        self.told: list[Any] = []
+        self.calls: list[tuple[Call, Pass, float]] = []
+        self.refused = 0
+        self.model = Model(conditions, periods, probes, successes, probe_timeout)
+        self.breaker = CircuitBreaker(
+            reduce(or_, [condition.trip() for condition in conditions]),
+            open_for=periods,
+            probes=probes,
+            probe_successes=successes,
+            probe_timeout=probe_timeout,
+            on=Boom,
+            on_result=lambda value: value == "bad",
+            ignore=Ignored,
+            on_transition=self.told.append,
+        )
+
+    @contextmanager
+    def clock(self) -> Any:
+        with patch.object(process_clock, "now", lambda: self.now):
+            yield
+
+    @rule(seconds=st.sampled_from([1, 2, 5, 10, 30, 40]))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(times=st.integers(1, 4))
+    def begin(self, times: int) -> None:
+        with self.clock():
+            for _ in range(times):
+                expected = self.model.admit(self.now)
+                if expected is not None:
+                    self.calls.append((Call(self.breaker), expected, self.now))
+                    continue
+                self.refused += 1
+                with pytest.raises(CircuitOpen) as raised:
+                    Call(self.breaker)
+                assert raised.value.state is self.model.state
+                left = max(0.0, self.model.until - self.now) if self.model.state is OPEN else None
+                assert raised.value.retry_after == left
+
+    @precondition(lambda self: self.calls)
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["good", "bad", "boom", "boom", "boom", "refused", "ignored", "cancelled", "closed"]),
+    )
+    def end(self, data: st.DataObject, how: str) -> None:
+        call, expected, began = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+        if how in ("good", "bad", "boom", "refused"):
+            self.model.record(expected, how in ("bad", "boom"), self.now - began, self.now)
+        else:
+            self.model.release(expected)
+        endings = {"boom": Boom(), "refused": Refused(), "ignored": Ignored(), "cancelled": asyncio.CancelledError()}
+        with self.clock():
+            call.end(None if how == "closed" else endings.get(how, how))
+
+    @rule(failing=st.booleans())
+    def block(self, failing: bool) -> None:
+        """A guarded block that begins and ends at once."""
+        expected = self.model.admit(self.now)
+        entered = False
+        with self.clock():
+            try:
+                with self.breaker.guard():
+                    entered = True
+                    if failing:
+                        raise Boom
+            except CircuitOpen:
+                self.refused += 1
+            except Boom:
+                assert failing
+        assert entered is (expected is not None)
+        if expected is not None:
+            self.model.record(expected, failing, 0.0, self.now)
+
+    @rule(by_hand=st.sampled_from(["close", "isolate"]))
+    def move(self, by_hand: str) -> None:
+        if by_hand == "close":
+            self.model.close()
+        elif self.model.state is not ISOLATED:
+            self.model.move(ISOLATED)
+        with self.clock():
+            getattr(self.breaker, by_hand)()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if not hasattr(self, "breaker"):
+            return
+        model = self.model
+        assert self.breaker.state is model.state
+        assert [(event.old, event.new) for event in self.told] == model.moves
+        assert all(isinstance(event, events.CircuitChanged) for event in self.told)
+        with self.clock():
+            stats = self.breaker.stats()
+        assert (stats.opened, stats.rejected) == ([new for _, new in model.moves].count(OPEN), self.refused)
+        assert stats.retry_after == (max(0.0, model.until - self.now) if model.state is OPEN else None)
+        assert len(model.probes_out(self.now)) <= stats.probes <= model.probes or model.state is not HALF_OPEN
+        assert (stats.last_failure is not None) is (model.state in (OPEN, HALF_OPEN))
+
+    def teardown(self) -> None:
+        for call, _, _ in getattr(self, "calls", []):
+            call.end(None)
+
+
+TestBreakerInUse = BreakerInUse.TestCase
+TestBreakerInUse.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+# --- a bulkhead ------------------------------------------------------------------------------
+
+
+class BulkheadInUse(RuleBasedStateMachine):
+    """Tasks of one loop that hold permits and wait for them, in virtual time; everybody is served in order."""
+
+    @initialize(limit=st.integers(1, 3), queue=st.integers(0, 4), max_wait=st.none() | st.just(5.0))
+    def build(self, limit: int, queue: int, max_wait: float | None) -> None:
+        self.virtual = virtual_time()
+        self.clock = self.virtual.__enter__()
+        self.loop = asyncio.new_event_loop()
+        self.bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        self.entered: list[int] = []
+        self.endings: dict[int, asyncio.Future[None]] = {}
+        # By hand:
+        self.limit, self.queue, self.max_wait = limit, queue, max_wait
+        self.inside: list[int] = []
+        self.waiting: deque[tuple[int, float, type[Exception]]] = deque()  # who, until when, and then what
+        self.served: list[int] = []
+        self.results: dict[int, type | None] = {}  # what each came out with, None for its result
+        self.rejected = 0
+
+    def settle(self) -> None:
+        """Let the tasks come as far as they can without any time passing."""
+
+        async def turns() -> None:
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+        while self.waiting and len(self.inside) < self.limit:
+            self.serve(self.waiting.popleft()[0])
+
+    def serve(self, name: int) -> None:
+        self.inside.append(name)
+        self.served.append(name)
+
+    @rule(budget=st.none() | st.sampled_from([3.0, 8.0]))
+    def arrive(self, budget: float | None) -> None:
+        name = len(self.tasks)
+
+        async def fn(ctx: Context) -> None:
+            self.entered.append(name)
+            self.endings[name] = self.loop.create_future()
+            await self.endings[name]
+
+        self.tasks[name] = self.loop.create_task(self.bulkhead.aexecute(fn, Context(timeout=budget)))
+        ends = [(now + (self.max_wait or float("inf")), BulkheadFull) for now in [self.clock.now()]]
+        ends.append((self.clock.now() + (budget or float("inf")), DeadlineExceeded))
+        if len(self.inside) < self.limit and not self.waiting:
+            self.serve(name)
+        elif len(self.waiting) < self.queue:
+            until, error = min(ends, key=lambda end: end[0])
+            self.waiting.append((name, until, error))
+        else:
+            self.results[name] = BulkheadFull
+            self.rejected += 1
+        self.settle()
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), failing=st.booleans())
+    def leave(self, data: st.DataObject, failing: bool) -> None:
+        name = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
+        self.results[name] = Boom if failing else None
+        if failing:
+            self.endings[name].set_exception(Boom())
+        else:
+            self.endings[name].set_result(None)
+        self.settle()
+
+    @precondition(lambda self: self.inside or self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = [name for name, _, _ in self.waiting]
+        name = data.draw(st.sampled_from(self.inside + waiting))
+        self.tasks[name].cancel()
+        self.results[name] = asyncio.CancelledError
+        self.forget(name)
+        self.settle()
+
+    @precondition(lambda self: self.inside and self.waiting)
+    @rule(data=st.data())
+    def cancel_in_the_moment_of_the_grant(self, data: st.DataObject) -> None:
+        """A permit comes back, and before its new holder knows, it is cancelled: the permit goes on to the next."""
+        leaving, (granted, _, _) = self.inside[0], self.waiting[0]
+        self.endings[leaving].set_result(None)
+        self.loop.call_soon(self.tasks[granted].cancel)
+        self.results[leaving] = None
+        self.results[granted] = asyncio.CancelledError
+        self.inside.remove(leaving)
+        self.forget(granted)
+        self.settle()
+
+    @rule(limit=st.integers(1, 5))
+    def resize(self, limit: int) -> None:
+        self.limit = limit
+        self.bulkhead.resize(limit)
+        self.settle()
+
+    @rule(seconds=st.sampled_from([1.0, 2.5, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for name, until, error in list(self.waiting):
+            if until <= self.clock.now():
+                self.forget(name)
+                self.results[name] = error
+                self.rejected += 1
+        self.settle()
+
+    def forget(self, name: int) -> None:
+        if name in self.inside:
+            self.inside.remove(name)
+        self.waiting = deque(it for it in self.waiting if it[0] != name)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if not hasattr(self, "bulkhead"):
+            return
+        assert self.entered == self.served  # who, and in what order
+        stats = self.bulkhead.stats()
+        assert (stats.limit, stats.in_flight, stats.queued) == (self.limit, len(self.inside), len(self.waiting))
+        assert stats.rejected == self.rejected
+        assert {name for name, task in self.tasks.items() if task.done()} == set(self.results)
+        for name, expected in self.results.items():
+            task = self.tasks[name]
+            assert (asyncio.CancelledError if task.cancelled() else type(task.exception())) is (expected or type(None))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bulkhead"):
+            return
+
+        async def end() -> None:
+            for task in self.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+        try:
+            self.loop.run_until_complete(end())
+        finally:
+            self.loop.close()
+            self.virtual.__exit__(None, None, None)
+        assert self.bulkhead.stats().in_flight == 0
+
+
+TestBulkheadInUse = BulkheadInUse.TestCase
+TestBulkheadInUse.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -65,6 +65,7 @@ class Call:
 
     def end(self, how: object) -> None:
         """Return it, raise it, or close the coroutine (None)."""
+        came_out: object = None
         try:
             if how is None:
                 self._coroutine.close()
@@ -73,9 +74,10 @@ class Call:
             else:
                 self._coroutine.send(how)
         except StopIteration as done:
-            assert done.value is how
+            came_out = done.value
         except BaseException as error:
-            assert error is how
+            came_out = error
+        assert came_out is how
 
 
 class BreakerInUse(RuleBasedStateMachine):

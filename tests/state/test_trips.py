@@ -115,6 +115,12 @@ def test_a_window_of_time_forgets() -> None:
     assert tripped_at(trip, [F] * 20, every=4.0) is None  # never four within ten seconds
 
 
+@pytest.mark.parametrize("trip", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
+def test_ten_calls_are_needed_by_default(trip: Trip) -> None:
+    """Nine that are all bad do not trip."""
+    assert tripped_at(trip, [F] * 20, took=1.0) == 10
+
+
 def test_the_window_of_time_is_thirty_seconds_by_default() -> None:
     """Ten failures within thirty seconds trip, ten within a little more do not."""
     assert tripped_at(FailureRatio(1.0), [F] * 10, every=3.3) == 10
@@ -217,6 +223,17 @@ def test_a_success_is_skipped_only_where_it_would_change_nothing() -> None:
     assert not both.quiet
 
 
+@pytest.mark.parametrize("loud", [FailureRatio(0.5), SlowRatio(0.5, slower_than=1.0)])
+def test_one_side_that_wants_every_success_is_enough(loud: Trip) -> None:
+    """Whichever side it stands on, at the beginning and after every result."""
+    for trip in (loud | ConsecutiveFailures(9), ConsecutiveFailures(9) | loud):
+        tally = trip.tally()
+        assert not tally.quiet
+        for failed in (S, F, S, S):
+            tally.add(failed, 0.0, 0.0)
+            assert not tally.quiet
+
+
 # --- wrong arguments -------------------------------------------------------------------------
 
 WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -249,9 +266,12 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SlowRatio(0.5, slower_than=True), TypeError, "slower_than"),
     (lambda: SlowRatio(0.5), TypeError, "slower_than"),  # type: ignore[call-arg]
     (lambda: SlowRatio(1.5, slower_than=1.0), ValueError, "1.5"),
+    (lambda: FailureRatio(0.5, 10), TypeError, "positional"),  # type: ignore[misc]
+    (lambda: SlowRatio(0.5, 10), TypeError, "positional"),  # type: ignore[misc]
     (lambda: as_trip(0), ValueError, "trip"),
-    (lambda: as_trip(True), TypeError, "True"),
-    (lambda: as_trip(0.5), TypeError, "0.5"),
+    (lambda: as_trip(True), TypeError, "trip must be a condition such as ConsecutiveFailures(5), or an int, not True"),
+    (lambda: as_trip(0.5), TypeError, "trip must be a condition such as ConsecutiveFailures(5), or an int, not 0.5"),
+    (lambda: as_trip("5"), TypeError, "trip must be a condition such as ConsecutiveFailures(5), or an int, not '5'"),
     (lambda: as_trip(None), TypeError, "None"),
     (lambda: as_trip(ConsecutiveFailures), TypeError, "ConsecutiveFailures"),
 ]

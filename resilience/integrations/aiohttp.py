@@ -53,7 +53,7 @@ def resilience_middleware(
     policy: Policy[Any] | PerHost,
     *,
     rules: Rules = DEFAULT_RULES,
-    propagate_to: Propagation | Iterable[str] | None = None,
+    propagate_to: Propagation | Iterable[str] = (),
     read_body: bool = False,
 ) -> Middleware:
     """Return a middleware that sends requests through a policy, for a session or for a single request.

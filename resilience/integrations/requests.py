@@ -90,7 +90,7 @@ class ResilienceAdapter(HTTPAdapter):
         *,
         adapter: BaseAdapter | None = None,
         rules: Rules = DEFAULT_RULES,
-        propagate_to: Propagation | Iterable[str] | None = None,
+        propagate_to: Propagation | Iterable[str] = (),
         pool_connections: int = DEFAULT_POOLSIZE,
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = DEFAULT_POOLBLOCK,

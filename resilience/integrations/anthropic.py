@@ -52,7 +52,7 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     return protected
 
 
-def _is_failure(error: AnthropicError) -> bool:
+def _is_failure(error: Exception) -> bool:
     return is_failure_status(error) if isinstance(error, APIStatusError) else transient(error)
 
 

@@ -51,7 +51,7 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     return protected
 
 
-def _is_failure(error: OpenAIError) -> bool:
+def _is_failure(error: Exception) -> bool:
     if not isinstance(error, APIStatusError):
         return transient(error)
     return is_failure_status(error, lasting="insufficient_quota" in {error.code, error.type})

@@ -12,6 +12,7 @@ import anyio
 import httpx
 import httpx2
 import openai
+import pydantic
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Retry, Timeout, TimeoutExceeded, deadline
@@ -91,6 +92,20 @@ def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, answer: Answ
             with pytest.raises(openai.APIStatusError):
                 ask(client)
     assert len(server.requests) == 2
+    assert breaker.state.name == "CLOSED"
+
+
+class Number(pydantic.BaseModel):
+    number: int
+
+
+def test_a_reply_that_does_not_fit_is_an_answer(server: FlakyServer) -> None:
+    """The model made a mistake, or the schema is wrong; the service is there."""
+    server.script(PATH, llm.completion('{"number": "none"}'))
+    breaker = CircuitBreaker(1)
+    with protected(server.url, Fallback(None).wrap(SOON, breaker)) as client, pytest.raises(pydantic.ValidationError):
+        client.chat.completions.parse(model="m", messages=[{"role": "user", "content": "hi"}], response_format=Number)
+    assert len(server.requests) == 1
     assert breaker.state.name == "CLOSED"
 
 

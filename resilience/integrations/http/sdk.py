@@ -6,8 +6,8 @@ So `request` is wrapped, on a copy of the client. It is wrapped on the instance,
 it is, because the SDKs look at the exact type in places. Copies of the copy are wrapped as it is.
 
 Where a transport sees responses, an SDK has exceptions. What policies see is the SDK's own exception, where it
-means that the service failed. Any other error (a bad request, a wrong key) is an answer: the service did its work.
-It passes the policies as a result, and comes out as the exception that it is.
+means that the service failed. Any other error (a bad request, a wrong key, a reply that cannot be parsed) is an
+answer: the service did its work. It passes the policies as a result, and comes out as the exception that it is.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ __all__ = ["SDK", "is_failure_status", "protected_copy"]
 #: Statuses below 500 that the SDKs themselves try again. Of those from 500 on they try all.
 _TRANSIENT = frozenset({408, 409, 429})
 
+#: What an SDK raises for arguments, and for a reply that does not fit the caller's schema (pydantic's is a ValueError).
+_MISTAKES = (ValueError, TypeError)
+
 #: Where an SDK keeps what it sends. Older versions have not all of them.
 _BODIES = ("json_data", "extra_json", "files", "content")
 
@@ -41,7 +44,7 @@ class SDK:
     """What differs between two of them.
 
     :param errors: the base of all its exceptions.
-    :param is_failure: whether one of these means that the service failed.
+    :param is_failure: whether an exception means that the service failed.
     :param timeout: its `Timeout`, which takes one number for all, or `connect`, `read`, `write` and `pool`.
     """
 
@@ -123,7 +126,9 @@ class _Call:
     """One request: the function that the policy calls for each attempt."""
 
     def __init__(self, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
-        self._sdk = sdk
+        self._is_failure = sdk.is_failure
+        self._known = (sdk.errors, *_MISTAKES)
+        self._timeout = sdk.timeout
         self._client = client
         self._send = send
         self._options = copy.copy(options)
@@ -138,8 +143,8 @@ class _Call:
         options = self._prepare(ctx)
         try:
             result = self._send(options)
-        except self._sdk.errors as error:
-            if self._sdk.is_failure(error):
+        except self._known as error:
+            if self._is_failure(error):
                 raise
             return _Answer(error)
         if ctx._timer is not None and clock.now() >= ctx._timer.deadline:
@@ -161,9 +166,9 @@ class _Call:
         if ctx.timeout() is not None:
             own = options.timeout if _is_timeout(options.timeout) else self._client.timeout
             if not hasattr(own, "connect"):
-                own = self._sdk.timeout(own)
+                own = self._timeout(own)
             capped = {phase: ctx.timeout(getattr(own, phase)) for phase in ("connect", "read", "write", "pool")}
-            options.timeout = self._sdk.timeout(**capped)
+            options.timeout = self._timeout(**capped)
         return options
 
 
@@ -173,8 +178,8 @@ class _AsyncCall(_Call):
         options = self._prepare(ctx)
         try:
             return await self._send(options)
-        except self._sdk.errors as error:
-            if self._sdk.is_failure(error):
+        except self._known as error:
+            if self._is_failure(error):
                 raise
             return _Answer(error)
 

@@ -1,0 +1,270 @@
+"""Calls of a channel of `grpc.aio` under a policy.
+
+grpc.aio registers an interceptor for one kind of method only, however many it can do: so there are four.
+Each runs in a task of its own, begun with the call. A caller who writes requests one by one
+(`await call.write(...)`) waits in each write for that task to end; so a stream of requests that is no list is
+only begun under the policy, or both would wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from typing import Any, final
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from resilience.context import Context
+from resilience.integrations.grpc import calls
+from resilience.policy import Policy
+
+__all__ = ["aio_interceptors"]
+
+
+def aio_interceptors(policy: Policy[Any], *, unrepeatable: Iterable[str] = ()) -> list[Any]:
+    """Return interceptors that run each call of a channel under a policy, with the time that is left as its deadline.
+
+    :param policy: what stands around each call. It sees a failed call as the `grpc.RpcError` that it is, and
+        a reply as its message.
+    :param unrepeatable: methods (``"/package.Service/Method"``) that no Retry repeats.
+
+    By the kind of method, a policy covers, and a Retry repeats:
+
+    - one request: the whole call; of a stream of replies, everything up to the first one.
+    - a stream of requests that is a list or a tuple: the same.
+    - any other stream of requests, and `call.write`: only the start of the call, which is never repeated.
+
+    `Rejected` and the errors of a `Timeout` come out as they are; a call that ran into the deadline of the
+    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. A stub's `timeout`
+    is for all attempts together.
+
+    ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
+    """
+    runner = _Runner(policy, calls.checked(policy, unrepeatable))
+    return [_UnaryUnary(runner), _UnaryStream(runner), _StreamUnary(runner), _StreamStream(runner)]
+
+
+@final
+class _Runner:
+    """Runs calls under the policy."""
+
+    def __init__(self, policy: Policy[Any], unrepeatable: frozenset[str]) -> None:
+        self._policy = policy
+        self._unrepeatable = unrepeatable
+
+    async def reply(self, call: _Call) -> Any:
+        """Make a call that has one reply; return it when it has come."""
+        kept = calls.Kept()
+
+        async def send(ctx: Context) -> Any:
+            outcome = await call.begin(ctx)
+            try:
+                reply = await outcome
+            except grpc.RpcError as error:
+                await self._look_at(error, ctx, call)
+                raise
+            kept.keep(reply, outcome)
+            return reply
+
+        return kept.call_of(await self._run(send, call), _Answer)
+
+    async def replies(self, call: _Call) -> Any:
+        """Make a call that has many replies; return it when the first has come."""
+
+        async def send(ctx: Context) -> _Stream:
+            outcome = await call.begin(ctx)
+            try:
+                return await _Stream.begun(outcome)
+            except grpc.RpcError as error:
+                await self._look_at(error, ctx, call)
+                raise
+
+        replies = await self._run(send, call)
+        return replies if isinstance(replies, _Stream) else _StreamAnswer(replies)
+
+    async def start(self, call: _Call, answer: Callable[[Any], Any]) -> Any:
+        """Begin a call; return it at once."""
+        kept = calls.Kept()
+
+        async def send(ctx: Context) -> Any:
+            outcome = await call.begin(ctx)
+            kept.keep(outcome, outcome)
+            return outcome
+
+        return kept.call_of(await self._run(send, call), answer)
+
+    async def _run(self, send: Callable[[Context], Awaitable[Any]], call: _Call) -> Any:
+        try:
+            return await self._policy.aexecute(send, calls.context_of(call.details))
+        except calls.OutOfTime as error:
+            status = error.status
+        try:
+            raise status
+        finally:
+            del status  # no cycle: error -> traceback -> this frame -> error
+
+    async def _look_at(self, error: Any, ctx: Context, call: _Call) -> None:
+        """Give a failed call its hints; raise in its place what the policies have to see instead."""
+        if calls.ran_out(error, ctx):
+            await asyncio.sleep(ctx.remaining())  # gRPC's timer is a little early
+            raise calls.out_of_time(error) from error
+        calls.add_hints(error, repeatable=calls.method_of(call.details) not in self._unrepeatable)
+
+
+@final
+class _Call:
+    """A call that can be begun several times."""
+
+    def __init__(self, continuation: Callable[..., Awaitable[Any]], details: Any, request: Any) -> None:
+        self._continuation = continuation
+        self.details = details
+        self._request = request
+
+    async def begin(self, ctx: Context) -> Any:
+        """Begin an attempt, with the time that is left."""
+        it = self.details  # a named tuple, or whatever an interceptor before this one has made
+        details = grpc.aio.ClientCallDetails(it.method, ctx.timeout(), it.metadata, it.credentials, it.wait_for_ready)
+        return await self._continuation(details, self._request)
+
+
+class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._runner.reply(_Call(continuation, client_call_details, request))
+
+
+class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._runner.replies(_Call(continuation, client_call_details, request))
+
+
+class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        call = _Call(continuation, client_call_details, request_iterator)
+        if calls.is_replayable(request_iterator):
+            return await self._runner.reply(call)
+        return await self._runner.start(call, _Answer)
+
+
+class _StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        call = _Call(continuation, client_call_details, request_iterator)
+        if calls.is_replayable(request_iterator):
+            return await self._runner.replies(call)
+        return await self._runner.start(call, _StreamAnswer)
+
+
+@final
+class _Stream:
+    """The replies of a call whose first one has been waited for."""
+
+    def __init__(self, call: Any, replies: AsyncIterator[Any], first: list[Any]) -> None:
+        self._call = call
+        self._replies = replies
+        self._first = first
+
+    @classmethod
+    async def begun(cls, call: Any) -> _Stream:
+        replies = aiter(call)
+        try:
+            first = [await anext(replies)]
+        except StopAsyncIteration:
+            first = []
+        return cls(call, replies, first)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._first.pop() if self._first else await anext(self._replies)
+
+    async def aclose(self) -> None:
+        """End a call whose replies nobody will read."""
+        self._call.cancel()
+
+
+class _Finished:
+    """As much of a finished call as grpc.aio and its users look at.
+
+    What derives from it is a call by type, too: anything else grpc.aio would take for a reply, or join to the last
+    call that was made, and there was none.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+    async def details(self) -> str:
+        return "answered by a policy"
+
+    async def debug_error_string(self) -> str:
+        return ""
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    async def wait_for_connection(self) -> None:
+        return None
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        callback(self)
+
+    def time_remaining(self) -> None:
+        return None
+
+    def done(self) -> bool:
+        return True  # so nobody writes to it, or waits
+
+    def cancelled(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        return False
+
+    async def read(self) -> Any:
+        raise NotImplementedError  # grpc.aio reads by iterating
+
+    async def write(self, request: Any) -> None:
+        raise NotImplementedError
+
+    async def done_writing(self) -> None:
+        raise NotImplementedError
+
+
+@final
+class _Answer(_Finished, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+    """What a policy has answered in the place of a call with one reply."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._value
+        yield
+
+
+@final
+class _StreamAnswer(_Finished, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+    """What a policy has answered in the place of a call with many replies: messages, from any iterable."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        if isinstance(self._value, AsyncIterable):
+            async for reply in self._value:
+                yield reply
+            return
+        for reply in self._value:
+            yield reply

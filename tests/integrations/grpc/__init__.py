@@ -1,0 +1,1 @@
+"""gRPC, against real servers on loopback."""

@@ -1,0 +1,240 @@
+"""Calls under a policy: what holds for blocking channels and for grpc.aio."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import Any
+
+import grpc
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from tests.integrations.grpc.services import (
+    EXCEEDED,
+    FINE,
+    INTERNAL,
+    NOW,
+    PATIENCE,
+    REQUEST,
+    UNAVAILABLE,
+    Client,
+    Dependency,
+    Look,
+    status,
+)
+
+
+class TestRetry:
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_repeats_what_is_unavailable(self, client: Client, dependency: Dependency, method: str) -> None:
+        """With no configuration, for every kind of method whose requests can be sent again."""
+        dependency.steps = [UNAVAILABLE, UNAVAILABLE, b"fine"]
+        assert client.call(NOW, method, REQUEST[method]) == FINE[method]
+        assert [requests for _, requests, _ in dependency.seen] == [b"ab"] * 3
+
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_raises_the_last_status(self, client: Client, dependency: Dependency, method: str) -> None:
+        """What comes out is gRPC's own error, with one note on it."""
+        dependency.steps = [UNAVAILABLE]
+        with pytest.raises(grpc.RpcError) as caught:
+            client.call(NOW, method, REQUEST[method])
+        assert caught.value.code() is UNAVAILABLE
+        assert "3 attempts" in caught.value.__notes__[0]
+        assert len(dependency.seen) == 3
+
+    def test_leaves_other_statuses_alone(self, client: Client, dependency: Dependency) -> None:
+        """INTERNAL is an answer."""
+        dependency.steps = [INTERNAL]
+        assert status(lambda: client.call(NOW, "One")) is INTERNAL
+        assert len(dependency.seen) == 1
+
+    def test_repeats_nothing_after_the_first_reply_of_a_stream(self, client: Client, dependency: Dependency) -> None:
+        """The caller has it already; the error comes where it happened."""
+        dependency.steps = [[b"a", UNAVAILABLE]]
+        assert status(lambda: client.call(NOW, "Many")) is UNAVAILABLE
+        assert len(dependency.seen) == 1
+
+    @pytest.mark.parametrize("replies", [[], [b"a"], [b"a", b"b", b"c"]])
+    def test_gives_every_reply_of_a_stream(self, client: Client, dependency: Dependency, replies: list[bytes]) -> None:
+        """The first one, which the policy has waited for, and the others; also none."""
+        dependency.steps = [replies]
+        assert client.call(NOW, "Many") == replies
+
+    @pytest.mark.parametrize("method", ["Join", "Chat"])
+    def test_repeats_no_requests_that_may_be_used_up(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A generator is sent once: the second time it would be empty."""
+        dependency.steps = [UNAVAILABLE, b"fine"]
+        assert status(lambda: client.call(NOW, method, iter([b"a", b"b"]))) is UNAVAILABLE
+        assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
+
+    def test_repeats_no_method_that_must_not_be(self, client: Client, dependency: Dependency) -> None:
+        """UNAVAILABLE may come after the work has been done."""
+        dependency.steps = [UNAVAILABLE, b"fine"]
+        assert status(lambda: client.call(NOW, "One", settings={"unrepeatable": ["/test.Test/One"]})) is UNAVAILABLE
+        assert len(dependency.seen) == 1
+
+    def test_waits_as_long_as_the_server_asks(self, client: Client, dependency: Dependency) -> None:
+        """`grpc-retry-pushback-ms` is the least that a Retry waits."""
+        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], "150"
+        delays: list[float] = []
+        retry = Retry(3, backoff=[0], on_retry=lambda event: delays.append(event.delay))
+        assert client.call(retry, "One") == b"fine"
+        assert delays == [0.15]
+
+    @pytest.mark.parametrize("pushback", ["-1", "soon", "99999999999"])
+    def test_obeys_a_server_that_wants_no_retry(self, client: Client, dependency: Dependency, pushback: str) -> None:
+        """A negative pushback is a no, and so is one that cannot be read (gRFC A6)."""
+        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], pushback
+        assert status(lambda: client.call(NOW, "One")) is UNAVAILABLE
+        assert len(dependency.seen) == 1
+
+    def test_of_results_sees_messages(self, client: Client, dependency: Dependency) -> None:
+        """`on_result` judges the reply, not grpc's call object."""
+        dependency.steps = [b"pending", b"fine"]
+        assert client.call(Retry(3, backoff=[0], on_result=lambda reply: reply == b"pending"), "One") == b"fine"
+
+    @pytest.mark.parametrize("world", ["blocking", "asyncio"])
+    def test_connects_where_nobody_was_there(self, world: str) -> None:
+        """A call that found no server is UNAVAILABLE, too."""
+        retries: list[Any] = []
+        retry = Retry(3, backoff=[0], on_retry=retries.append)
+        assert status(lambda: Client("127.0.0.1:1", world).call(retry, "One")) is UNAVAILABLE
+        assert len(retries) == 2
+
+
+class TestOtherPolicies:
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_a_breaker_counts_failures_and_refuses(self, client: Client, dependency: Dependency, method: str) -> None:
+        """What a breaker refuses is `CircuitOpen`, and nothing is sent."""
+        dependency.steps = [INTERNAL]
+        breaker = CircuitBreaker(2)
+        for _ in range(2):
+            assert status(lambda: client.call(breaker, method, REQUEST[method])) is INTERNAL
+        with pytest.raises(CircuitOpen):
+            client.call(breaker, method, REQUEST[method])
+        assert len(dependency.seen) == 2
+
+    @pytest.mark.parametrize("requests", [REQUEST, {**REQUEST, "Join": iter([b"a"]), "Chat": iter([b"a"])}])
+    def test_a_fallback_answers_for_a_call_that_was_not_made(self, client: Client, requests: dict[str, Any]) -> None:
+        """With a message, or an iterable of messages where replies are a stream."""
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+        for method in Dependency.methods:
+            answer: Any = b"cached" if isinstance(FINE[method], bytes) else [b"cached", b"too"]
+            assert client.call(Fallback(answer).wrap(breaker), method, requests[method]) == answer
+
+    def test_a_breaker_does_not_count_callers_who_have_no_time(self, client: Client, dependency: Dependency) -> None:
+        """A deadline of the caller's says nothing about the server."""
+        dependency.steps = [Dependency.hang]
+        breaker = CircuitBreaker(1)
+        assert status(lambda: client.call(breaker, "One", timeout=0.05)) is EXCEEDED
+        assert breaker.stats().state.name == "CLOSED"
+
+
+class TestDeadline:
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_is_told_to_the_server(self, client: Client, dependency: Dependency, method: str) -> None:
+        """What is left in the context becomes the deadline of the call; the earlier one of two holds."""
+        with deadline(50.0):
+            client.call(NOW, method, REQUEST[method])
+            client.call(NOW, method, REQUEST[method], timeout=20.0)
+            client.call(NOW, method, REQUEST[method], timeout=90.0)
+        client.call(NOW, method, REQUEST[method])
+        first, second, third, fourth = [seconds for _, _, seconds in dependency.seen]
+        assert 30 < first <= 50.1
+        assert 10 < second <= 20.1
+        assert 30 < third <= 50.1
+        assert fourth == inf
+
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_ends_a_call_as_grpc_does(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A call that runs into the context's deadline fails with the status that its users know, once."""
+        dependency.steps = [Dependency.hang]
+        began = time.monotonic()
+        with deadline(0.1):
+            assert status(lambda: client.call(NOW, method, REQUEST[method])) is EXCEEDED
+        assert time.monotonic() - began < 10
+        assert len(dependency.seen) == 1
+        assert dependency.gone.wait(PATIENCE)
+
+    @pytest.mark.parametrize("timeout", [0, -1.0])
+    def test_that_is_over_makes_no_call(self, client: Client, dependency: Dependency, timeout: float) -> None:
+        """To grpc a timeout of 0 may still mean a call."""
+        with pytest.raises(DeadlineExceeded):
+            client.call(NOW, "One", timeout=timeout)
+        with deadline(0), pytest.raises(DeadlineExceeded):
+            client.call(NOW, "One")
+        assert dependency.seen == []
+
+    @pytest.mark.parametrize("cooperative", [False, True])
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_of_an_attempt_is_a_timeout_and_is_repeated(
+        self, client: Client, dependency: Dependency, method: str, cooperative: bool
+    ) -> None:
+        """A `Timeout` inside of a Retry limits one attempt, whoever's timer is the first."""
+        dependency.steps = [Dependency.hang, b"fine"]
+        policy = NOW.wrap(Timeout(0.2, cooperative=cooperative))
+        assert client.call(policy, method, REQUEST[method]) == FINE[method]
+        assert len(dependency.seen) == 2
+        assert dependency.seen[0][2] <= 0.3
+        assert dependency.gone.wait(PATIENCE)
+
+    @pytest.mark.parametrize("cooperative", [False, True])
+    def test_of_a_timeout_comes_out_as_the_timeouts_own(
+        self, client: Client, dependency: Dependency, cooperative: bool
+    ) -> None:
+        """The error names the policy whose limit it was."""
+        dependency.steps = [Dependency.hang]
+        with pytest.raises(TimeoutExceeded, match=r"0\.05 s") as caught:
+            client.call(Timeout(0.05, cooperative=cooperative), "One")
+        assert not isinstance(caught.value, DeadlineExceeded)
+
+    def test_of_the_server_itself_is_a_status_like_others(self, client: Client, dependency: Dependency) -> None:
+        """A server that ran out of time by itself has not used up ours."""
+        dependency.steps = [EXCEEDED]
+        failures: list[Any] = []
+        with deadline(60):
+            fallback = Fallback(handler=lambda failure, ctx: failures.append(failure.error) or b"cached")
+            assert client.call(fallback, "One") == b"cached"
+        assert isinstance(failures[0], grpc.RpcError)
+
+    def test_is_shared_by_all_attempts(self, client: Client, dependency: Dependency) -> None:
+        """A stub's `timeout` is for the call, as in gRPC, not for each attempt."""
+        dependency.steps = [UNAVAILABLE, UNAVAILABLE, b"fine"]
+        look = Look()
+        client.call(NOW.wrap(look), "One", timeout=60.0)
+        assert len({ctx.deadline for ctx in look.seen}) == 1
+        assert [ctx.attempt for ctx in look.seen] == [1, 2, 3]
+
+
+class TestContextOfACall:
+    def test_names_the_method_and_inherits_the_rest(self, client: Client) -> None:
+        """The operation is the method, unless the caller has one; properties travel on."""
+        look = Look()
+        client.call(look, "One")
+        outer = Context(operation="checkout", properties={"user": "ada"})
+        Retry().execute(lambda ctx: client.call(look, "One"), outer)
+        assert [it.operation for it in look.seen] == ["/test.Test/One", "checkout"]
+        assert look.seen[1].properties == {"user": "ada"}
+
+    @pytest.mark.parametrize("make", [PolicyInterceptor, aio_interceptors])
+    def test_wrong_arguments_are_refused(self, make: Any) -> None:
+        """By name, where they are written."""
+        with pytest.raises(TypeError, match="policy"):
+            make("nonsense")
+        with pytest.raises(TypeError, match="unrepeatable"):
+            make(NOW, unrepeatable="/test.Test/One")
+        with pytest.raises(ValueError, match="unrepeatable"):
+            make(NOW, unrepeatable=["One"])

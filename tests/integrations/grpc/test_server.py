@@ -1,0 +1,242 @@
+"""The caller's deadline in a gRPC server, blocking and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from math import inf
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from resilience import DeadlineExceeded, current_context
+from resilience.integrations.grpc import AioDeadlineInterceptor, DeadlineInterceptor
+from tests.integrations.grpc.services import EXCEEDED, KINDS, PATIENCE, Dependency, serving
+
+
+class Handlers:
+    """Handlers of each kind that note the time that they have, at each step, and then do as they are told."""
+
+    def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
+        self.seen: list[float] = []
+        self.act = act
+
+    def step(self) -> bytes:
+        self.seen.append(current_context().remaining())
+        self.act()
+        return b"fine"
+
+    def blocking(self) -> dict[str, Any]:
+        def one(request: Any, context: Any) -> bytes:
+            return self.step()
+
+        def many(request: Any, context: Any) -> Iterator[bytes]:
+            yield self.step()
+            yield self.step()
+
+        return handlers_of(one, many)
+
+    def asyncio(self) -> dict[str, Any]:
+        async def one(request: Any, context: Any) -> bytes:
+            await asyncio.sleep(0)
+            return self.step()
+
+        async def many(request: Any, context: Any) -> Any:
+            yield self.step()
+            await asyncio.sleep(0)
+            yield self.step()
+
+        return handlers_of(one, many)
+
+    def writing(self) -> dict[str, Any]:
+        """Coroutine functions that write their replies."""
+
+        async def one(request: Any, context: Any) -> bytes:
+            return self.step()
+
+        async def many(request: Any, context: Any) -> None:
+            await context.write(self.step())
+            await context.write(self.step())
+
+        return handlers_of(one, many)
+
+
+def handlers_of(one: Any, many: Any) -> dict[str, Any]:
+    return {
+        "One": grpc.unary_unary_rpc_method_handler(one),
+        "Many": grpc.unary_stream_rpc_method_handler(many),
+        "Join": grpc.stream_unary_rpc_method_handler(one),
+        "Chat": grpc.stream_stream_rpc_method_handler(many),
+    }
+
+
+async def aserving(handlers: dict[str, Any], interceptor: Any, ready: Callable[[str], None], stop: Any) -> None:
+    with futures.ThreadPoolExecutor(4) as pool:  # for handlers that are not coroutines
+        server = grpc.aio.server(pool, interceptors=[interceptor])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ready(f"127.0.0.1:{port}")
+        while not stop.is_set():
+            await asyncio.sleep(0.01)
+        await server.stop(None)
+
+
+def served(kind: str, handlers: Handlers, **settings: Any) -> Iterator[str]:
+    """Serve handlers: blocking ones, asynchronous ones, or blocking ones in an asynchronous server."""
+    if kind == "blocking":
+        yield from serving(handlers.blocking(), DeadlineInterceptor(**settings))
+        return
+    made = {"asyncio": handlers.asyncio, "writing": handlers.writing, "mixed": handlers.blocking}[kind]()
+    found: futures.Future[str] = futures.Future()
+    stop = threading.Event()
+    main = aserving(made, AioDeadlineInterceptor(**settings), found.set_result, stop)
+    thread = threading.Thread(target=lambda: asyncio.run(main), daemon=True)
+    thread.start()
+    try:
+        yield found.result(PATIENCE)
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+
+
+class Server:
+    """A server of one of the kinds, as a fixture that can be given settings."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._running: list[Iterator[str]] = []
+
+    def start(self, handlers: Handlers, **settings: Any) -> Any:
+        self._running.append(serving_it := served(self.kind, handlers, **settings))
+        channel = grpc.insecure_channel(next(serving_it))
+        self.close = channel.close
+
+        def call(method: str, **kwargs: Any) -> Any:
+            request = iter([b"a"]) if method in ("Join", "Chat") else b"a"
+            outcome = getattr(channel, KINDS[method])(f"/test.Test/{method}")(request, **kwargs)
+            return outcome if isinstance(outcome, bytes) else list(outcome)
+
+        return call
+
+    def stop(self) -> None:
+        self.close()
+        for each in self._running:
+            next(each, None)
+
+
+@pytest.fixture(params=["blocking", "asyncio", "writing", "mixed"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    it = Server(request.param)
+    yield it
+    it.stop()
+
+
+class TestServer:
+    def test_a_handler_has_the_callers_deadline_at_every_step(self, server: Server) -> None:
+        """Also in a stream of replies, and never in the call after it."""
+        handlers = Handlers()
+        call = server.start(handlers)
+        for method in Dependency.methods:
+            replies = 2 if method in ("Many", "Chat") else 1
+            call(method, timeout=60.0)
+            assert all(30 < seconds <= 61 for seconds in handlers.seen), handlers.seen
+            assert len(handlers.seen) == replies
+            handlers.seen.clear()
+            call(method)
+            assert handlers.seen == [inf] * replies
+            handlers.seen.clear()
+
+    def test_settings_bound_what_a_caller_gets(self, server: Server) -> None:
+        """`cap` for who asks for more, `default` for who does not say."""
+        handlers = Handlers()
+        call = server.start(handlers, cap=10.0, default=5.0)
+        call("One", timeout=60.0)
+        call("One")
+        assert 5 < handlers.seen[0] <= 10
+        assert 0 < handlers.seen[1] <= 5
+
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_running_out_of_time_is_the_status_for_it(self, server: Server, method: str) -> None:
+        """What a handler's own calls raise is not an unknown error."""
+
+        def act() -> None:
+            raise DeadlineExceeded("the deadline of the execution has passed")
+
+        call = server.start(Handlers(act))
+        with pytest.raises(grpc.RpcError) as caught:
+            call(method, timeout=60.0)
+        assert caught.value.code() is EXCEEDED
+        assert caught.value.details() == "the deadline of the call has passed"
+
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_a_call_that_is_too_late_does_not_enter_its_handler(self, server: Server, method: str) -> None:
+        """No work begins for a caller who has given up; here by a budget that is over at once."""
+        handlers = Handlers()
+        call = server.start(handlers, default=1e-9)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(method)
+        assert caught.value.code() is EXCEEDED
+        assert handlers.seen == []
+
+    def test_other_errors_are_the_handlers(self, server: Server) -> None:
+        """A bug stays the unknown error that it is."""
+
+        def act() -> None:
+            raise KeyError("bug")
+
+        with pytest.raises(grpc.RpcError) as caught:
+            server.start(Handlers(act))("One", timeout=60.0)
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+
+    def test_a_method_that_is_not_there_stays_unimplemented(self, server: Server) -> None:
+        """Nothing is wrapped where nothing is."""
+        channel_call = server.start(Handlers())
+        KINDS["Missing"] = "unary_unary"
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                channel_call("Missing")
+        finally:
+            del KINDS["Missing"]
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
+    """A caller who leaves closes the handler's generator; its `finally` has the deadline too."""
+    seen: list[float] = []
+    closed = threading.Event()
+
+    def many(request: Any, context: Any) -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"x"
+        finally:
+            seen.append(current_context().remaining())
+            closed.set()
+
+    running = serving(handlers_of(lambda request, context: b"", many), DeadlineInterceptor())
+    with grpc.insecure_channel(next(running)) as channel:
+        call = channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)
+        next(call)
+        call.cancel()
+        assert closed.wait(PATIENCE)
+    next(running, None)
+    assert 30 < seen[0] <= 61
+
+
+def test_a_handler_that_answers_through_a_callback_is_left_alone() -> None:
+    """grpc's experimental kind of handler has another signature."""
+
+    def many(request: bytes, context: Any, reply: Callable[[bytes | None], None]) -> None:
+        reply(b"fine")
+        reply(None)
+
+    many.experimental_non_blocking = True  # type: ignore[attr-defined]
+    running = serving(handlers_of(many, many), DeadlineInterceptor(default=1e-9))
+    with grpc.insecure_channel(next(running)) as channel:
+        assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
+    next(running, None)

@@ -1,0 +1,206 @@
+"""Calls under a policy: what only blocking channels have, and what only grpc.aio has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry
+from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from tests.integrations.grpc.services import INTERNAL, KINDS, NOW, PATIENCE, REQUEST, UNAVAILABLE, Dependency
+
+
+class TestBlocking:
+    """What only the blocking API has."""
+
+    @pytest.fixture
+    def channel(self, target: str) -> Iterator[Any]:
+        with grpc.insecure_channel(target) as plain:
+            yield grpc.intercept_channel(plain, PolicyInterceptor(NOW))
+
+    def test_with_call_gives_the_call_of_the_reply(self, channel: Any, dependency: Dependency) -> None:
+        """Metadata and status are those of the attempt that succeeded."""
+        dependency.steps = [UNAVAILABLE, b"fine"]
+        reply, call = channel.unary_unary("/test.Test/One").with_call(b"")
+        assert (reply, call.code()) == (b"fine", grpc.StatusCode.OK)
+
+    def test_future_is_done_when_it_is_there(self, channel: Any, dependency: Dependency) -> None:
+        """An interceptor of the blocking API has to return a call, so it waits."""
+        dependency.steps = [UNAVAILABLE, b"fine"]
+        future = channel.unary_unary("/test.Test/One").future(b"")
+        assert future.done()
+        assert future.result() == b"fine"
+        dependency.steps = [INTERNAL]
+        failed = channel.unary_unary("/test.Test/One").future(b"")
+        assert failed.exception().code() is INTERNAL
+
+    def test_a_stream_is_still_a_call(self, channel: Any, dependency: Dependency) -> None:
+        """It can be cancelled, and tells its status."""
+        dependency.steps = [[b"a", Dependency.hang]]
+        call = channel.unary_stream("/test.Test/Many")(b"")
+        assert next(call) == b"a"
+        call.cancel()
+        assert dependency.gone.wait(PATIENCE)
+        assert call.code() is grpc.StatusCode.CANCELLED
+
+    def test_a_conversation_is_begun_at_once(self, channel: Any, dependency: Dependency) -> None:
+        """Requests that depend on replies: the policy waits for none of them."""
+        dependency.steps = [b"echo"]
+        asked: list[bytes] = [b"a", b"b"]
+        said = threading.Semaphore(1)
+
+        def requests() -> Iterator[bytes]:
+            for each in asked:
+                assert said.acquire(timeout=PATIENCE)
+                yield each
+
+        heard = []
+        for reply in channel.stream_stream("/test.Test/Chat")(requests()):
+            heard.append(reply)
+            said.release()
+        assert heard == asked
+
+    def test_a_stream_that_nobody_wants_is_cancelled(self, target: str, dependency: Dependency) -> None:
+        """A result that Retry throws away is closed."""
+        dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
+        refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
+        with grpc.insecure_channel(target) as plain:
+            channel = grpc.intercept_channel(plain, PolicyInterceptor(refuse))
+            assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
+        assert dependency.gone.wait(PATIENCE)
+
+    def test_an_answer_of_a_policy_is_a_finished_call(self, target: str) -> None:
+        """As far as its users look."""
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+        with grpc.insecure_channel(target) as plain:
+            channel = grpc.intercept_channel(plain, PolicyInterceptor(Fallback(b"cached").wrap(breaker)))
+            reply, call = channel.unary_unary("/test.Test/One").with_call(b"")
+            future = channel.unary_unary("/test.Test/One").future(b"")
+        called: list[Any] = []
+        future.add_done_callback(called.append)
+        assert (reply, call.code(), call.details()) == (b"cached", grpc.StatusCode.OK, "answered by a policy")
+        assert (call.initial_metadata(), call.trailing_metadata(), call.time_remaining()) == ((), (), None)
+        assert (future.result(), future.exception(), future.traceback(), called) == (b"cached", None, None, [future])
+        assert (future.done(), future.running(), future.cancelled(), future.cancel()) == (True, False, False, False)
+        assert (call.is_active(), call.add_callback(print)) == (False, False)
+
+    def test_two_interceptors_stand_around_one_another(self, target: str, dependency: Dependency) -> None:
+        """An outer one sees what an inner one raises."""
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+        with grpc.insecure_channel(target) as plain:
+            inner = grpc.intercept_channel(plain, PolicyInterceptor(breaker))
+            outer = grpc.intercept_channel(inner, PolicyInterceptor(Fallback(b"cached", on=CircuitOpen)))
+            assert outer.unary_unary("/test.Test/One")(b"") == b"cached"
+
+
+class TestAsyncio:
+    """What only grpc.aio has."""
+
+    def run(self, target: str, policy: Policy[Any], main: Callable[[Any], Any]) -> Any:
+        async def whole() -> Any:
+            async with grpc.aio.insecure_channel(target, interceptors=aio_interceptors(policy)) as channel:
+                return await main(channel)
+
+        return asyncio.run(whole())
+
+    def test_a_call_tells_its_status(self, target: str, dependency: Dependency) -> None:
+        """Of the attempt that succeeded."""
+        dependency.steps = [UNAVAILABLE, b"fine"]
+
+        async def main(channel: Any) -> None:
+            call = channel.unary_unary("/test.Test/One")(b"")
+            assert await call == b"fine"
+            assert await call.code() is grpc.StatusCode.OK
+
+        self.run(target, NOW, main)
+
+    @pytest.mark.parametrize("method", ["Join", "Chat"])
+    def test_requests_can_be_written_one_by_one(self, target: str, dependency: Dependency, method: str) -> None:
+        """A write waits for the interceptors; they wait for no reply."""
+        dependency.steps = [b"echo"] if method == "Chat" else [b"fine"]
+
+        async def main(channel: Any) -> Any:
+            call = getattr(channel, KINDS[method])(f"/test.Test/{method}")()
+            await call.write(b"a")
+            if method == "Chat":
+                assert await call.read() == b"a"
+            await call.write(b"b")
+            await call.done_writing()
+            return await call.read() if method == "Chat" else await call
+
+        async def bounded(channel: Any) -> Any:
+            return await asyncio.wait_for(main(channel), PATIENCE)
+
+        assert self.run(target, NOW, bounded) == (b"b" if method == "Chat" else b"fine")
+
+    def test_a_caller_who_is_cancelled_cancels_the_call(self, target: str, dependency: Dependency) -> None:
+        """The server hears of it, and nothing is repeated."""
+        dependency.steps = [Dependency.hang]
+
+        async def main(channel: Any) -> None:
+            task = asyncio.ensure_future(channel.unary_unary("/test.Test/One")(b""))
+            while not dependency.seen:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        self.run(target, NOW, main)
+        assert dependency.gone.wait(PATIENCE)
+        assert len(dependency.seen) == 1
+
+    def test_a_stream_that_nobody_wants_is_cancelled(self, target: str, dependency: Dependency) -> None:
+        """A result that Retry throws away is closed."""
+        dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
+        refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
+
+        async def main(channel: Any) -> Any:
+            return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
+
+        assert self.run(target, refuse, main) == [b"fine"]
+        assert dependency.gone.wait(PATIENCE)
+
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_an_answer_of_a_policy_is_a_finished_call(self, target: str, method: str) -> None:
+        """As far as its users look."""
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+
+        async def main(channel: Any) -> None:
+            call = getattr(channel, KINDS[method])(f"/test.Test/{method}")(REQUEST[method])
+            if method in ("Many", "Chat"):
+                assert [reply async for reply in call] == [b"cached"]
+            else:
+                assert await call == b"cached"
+            done: list[Any] = []
+            call.add_done_callback(done.append)
+            assert (done, call.done(), call.cancelled(), call.cancel()) == ([call], True, False, False)
+            assert await call.code() is grpc.StatusCode.OK
+            assert not await call.initial_metadata()
+            assert not await call.trailing_metadata()
+            await call.wait_for_connection()
+
+        self.run(target, Fallback([b"cached"] if method in ("Many", "Chat") else b"cached").wrap(breaker), main)
+
+    def test_an_answer_may_come_from_an_async_iterable(self, target: str) -> None:
+        """Where replies are a stream."""
+
+        async def cached() -> Any:
+            yield b"a"
+            yield b"b"
+
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+
+        async def main(channel: Any) -> Any:
+            return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
+
+        assert self.run(target, Fallback(handler=lambda failure, ctx: cached()).wrap(breaker), main) == [b"a", b"b"]

@@ -381,6 +381,37 @@ def test_a_slow_probe_opens_where_slowness_trips() -> None:
         assert it.period.state is state
 
 
+def test_a_circuit_that_slowness_opened_says_so() -> None:
+    """Nothing failed, so there is no failure to name; one that was there before is named first."""
+    slow = SlowRatio(0.5, slower_than=2.0, min_calls=1)
+    it = circuit(slow)
+    [opened] = it.record(admitted(it, 0.0), None, 3.0, 3.0)
+    assert opened.last_failure == "slow calls"
+    probe = admitted(it, 33.0)
+    assert it.period.last_failure == "slow calls"
+    [opened] = it.record(probe, None, 2.0, 35.0)
+    assert opened.last_failure == it.period.last_failure == "a slow probe"
+    it = circuit(SlowRatio(0.5, slower_than=2.0, min_calls=2))
+    assert it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0) == []
+    [opened] = it.record(admitted(it, 0.0), None, 3.0, 3.0)
+    assert opened.last_failure == "Boom: no"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_circuit_that_has_closed_opens_for_the_first_period_again(by_hand: bool) -> None:
+    """At once, also before its owner has come to draw a new one."""
+    it = circuit(opens_for=5.0)
+    it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0)
+    it.opens_for = 40.0  # drawn by the owner, for a second opening in a row
+    if by_hand:
+        it.close()
+    else:
+        it.record(admitted(it, 5.0), None, 0.0, 5.0)
+    assert it.period.state is CLOSED
+    [opened] = it.record(admitted(it, 6.0), "Boom: no", 0.0, 6.0)
+    assert opened.retry_after == 5.0
+
+
 def test_an_isolated_circuit_refuses_for_ever() -> None:
     """No time is long enough: only a hand closes it."""
     it = circuit()

@@ -488,7 +488,7 @@ def test_a_waiter_that_is_cancelled_after_its_grant_passes_it_on(tasks_world: Wo
     run(tasks_world, main)
 
 
-@pytest.mark.parametrize("limit", [{"max_wait": SHORT}, {"timeout": SHORT}, {"budget": SHORT}])
+@pytest.mark.parametrize("limit", [{"max_wait": 0.2}, {"timeout": 0.2}, {"budget": 0.2}])
 def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, limit: dict[str, float]) -> None:
     """The loop was busy: when it comes round, permit and alarm are both there. Either may win; the permit is kept."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limit.get("max_wait"))
@@ -500,7 +500,7 @@ def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, 
             await slot.__aenter__()
             waiting = await group.queued(bulkhead, pipeline, Context(timeout=limit.get("budget")))
             waiting.let_go()
-            time.sleep(SHORT)
+            time.sleep(0.2)
             await slot.__aexit__(None, None, None)
             outcome = await waiting.result()
             assert outcome == "fine" or isinstance(outcome, TimeoutExceeded)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,7 +30,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Exponential
-from resilience.integrations.http import PerHost, standard
+from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import FakeClock
 from tests.integrations.servers import Answer, FlakyServer, flaky_server
@@ -112,6 +115,36 @@ def test_it_says_what_it_does() -> None:
     text = standard().for_host("http://localhost:8080/").describe()
     assert text.splitlines()[0] == "standard pipeline of http://localhost:8080: 6 policies, outermost first"
     assert "body: has the time that is left of the total" in text
+
+
+def table(page: str, heading: str) -> dict[str, str]:
+    """The parameters in the first table after a heading, with their defaults."""
+    text = (Path(__file__).parents[2] / "docs" / "integrations" / page).read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n", 1)[1]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|required) \|", section.split("\n## ", 1)[0], re.MULTILINE)
+    return dict(rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "what"),
+    [
+        ("http.md", "The standard pipeline", standard),
+        ("http.md", "What is sent again", Rules),
+        ("httpx.md", "Parameters", ResilienceTransport),
+        ("httpx.md", "Parameters", AsyncResilienceTransport),
+    ],
+)
+def test_the_pages_name_each_parameter_and_its_default(page: str, heading: str, what: Callable[..., object]) -> None:
+    """In the order of the signature."""
+    parameters = inspect.signature(what).parameters
+    told = table(page, heading)
+    assert list(told) == list(parameters)
+    for name, parameter in parameters.items():
+        default = None if parameter.default is parameter.empty else parameter.default
+        written = eval(
+            told[name] or "None", {"Exponential": Exponential, "Rules": Rules}
+        )  # the page is our own writing
+        assert repr(written) == repr(default) or written == default
 
 
 # --- a policy for each host ------------------------------------------------------------------

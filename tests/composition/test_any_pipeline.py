@@ -1,0 +1,90 @@
+"""Whatever is put around whatever: a call that is cancelled, at any of its suspensions, leaves nothing behind.
+
+The scenes of `test_cancellation.py` are the pipelines that people write; here hypothesis puts policies together in
+orders that nobody would think of, each as often as it likes, and the same sweep goes over each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resilience import Bulkhead, Fallback, Policy, Retry, Timeout
+from tests.composition.test_cancellation import (
+    LONG,
+    WAYS,
+    Scene,
+    about_to_probe,
+    all_free,
+    executing,
+    fail_at_first,
+    one_failure_short,
+    still_about_to_probe,
+    still_one_failure_short,
+    sweep,
+    work,
+)
+from tests.conftest import Boom
+
+#: A policy, and what asserts that it is as it was.
+Piece = tuple[Policy[Any], Callable[[], None]]
+
+
+def untouched() -> None:
+    """There is nothing to look at."""
+
+
+def closed_breaker() -> Piece:
+    breaker = one_failure_short(on=BaseException)
+    return breaker, partial(still_one_failure_short, breaker)
+
+
+def open_breaker() -> Piece:
+    breaker = about_to_probe()
+    return breaker, partial(still_about_to_probe, breaker)
+
+
+def bulkhead(limit: int, queue: int) -> Piece:
+    it = Bulkhead(limit, queue=queue)
+    return it, partial(all_free, it)
+
+
+PIECES: dict[str, Callable[[], Piece]] = {
+    "retry": lambda: (Retry(on=BaseException, backoff=[0.0001]), untouched),
+    "timeout": lambda: (Timeout(LONG), untouched),
+    "cooperative": lambda: (Timeout(LONG / 2, cooperative=True), untouched),
+    "fallback": lambda: (Fallback("instead", on=BaseException), untouched),
+    "handler": lambda: (Fallback(handler=lambda failure, ctx: "handled"), untouched),
+    "closed breaker": closed_breaker,
+    "open breaker": open_breaker,
+    "bulkhead": lambda: bulkhead(1, 0),
+    "bulkhead with a queue": lambda: bulkhead(2, 3),
+    "pipeline": lambda: (Policy.wrap(Retry(on=Boom), Timeout(LONG), listeners=[lambda event: None]), untouched),
+}
+
+
+def scene(names: list[str], fails_at_first: bool) -> Scene:
+    """Put the pieces together. The failure, if there is one, is mended by a Retry closest to the function."""
+    pieces = [PIECES[name]() for name in names]
+
+    def as_before() -> None:
+        for _, check in pieces:
+            check()
+
+    policies = [policy for policy, _ in pieces]
+    if fails_at_first:
+        policies.append(Retry(on=Boom, backoff=[0.0001]))
+    return executing(Policy.wrap(*policies), fail_at_first if fails_at_first else work, as_before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(names=st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6), fails_at_first=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_pipeline_that_is_cancelled_anywhere_is_as_it_was(way: str, names: list[str], fails_at_first: bool) -> None:
+    """No permit, no probe's slot, no count, no answer and no ambient context is left of the call."""
+    sweep(partial(scene, names, fails_at_first), way)

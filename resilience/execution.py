@@ -1,32 +1,31 @@
 """The way from a call into a chain: composed once, entered on every call.
 
-Most executions inherit nothing and report to nobody, and go straight to the chain. The others take
-over the deadline and the facts of the context around them, keep the record that the caller's
-`Context` then shows, and tell the listeners of `ExecutionFinished`.
-
-`run` and `arun` write out the making of a fresh context: a call of a function that did it for both
-would cost as much as a policy does (40 ns).
+Most executions inherit nothing and report to nobody. They go straight to the chain, with the context
+that is common to all of them. The others get one of their own. They take over the deadline and the
+facts of the context around them, keep the record that the caller's `Context` then shows, and tell
+the listeners of `ExecutionFinished`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import NO_FACTS, Context, Facts, Record, get_ambient, new_context
+from resilience.context import Context, Facts, Record, get_ambient, own_context
 from resilience.errors import ArgumentMisuse
 from resilience.events import finishing
-from resilience.outcome import Failure, Outcome, StoppedIteration, Success, genuine
+from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.runtimes import blocking, tasks
-from resilience.runtimes.blocking import BLOCKING
-from resilience.runtimes.tasks import TASKS
 
 if TYPE_CHECKING:
     from resilience.events import Listener
     from resilience.policy import Policy
+
+_UNLIMITED_IN_THREADS = blocking.UNLIMITED
+_UNLIMITED_IN_TASKS = tasks.UNLIMITED
+_SHARED = (_UNLIMITED_IN_THREADS, _UNLIMITED_IN_TASKS)
 
 #: Makes the stage of one policy around another stage, in one world.
 StageMaker = Callable[["Policy[Any]", Any], Any]
@@ -57,6 +56,14 @@ class Chain:
             inner = part._resilience_chain.compose(stage, inner)
         return inner
 
+    async def around(self, call: Callable[[Context], Awaitable[Any]], ctx: Context) -> Any:
+        """Run the whole chain around the rest of another one."""
+
+        async def rest(ctx: Context, *_made: object) -> Any:
+            return await call(ctx)
+
+        return await self.compose(tasks.stage, rest)(ctx, call, None, None)
+
     def run(
         self,
         function: Callable[..., Any],
@@ -66,27 +73,28 @@ class Chain:
     ) -> Any:
         """Execute a blocking function."""
         stage = self._blocking
-        inner = new_context(Context)
-        inner.deadline = inf
-        inner.attempt = 1
-        inner._facts = NO_FACTS
-        inner._timer = None
-        inner._runtime = BLOCKING
-        inner._function = function
-        inner._arguments = arguments
-        inner._keywords = keywords
-        try:
-            if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-                return stage(inner)
-            with Execution(self._policy, self._listeners, inner, ctx) as execution:
-                execution.value = self._blocking_stage()(inner)
-            return execution.value
-        except StoppedIteration as carrier:
-            stopped = carrier.error
-        try:
-            raise stopped
-        finally:
-            del stopped
+        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+            if arguments is not None:
+                return stage(_UNLIMITED_IN_THREADS, function, arguments, keywords)
+            return stage(own_context(_UNLIMITED_IN_THREADS, function), function, None, None)
+        inner = own_context(_UNLIMITED_IN_THREADS, function if arguments is None else None)
+        with Execution(self._policy, self._listeners, inner, ctx) as execution:
+            execution.value = self._blocking_stage()(inner, function, arguments, keywords)
+        return execution.value
+
+    def protect(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that executes `function` with what it is called with.
+
+        The short way of `run` stands here once more: for a frame less, 40 of some 350 ns.
+        """
+
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            stage = self._blocking
+            if stage is None or get_ambient() is not None or finishing.is_heard:
+                return self.run(function, args, kwargs, None)
+            return stage(_UNLIMITED_IN_THREADS, function, args, kwargs)
+
+        return protected
 
     def _blocking_stage(self) -> blocking.Stage:
         if finishing.policies_off:
@@ -108,23 +116,37 @@ class Chain:
     ) -> Awaitable[Any]:
         """Execute a function whose result is awaited. What this returns is to be awaited at once."""
         stage = self._tasks
-        inner = new_context(Context)
-        inner.deadline = inf
-        inner.attempt = 1
-        inner._facts = NO_FACTS
-        inner._timer = None
-        inner._runtime = TASKS
-        inner._function = function
-        inner._arguments = arguments
-        inner._keywords = keywords
         if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
-            return stage(inner)  # and not `await`: one coroutine less
-        return self._arun_watched(inner, ctx)
+            # What the stage returns, and not `await`: one coroutine less.
+            if arguments is not None:
+                return stage(_UNLIMITED_IN_TASKS, function, arguments, keywords)
+            return stage(own_context(_UNLIMITED_IN_TASKS, function), function, None, None)
+        inner = own_context(_UNLIMITED_IN_TASKS, function if arguments is None else None)
+        return self.arun_with(inner, function, arguments, keywords, ctx)
 
-    async def _arun_watched(self, inner: Context, ctx: Context | None) -> Any:
+    async def arun_with(
+        self,
+        inner: Context,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...] | None,
+        keywords: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
+        """Do the same with a new context, in whatever world of tasks that context is for."""
         with Execution(self._policy, self._listeners, inner, ctx) as execution:
-            execution.value = await self._task_stage()(inner)
+            execution.value = await self._task_stage()(inner, function, arguments, keywords)
         return execution.value
+
+    def aprotect(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the coroutine function that executes `function` with what it is called with."""
+
+        async def protected(*args: Any, **kwargs: Any) -> Any:
+            stage = self._tasks
+            if stage is None or get_ambient() is not None or finishing.is_heard:
+                return await self.arun(function, args, kwargs, None)
+            return await stage(_UNLIMITED_IN_TASKS, function, args, kwargs)
+
+        return protected
 
     def _task_stage(self) -> tasks.Stage:
         if finishing.policies_off:
@@ -168,7 +190,7 @@ class Execution:
         if ctx is not None or self._is_heard():
             self._record = Record(self._policy)
             inner._facts = inner._facts._replace(record=self._record)
-            if ctx is not None:
+            if ctx is not None and ctx not in _SHARED:
                 ctx._report = self._record
 
     def __enter__(self) -> Execution:
@@ -201,15 +223,15 @@ def _outcome(value: object, error: BaseException | None) -> Outcome[Any] | None:
 # --- the innermost stages, where somebody listens to calls -----------------------------------
 
 
-def _enter_and_tell(ctx: Context) -> Any:
+def _enter_and_tell(ctx: Context, *made: Any) -> Any:
     with _Calling(ctx) as calling:
-        calling.value = blocking.enter(ctx)
+        calling.value = blocking.enter(ctx, *made)
     return calling.value
 
 
-async def _aenter_and_tell(ctx: Context) -> Any:
+async def _aenter_and_tell(ctx: Context, *made: Any) -> Any:
     with _Calling(ctx) as calling:
-        calling.value = await tasks.enter(ctx)
+        calling.value = await tasks.enter(ctx, *made)
     return calling.value
 
 

@@ -45,7 +45,10 @@ Outcome: TypeAlias = Success[T_co] | Failure
 
 
 class StoppedIteration(Exception):
-    """Carries a `StopIteration` of the user's through a coroutine, which may not raise one (PEP 479)."""
+    """Carries a `StopIteration` of the user's through a coroutine, which may not raise one (PEP 479).
+
+    It begins where blocking code is called from a coroutine that is driven, and ends where that one ends.
+    """
 
     def __init__(self, error: StopIteration) -> None:
         super().__init__(error)

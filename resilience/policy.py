@@ -24,7 +24,6 @@ from resilience.errors import Misuse
 from resilience.execution import Chain
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import make_proxy
-from resilience.runtimes import tasks
 
 if TYPE_CHECKING:
     from resilience.events import Listener
@@ -237,8 +236,8 @@ class Policy(ABC, Generic[D_co]):
                 "so nothing that it does would be protected; decorate what each step calls instead"
             )
         if is_coroutine_function(fn):
-            return _async_wrapper(fn, self._resilience_chain.arun)
-        return _wrapper(fn, self._resilience_chain.run)
+            return named_like(self._resilience_chain.aprotect(fn), fn)
+        return named_like(self._resilience_chain.protect(fn), fn)
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods run through this policy; the rest is the client's own.
@@ -256,20 +255,6 @@ class Policy(ABC, Generic[D_co]):
         What they return can be awaited, and entered with `async with` where the client's result can.
         """
         return make_proxy(client, names, self.acall, True, repr(self))
-
-
-def _wrapper(fn: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(fn, args, kwargs, None)
-
-    return named_like(wrapper, fn)
-
-
-def _async_wrapper(fn: Callable[..., Any], arun: Callable[..., Any]) -> Callable[..., Any]:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await arun(fn, args, kwargs, None)
-
-    return named_like(wrapper, fn)
 
 
 @final
@@ -301,8 +286,7 @@ class Pipeline(Policy[D_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
-        stage: Call[T | D_co] = self._resilience_chain.compose(tasks.stage, call)
-        return await stage(ctx)
+        return await self._resilience_chain.around(call, ctx)  # type: ignore[no-any-return]
 
     @override
     def settings(self) -> Mapping[str, object]:

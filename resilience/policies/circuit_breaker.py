@@ -31,10 +31,11 @@ from resilience.state.circuit import (
     Period,
     Transition,
 )
+from resilience.state.counter import Counter
 from resilience.state.trips import ConsecutiveFailures, Trip, as_trip
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from resilience.checks import Duration
@@ -47,6 +48,9 @@ _DEFAULT_TRIP = ConsecutiveFailures(5)
 
 #: What a guarded block ends with that raised nothing. It has no value for `on_result` to look at.
 _BLOCK_DONE = Success(None)
+
+#: Makes an exception of which the caller sets the attributes.
+new_error: Callable[[type[CircuitOpen], str], CircuitOpen] = Exception.__new__
 
 #: Characters of a failure's message that are kept.
 _LONGEST_MESSAGE = 200
@@ -138,7 +142,7 @@ class CircuitBreaker(Policy[Never]):
         self._on_transition = events.optional_listener("on_transition", on_transition)
         self.name: str = checks.optional_name(name) or "CircuitBreaker"
         self._opened = 0
-        self._rejected = 0
+        self._rejected = Counter()
         self._unreported: deque[tuple[Transition, Context | None]] = deque()
         self._reporting = False
         self._settings = {
@@ -158,6 +162,8 @@ class CircuitBreaker(Policy[Never]):
     async def around(self, call: Call[T], ctx: Context) -> T:
         admission: Any = self._circuit.period  # of whatever state; below it is what admitted this call
         if type(admission) is not Closed:
+            if type(admission) is Open and (now := clock.now()) < admission.until:
+                raise self._refusal(admission, now, ctx)
             admission = self._admit(ctx)
         began = clock.now() if self._timed else 0.0
         try:
@@ -191,7 +197,7 @@ class CircuitBreaker(Policy[Never]):
                 last_failure=None if isinstance(period, Closed) else period.last_failure,
                 probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
                 opened=self._opened,
-                rejected=self._rejected,
+                rejected=self._rejected.value,
             )
 
     def isolate(self) -> None:
@@ -239,38 +245,34 @@ class CircuitBreaker(Policy[Never]):
     def _admit(self, ctx: Context | None) -> Admission:
         """Admit a call that did not find the circuit closed, or raise."""
         now = clock.now()
-        period = self._circuit.period
-        if type(period) is not Open or now >= period.until:
-            admission = None
-            try:
-                with self._lock:
-                    admission, transitions = self._circuit.admit(now)
-                    period = self._circuit.period
-                    self._note_locked(transitions, ctx)
-                self._report()
-            except BaseException:  # interrupted, here or in a listener: the call will not be made
-                if admission is not None:
-                    self._release(admission)
-                raise
+        admission = None
+        try:
+            with self._lock:
+                admission, transitions = self._circuit.admit(now)
+                period = self._circuit.period
+                self._note_locked(transitions, ctx)
+            self._report()
+        except BaseException:  # interrupted, here or in a listener: the call will not be made
             if admission is not None:
-                return admission
-        raise self._refusal(period, now, ctx)
+                self._release(admission)
+            raise
+        if admission is None:
+            raise self._refusal(period, now, ctx)
+        return admission
 
     def _refusal(self, period: Period, now: float, ctx: Context | None) -> CircuitOpen:
         """Count a call that was not made, and make its error."""
-        with self._lock:
-            self._rejected += 1
+        self._rejected.add()
         kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
         retry_after = _retry_after(period, now)
         if events.is_heard(events.CallRejected, ctx):
             events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
-        return kind(
-            period.why,
-            policy=self.name,
-            retry_after=retry_after,
-            state=period.state,
-            last_failure=period.last_failure,
-        )
+        error = new_error(kind, period.why)  # without the detour by `__init__`: 250 ns instead of 430
+        error.policy = self.name
+        error.retry_after = retry_after
+        error.state = period.state
+        error.last_failure = period.last_failure
+        return error
 
     def _settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
         """Record what an admitted call ended with, if it says anything about the dependency."""

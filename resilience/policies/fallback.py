@@ -146,7 +146,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
         original = outcome.error if isinstance(outcome, Failure) else None
         traceback = None if original is None else original.__traceback__
         try:
-            return cast("A_co", await ctx.runtime.run(self._handler, ctx, outcome, ctx))
+            own = ctx.child()  # for the handler to keep, and to execute something with
+            return cast("A_co", await ctx.runtime.run(self._handler, own, outcome, own))
         except Exception as error:
             if error is original:
                 # The handler raised it again, and has it in a local: without that frame there is no cycle.

@@ -21,6 +21,7 @@ import asyncio
 import contextvars
 import threading
 import weakref
+from collections.abc import Callable
 from math import inf
 from types import TracebackType
 from typing import Any, Self, final
@@ -32,18 +33,17 @@ from resilience.clock import clock
 class AsyncioTimer:
     """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
 
-    __slots__ = ("_alarm", "_cancelling", "_expiring", "_task", "deadline", "fired")
+    __slots__ = ("_cancelling", "alarm", "deadline", "fired", "task")
 
-    def __init__(self, deadline: float, task: asyncio.Task[Any], alarm: Alarm) -> None:
-        self.deadline: float = deadline
-        self.fired: bool = False
-        self._expiring = False
-        self._task = task
-        self._alarm = alarm
+    deadline: float
+    fired: bool
+    task: asyncio.Task[Any]
+    alarm: Alarm
+    _cancelling: int
 
     def __enter__(self) -> Self:
-        self._cancelling = self._task.cancelling()
-        alarm = self._alarm
+        self._cancelling = self.task.cancelling()
+        alarm = self.alarm
         alarm.pending[self] = None
         if alarm.handle is None:
             alarm.set(self)
@@ -52,12 +52,13 @@ class AsyncioTimer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> bool:
-        task = self._task
-        del self._task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        if not self._expiring:
-            del self._alarm.pending[self]
-            if self._alarm.limit is None:
-                self._alarm.cancel()
+        task = self.task
+        del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
+        alarm = self.alarm
+        if self in alarm.pending:
+            del alarm.pending[self]
+            if alarm.limit is None:
+                alarm.cancel()
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
@@ -65,9 +66,8 @@ class AsyncioTimer:
         return self.fired
 
     def expire(self) -> None:
-        """Cancel the task, once."""
-        self._expiring = True
-        self._task.cancel()
+        """Cancel the task, once: it is no longer pending."""
+        self.task.cancel()
 
 
 @final
@@ -114,23 +114,24 @@ class _Shared(threading.local):
     MOST = 64  # a limit that is computed anew for each call gets an alarm of its own
 
     def __init__(self) -> None:
-        self.by_limit: dict[float, weakref.ref[Alarm]] = {}
+        self.by_limit: dict[float | None, weakref.ref[Alarm]] = {}
 
-    def alarm(self, loop: asyncio.AbstractEventLoop, limit: float, deadline: float) -> Alarm:
-        """Return the alarm for a limit. Where a clock was put back, it is one that serves nobody else."""
+    def new_alarm(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> Alarm:
+        """Make an alarm where there is none that a timer of this limit could share."""
         known = self.by_limit.get(limit)
-        alarm = None if known is None else known()
-        if alarm is None or alarm.loop is not loop:
-            if len(self.by_limit) >= self.MOST:
-                self.by_limit = {key: ref for key, ref in self.by_limit.items() if ref() is not None}
-            if len(self.by_limit) >= self.MOST:
-                return Alarm(loop, None)
-            alarm = Alarm(loop, limit)
-            self.by_limit[limit] = weakref.ref(alarm)
-        elif deadline < alarm.latest:
+        other = None if known is None else known()
+        if limit is None or (other is not None and other.loop is loop):  # then a clock was put back
             return Alarm(loop, None)
-        alarm.latest = deadline
+        if len(self.by_limit) >= self.MOST:
+            self.by_limit = {key: ref for key, ref in self.by_limit.items() if ref() is not None}
+        if len(self.by_limit) >= self.MOST:
+            return Alarm(loop, None)
+        alarm = Alarm(loop, limit)
+        self.by_limit[limit] = weakref.ref(alarm)
         return alarm
 
 
 shared: _Shared = _Shared()
+
+#: Makes a timer without the detour by `__init__`; whoever calls it sets `alarm`, `deadline`, `fired` and `task`.
+new_timer: Callable[[type[AsyncioTimer]], AsyncioTimer] = object.__new__

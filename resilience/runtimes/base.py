@@ -75,6 +75,7 @@ class Runtime(ABC):
     def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> Timer:
         """Make a timer that fires at `deadline` (on the process clock) once its block is entered.
 
+        :param owner: the policy whose timer it is; threads ask for it.
         :param limit: the seconds from now until then, where that is the owner's constant limit: such timers of
             one event loop end in the order in which they begin. None where it is somebody else's deadline.
         """

@@ -1,6 +1,6 @@
 """Blocking code: every await has already blocked and finished, so one `send` runs a policy to its end.
 
-The chain of a pipeline is made of plain functions, `stage(ctx) -> result`. A policy becomes such a
+The chain of a pipeline is made of plain functions, `stage(ctx, ...) -> result`. A policy becomes such a
 function in one of two ways: *lowered*, where its coroutine is rewritten as the plain function that
 it is in this world (see `lowering`), or *driven*, where the coroutine is made and sent through.
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from math import inf
 from threading import Lock
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, final
@@ -22,7 +21,7 @@ from typing_extensions import override
 
 from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import clock
-from resilience.context import NO_FACTS, Context, get_ambient, set_ambient
+from resilience.context import Context, get_ambient, set_ambient, unlimited
 from resilience.errors import SuspensionMisuse, WorkersExhausted
 from resilience.events import CallRejected, emit, logger
 from resilience.outcome import Failure, StoppedIteration
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A plain function that runs the rest of a chain.
-Stage: TypeAlias = Callable[[Context], Any]
+#: A plain function that runs the rest of a chain around the call of a function: `stage(ctx, function, arguments,
+#: keywords)`. Without arguments the function takes the context itself.
+Stage: TypeAlias = Callable[[Context, Callable[..., Any], "tuple[Any, ...] | None", "dict[str, Any] | None"], Any]
 
 
 @final
@@ -151,58 +151,49 @@ class BlockingRuntime(Runtime):
 BLOCKING: BlockingRuntime = BlockingRuntime()
 
 
-def enter(ctx: Context) -> Any:
-    """Make the call: the innermost stage, which finds it in the context."""
-    if ctx._timer is not None or ctx._facts is not NO_FACTS:
-        return _enter_watched(ctx)
-    function: Any = ctx._function
-    # A function that is not handed its context can find it as the ambient one. Where that would be the very one
-    # that `current_context` makes, the variable is left alone: to set it and to set it back takes 100 ns.
-    plain = ctx._arguments is not None and ctx.attempt == 1 and ctx.deadline == inf
-    outer = None if plain else get_ambient()
-    try:
-        if not plain:
-            set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two lines
-        if ctx._arguments is None:
-            result = function(ctx)
-        elif ctx._keywords:
-            result = function(*ctx._arguments, **ctx._keywords)
-        else:
-            result = function(*ctx._arguments)  # merging an empty dictionary takes 40 ns
-    except StopIteration as stop:
-        raise StoppedIteration(stop) from None
-    finally:
-        if not plain:
-            set_ambient(outer)
+#: The context of executions that inherit nothing and do not hand it to their function, which might keep it.
+UNLIMITED: Context = unlimited(BLOCKING)
+
+
+def enter(ctx: Context, function: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None) -> Any:
+    """Make the call: the innermost stage.
+
+    A function that is not handed its context can find it as the ambient one. Where that would be the very one that
+    `current_context` makes, the variable is left alone: to set it and to set it back takes 100 ns.
+    """
+    if ctx is not UNLIMITED:
+        return _enter_with(ctx, function, arguments, keywords)
+    # Merging an empty dictionary takes 40 ns.
+    result = function(*arguments, **keywords) if keywords else function(*arguments)
     if type(result) not in PLAIN and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
 
 
-def _enter_watched(ctx: Context) -> Any:
-    """Do the same where a timer can cut the function off, or somebody may ask what happened."""
-    function: Any = ctx._function
+def _enter_with(
+    ctx: Context, function: Callable[..., Any], arguments: tuple[Any, ...] | None, keywords: dict[str, Any] | None
+) -> Any:
+    """Do the same with `ctx` as the ambient context, on a worker where a timer can cut the function off."""
+    if arguments is None:
+        arguments = (ctx,)
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
     worker = None if timer is None else _worker_for(timer, ctx)
-    if ctx._facts.record is not None:
-        ctx._facts.record.begin_attempt()
-    arguments, keywords = ((ctx,), {}) if ctx._arguments is None else (ctx._arguments, ctx._keywords or {})
+    record = ctx._facts.record
+    if record is not None:
+        record.begin_attempt()
     outer = get_ambient()
     try:
-        set_ambient(ctx)
-        if worker is None:
-            result = function(*arguments, **keywords)
+        set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two lines
+        if worker is not None:
+            result = _run_on(worker, timer, workers.Job(function, arguments, keywords or {}))
         else:
-            result = _run_on(worker, timer, workers.Job(function, arguments, keywords))
-    except StopIteration as stop:
-        ctx._note(Failure(stop))
-        raise StoppedIteration(stop) from None
+            result = function(*arguments, **keywords) if keywords else function(*arguments)
     except Exception as error:
         ctx._note(Failure(error))
         raise
     finally:
         set_ambient(outer)
-    if is_awaitable(result):
+    if type(result) not in PLAIN and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
 
@@ -232,9 +223,12 @@ def stage(policy: Policy[Any], inner: Stage) -> Stage:
     return partial(_driven, policy, inner) if lowered is None else lowered(policy, inner)
 
 
-def _driven(policy: Policy[Any], inner: Stage, ctx: Context) -> Any:
+def _driven(policy: Policy[Any], inner: Stage, ctx: Context, *made: Any) -> Any:
     async def call(ctx: Context) -> Any:
-        return inner(ctx)
+        try:
+            return inner(ctx, *made)
+        except StopIteration as stop:
+            raise StoppedIteration(stop) from None
 
     return drive(policy.around(call, ctx), type(policy).__qualname__)
 
@@ -247,6 +241,7 @@ def drive(awaitable: Awaitable[T], owner: str) -> T:
     """Run an awaitable, usually a coroutine, in which nothing is left to wait for, and return its result.
 
     A suspension is a bug of `owner`, the policy that awaited something else than its `call` and the runtime.
+    A `StopIteration` of the user's, which no coroutine may raise, travels in a carrier to here.
     """
     coroutine: Coroutine[Any, Any, T]
     coroutine = awaitable if isinstance(awaitable, CoroutineType) else _awaited(awaitable)
@@ -254,7 +249,14 @@ def drive(awaitable: Awaitable[T], owner: str) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    coroutine.close()
-    raise SuspensionMisuse(
-        f"{owner} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
-    )
+    except StoppedIteration as carrier:
+        stopped = carrier.error
+    else:
+        coroutine.close()
+        raise SuspensionMisuse(
+            f"{owner} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
+        )
+    try:
+        raise stopped
+    finally:
+        del stopped

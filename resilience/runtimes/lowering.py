@@ -4,15 +4,19 @@ A policy is written once, as `async def around(self, call, ctx)`. What runs is m
 own syntax tree. For tasks it is *closed*: it becomes a function that makes the stage.
 
     async def around(self, call, ctx):          def around(self, call):
-        ...                               ->        async def around(ctx):
+        result = await call(ctx)          ->        async def around(ctx, *made):
+        ...                                             result = await call(ctx, *made)
                                                         ...
                                                     return around
+
+`made`, for short here, is the function that will be called in the end, and its arguments. They go
+inwards beside the context, which therefore can be the same for many executions.
 
 For blocking code it is *lowered* besides. In that world nothing ever suspends, so the coroutine is
 only a costly way to call a function, and becomes one:
 
-        async def around(ctx):                      def around(ctx):
-            result = await call(ctx)      ->            result = call(ctx)
+        async def around(ctx, *made):               def around(ctx, *made):
+            result = await call(ctx, *made)   ->        result = call(ctx, *made)
             await <anything else>                       drive(<anything else>)
 
 There the rest of the chain is a plain function too, so `await call(ctx)` is a call; whatever else is
@@ -26,9 +30,10 @@ means; otherwise the answer is None, and the method is used as it is, to the sam
 
 - the source must be there and compile to the very bytecode that runs (a file that was edited since
   it was imported does not; nor does a function that a decorator or a test tool has rewritten);
-- the method may not close over variables (`super()` does), nor assign to `self` or `call`;
+- the method may not close over variables (`super()` does), nor assign to `self` or `call`, nor do
+  anything with `call` but call it with a context;
 - to be lowered, it may not use `async for` or `async with`, and `call` may only be awaited where it
-  is called: handed to somebody else it would have to be a coroutine function.
+  is called: handed to somebody else, what it returns would have to be a coroutine.
 
 `RESILIENCE_LOWERING=off` in the environment switches both off for the process.
 """
@@ -42,7 +47,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 #: Set before the first execution of a policy; a chain that has been composed stays as it is.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
@@ -51,6 +56,8 @@ enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off
 Drive: TypeAlias = Callable[..., Any]
 
 _DRIVE: Final = "_resilience_drive"
+#: What goes inwards beside the context: the function to call in the end, its arguments and its keywords.
+_MADE: Final = ("_resilience_function", "_resilience_arguments", "_resilience_keywords")
 _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
 
 #: Makes the stage of a policy around another: `factory(policy, call)`.
@@ -185,8 +192,26 @@ def _closed(method: ast.AsyncFunctionDef, policy: str, call: str) -> ast.AsyncFu
         return None  # it would be a local variable of the stage
     if any(isinstance(node, ast.Name) and node.id == method.name for node in inside):
         return None  # the name of something in the module; inside of the factory it is that of the stage
+    calls = [node for node in inside if _calls(node, call)]
+    if len(calls) != sum(call in (getattr(node, "id", None), getattr(node, "arg", None)) for node in inside):
+        return None  # kept, or handed to somebody who knows nothing of what goes inwards beside the context
+    for node in calls:
+        node.args += [ast.copy_location(ast.Name(name, ast.Load()), node) for name in _MADE]
+    made = [ast.copy_location(ast.arg(name), method) for name in _MADE]
     return ast.AsyncFunctionDef(
-        **{**vars(method), "args": _parameters(_names(method)[2:]), "decorator_list": [], "returns": None}
+        **{**vars(method), "args": _parameters(_names(method)[2:] + made), "decorator_list": [], "returns": None}
+    )
+
+
+def _calls(node: ast.AST, call: str) -> TypeGuard[ast.Call]:
+    """Whether a node calls the rest of the chain, with one argument, as one does."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == call
+        and len(node.args) == 1
+        and not isinstance(node.args[0], ast.Starred)
+        and not node.keywords
     )
 
 
@@ -242,7 +267,6 @@ class _Lowering(ast.NodeTransformer):
         awaited = node.value
         if isinstance(awaited, ast.Call) and isinstance(awaited.func, ast.Name) and awaited.func.id == self._call:
             awaited.args = [self.visit(argument) for argument in awaited.args]
-            awaited.keywords = [self.visit(keyword) for keyword in awaited.keywords]
             return awaited
         drive = ast.copy_location(ast.Name(_DRIVE, ast.Load()), node)
         return ast.copy_location(ast.Call(drive, [self.visit(awaited)], []), node)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
-from resilience.context import Context, get_ambient
+from resilience.context import get_ambient, own_context, unlimited
 from resilience.events import finishing
-from resilience.execution import Execution
 from resilience.runtimes.virtual import Engine
 
 if TYPE_CHECKING:
+    from resilience.context import Context
     from resilience.policy import Policy
 
 T = TypeVar("T")
@@ -57,15 +57,7 @@ class Simulation(Engine):
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
         chain = policy._resilience_chain
-        inner = Context()
-        inner._runtime = self.runtime
-        inner._function = fn
+        inner = own_context(unlimited(self.runtime), fn)
         if ctx is None and not chain._listeners and get_ambient() is None and not finishing.is_heard:
-            return chain._task_stage()(inner)
-        return self._execute_watched(policy, inner, ctx)
-
-    async def _execute_watched(self, policy: Policy[Any], inner: Context, ctx: Context | None) -> Any:
-        chain = policy._resilience_chain
-        with Execution(policy, chain._listeners, inner, ctx) as execution:
-            execution.value = await chain._task_stage()(inner)
-        return execution.value
+            return chain._task_stage()(inner, fn, None, None)
+        return chain.arun_with(inner, fn, None, None, ctx)

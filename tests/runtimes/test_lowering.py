@@ -589,24 +589,29 @@ def test_blocking_code_gives_the_same_as_tasks(make: Callable[[], Policy[Any]], 
 
 
 class Catching(Policy):
-    """Looks at what it catches."""
+    """Looks at what passes."""
+
+    def __init__(self) -> None:
+        self.caught: list[str] = []
 
     async def around(self, call: Any, ctx: Context) -> Any:
         try:
             return await call(ctx)
         except Exception as error:
-            return isinstance(error, StopIteration)
+            self.caught.append(type(error).__name__)
+            raise
 
 
-def test_a_policy_sees_the_same_exception_both_ways_also_where_it_is_a_stop_iteration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A coroutine never sees one; then its lowered form may not either."""
-    seen = []
-    for enabled in (True, False):
+def test_a_stop_iteration_is_carried_only_where_a_coroutine_may_not_raise_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lowered policy sees it as itself, a driven one its carrier; the caller gets the very exception both ways."""
+    for enabled, seen in ((True, "StopIteration"), (False, "StoppedIteration")):
         monkeypatch.setattr(lowering, "enabled", enabled)
-        seen.append(Catching().wrap(Bulkhead(1)).execute(result(StopIteration("last"))))
-    assert seen[0] == seen[1]
+        policy, stop = Catching(), StopIteration("last")
+        with pytest.raises(StopIteration) as caught:
+            policy.wrap(Bulkhead(1)).execute(result(stop))
+        assert caught.value is stop
+        assert stop.__context__ is None
+        assert policy.caught == [seen]
 
 
 # --- what one sees of it ---------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ import openai
 import pydantic
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import PerHost
 from resilience.integrations.openai import protect
 from tests.integrations import llm_server as llm
@@ -93,6 +95,42 @@ def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, answer: Answ
                 ask(client)
     assert len(server.requests) == 2
     assert breaker.state.name == "CLOSED"
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_an_error_needs_no_cyclic_collector(server: FlakyServer, status: int) -> None:
+    """Neither as a failure nor as an answer: it is gone when the caller lets go of it."""
+    server.script(PATH, llm.openai_error(status))
+    with protected(server.url, Timeout(20, cooperative=True).wrap(SOON)) as client:
+        gc.disable()
+        try:
+            with pytest.raises(openai.APIStatusError) as caught:
+                ask(client)
+            error = weakref.ref(caught.value)
+            del caught
+            assert error() is None
+        finally:
+            gc.enable()
+
+
+def test_the_error_of_another_request_is_not_given_out_twice(server: FlakyServer) -> None:
+    """A policy that keeps results (here, of all requests alike) hears that this one was an error."""
+
+    class Cached(Policy):
+        kept: Any = None
+
+        async def around(self, call: Any, ctx: Any) -> Any:
+            self.kept = self.kept or await call(ctx)
+            return self.kept
+
+    server.script(PATH, llm.openai_error(400))
+    cached = Cached()
+    with protected(server.url, cached) as client:
+        with pytest.raises(openai.BadRequestError):
+            ask(client)
+        assert repr(cached.kept) == "<answered with BadRequestError>"
+        with pytest.raises(RuntimeError, match="an earlier request"):
+            ask(client)
 
 
 class Number(pydantic.BaseModel):

@@ -106,20 +106,34 @@ def _protect(client: Any, policy: Policies, sdk: SDK) -> Any:
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class _Answer:
     """An error with which the service answered: a result to the policies, an exception to the caller."""
 
-    error: Exception
+    __slots__ = ("_error", "_kind")
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+        self._kind = type(error).__name__
+
+    def __repr__(self) -> str:
+        return f"<answered with {self._kind}>"
+
+    def take(self) -> Exception | None:
+        """Return the error, and forget it: its traceback leads to frames of policies, whose result this is."""
+        error, self._error = self._error, None
+        return error
 
 
 def _come_out(result: Any) -> Any:
     if type(result) is not _Answer:
         return result
+    error = result.take()
+    if error is None:
+        raise RuntimeError("a policy has returned the result of an earlier request, which was an error")
     try:
-        raise result.error
+        raise error
     finally:
-        del result  # no cycle: error -> traceback -> this frame -> error
+        del error  # no cycle: error -> traceback -> this frame -> error
 
 
 class _Call:

@@ -1,0 +1,72 @@
+"""A PostgreSQL server of our own, where PostgreSQL is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def folder_of_programs() -> Path:
+    """Where `initdb` and `postgres` are: on the PATH, or where Debian keeps them. Without them the test is skipped."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not folders:
+        pytest.skip("PostgreSQL is not installed")
+    return folders[-1]
+
+
+class PostgresServer:
+    """A server with an empty database on a port of loopback, without any care for its data."""
+
+    def __init__(self) -> None:
+        programs = folder_of_programs()
+        # Not below pytest's folder, which only its owner may enter; and PostgreSQL refuses to run as root.
+        self._folder = tempfile.TemporaryDirectory()
+        user = "nobody" if os.getuid() == 0 else None
+        if user:
+            shutil.chown(self._folder.name, user)
+        data = Path(self._folder.name, "data")
+        subprocess.run(
+            [programs / "initdb", "--no-sync", "--auth=trust", "--username=tester", "-D", data],
+            check=True, stdout=subprocess.DEVNULL, user=user,
+        )  # fmt: skip
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
+        options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
+        self._process = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-p", str(self.port), *options],
+            stderr=subprocess.DEVNULL, user=user,
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://tester@127.0.0.1:{self.port}/postgres"
+
+    def wait(self, connect: Callable[[str], Any]) -> None:
+        """Wait until it takes connections."""
+        patience = time.monotonic() + 20
+        while True:
+            try:
+                connect(self.url).close()
+                return
+            except Exception:
+                assert time.monotonic() < patience, "PostgreSQL does not answer"
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it at once."""
+        self._process.send_signal(signal.SIGQUIT)  # without waiting for clients
+        self._process.wait()
+        self._folder.cleanup()

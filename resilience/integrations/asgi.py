@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 from resilience import checks
 from resilience.context import Context, get_ambient
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.wire import HEADERS, Acceptance, ambient, budget
+from resilience.integrations.wire import HEADERS, Acceptance, ambient, budget, ran_out
 from resilience.runtimes.tasks import timer_until
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ class DeadlineMiddleware:
     :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: what the app calls
         obeys it, and code that looks at nothing goes on.
 
-    A request whose time is over when it comes is answered 504, and the app is not entered. So is one from which
-    `DeadlineExceeded` comes out, or which is cut off, before its response has begun. After that the exception
-    is raised, and the server breaks the connection off: half of a response must not look like a whole one.
+    A request whose time is over when it comes is answered 504, and the app is not entered. So is one that is cut
+    off, or from which `DeadlineExceeded` comes out, or once the time is over a network error, before its response
+    has begun. After that the exception is raised, and the server breaks the connection off: half of a response
+    must not look like a whole one.
     Only `http` is looked at; `websocket` and `lifespan` go through as they are.
 
     In Starlette and FastAPI: `app.add_middleware(DeadlineMiddleware, cap=30.0)`.
@@ -78,8 +79,8 @@ class DeadlineMiddleware:
         try:
             with ambient(ctx):
                 await self._run(ctx, scope, server)
-        except DeadlineExceeded:
-            if server.has_begun:
+        except Exception as error:
+            if server.has_begun or not ran_out(error, ctx):
                 raise
         else:
             return None

@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import urlsplit
 
 from resilience import checks
 from resilience.clock import clock
 from resilience.context import Context, block_context, get_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
+from resilience.matching import transient
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -46,6 +47,7 @@ __all__ = [
     "parse_grpc_timeout",
     "parse_milliseconds",
     "parse_timeout",
+    "ran_out",
 ]
 
 ENVOY_EXPECTED_TIMEOUT: Final = "x-envoy-expected-rq-timeout-ms"
@@ -261,6 +263,24 @@ class Acceptance:
 def budget(seconds: float) -> Context:
     """Return the context of a request that has so many seconds from now; an ambient deadline that is earlier stays."""
     return block_context().child(deadline=clock.now() + seconds)
+
+
+def ran_out(error: Exception, ctx: Context) -> bool:
+    """Whether a request failed because its time was over.
+
+    `DeadlineExceeded` says so. So does a client in the app that was given what was left as its own timeout, with
+    its own exception, once the time is over: a network error (`transient`), or gRPC's `DEADLINE_EXCEEDED`.
+    """
+    if isinstance(error, DeadlineExceeded):
+        return True
+    return ctx.expired and (transient(error) or _is_grpc_deadline(error))
+
+
+def _is_grpc_deadline(error: Any) -> bool:
+    if not any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
+        return False
+    code = getattr(error, "code", None)
+    return callable(code) and getattr(code(), "name", None) == "DEADLINE_EXCEEDED"
 
 
 @final

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from resilience.errors import DeadlineExceeded
-from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget
+from resilience.context import Context
+from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -41,8 +41,9 @@ class DeadlineMiddleware:
     handed on as they are, so that the server can still tell the length, or send the file by itself.
 
     A request whose time is over when it comes is answered 504, and the app is not entered. So is one from which
-    `DeadlineExceeded` comes out before the server has sent the headers; afterwards the exception is raised. Nothing
-    is cut off: a thread cannot be. What the app calls obeys the budget; code that looks at nothing goes on.
+    `DeadlineExceeded` comes out, or once the time is over a network error, before the server has sent the headers;
+    afterwards the exception is raised. Nothing is cut off: a thread cannot be. What the app calls obeys the
+    budget; code that looks at nothing goes on.
 
     In Flask: ``app.wsgi_app = DeadlineMiddleware(app.wsgi_app, cap=30.0)``; in Django, around
     ``get_wsgi_application()``.
@@ -71,8 +72,10 @@ class DeadlineMiddleware:
         try:
             with steps:
                 result = self._app(environ, start_response)
-                return result if _is_plain(result, environ) else _Body(result, steps, start_response)
-        except DeadlineExceeded:
+                return result if _is_plain(result, environ) else _Body(result, ctx, steps, start_response)
+        except Exception as error:
+            if not ran_out(error, ctx):
+                raise
             return _refuse(start_response, sys.exc_info())
 
     def _fields(self, environ: Environ) -> Iterable[tuple[str, str]]:
@@ -83,8 +86,9 @@ class DeadlineMiddleware:
 class _Body:
     """An iterable of the app's, run in steps that have the budget."""
 
-    def __init__(self, result: Iterable[bytes], steps: Steps, start_response: StartResponse) -> None:
+    def __init__(self, result: Iterable[bytes], ctx: Context, steps: Steps, start_response: StartResponse) -> None:
         self._result: Iterable[bytes] | None = result
+        self._ctx = ctx
         self._steps = steps
         self._start_response = start_response
         self._items: Iterator[bytes] | None = None
@@ -100,7 +104,11 @@ class _Body:
                 if self._items is None:
                     self._items = iter(self._result)
                 return next(self._items)
-        except DeadlineExceeded:
+        except StopIteration:
+            raise
+        except Exception as error:
+            if not ran_out(error, self._ctx):
+                raise
             # Raises the error again where the headers have been sent: then there is no second status.
             refusal = _refuse(self._start_response, sys.exc_info())
         self._items = iter(refusal)

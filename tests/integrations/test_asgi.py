@@ -139,6 +139,28 @@ class TestTooLate:
         with pytest.raises(DeadlineExceeded):
             tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"}))
 
+    def test_a_client_in_the_app_that_ran_into_it_makes_it_a_504(self, tasks_world: Any) -> None:
+        """It was given what was left as its timeout, and raises an error of its own."""
+
+        async def late(send: Any) -> None:
+            while not current_context().expired:
+                await anyio.sleep(0.005)
+            raise httpx.ReadTimeout("no answer")
+
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(late)), {EXPECTED: "10"}))
+        assert sent[0]["status"] == 504
+
+    def test_a_bug_that_is_found_late_is_a_bug(self, tasks_world: Any) -> None:
+        """Being late explains no error that is not the network's."""
+
+        async def late(send: Any) -> None:
+            while not current_context().expired:
+                await anyio.sleep(0.005)
+            raise KeyError("bug")
+
+        with pytest.raises(KeyError):
+            tasks_world.run(lambda: asked(DeadlineMiddleware(App(late)), {EXPECTED: "10"}))
+
     def test_other_errors_are_the_apps(self, tasks_world: Any) -> None:
         """Only the deadline is answered here."""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, Propagation, Steps, ambient, budget
+from resilience.integrations.wire import Acceptance, Propagation, Steps, ambient, budget, ran_out
 
 
 class TestMilliseconds:
@@ -276,6 +276,35 @@ class TestBudget:
         with deadline(1.0) as mine:
             coroutine.close()
             assert current_context() is mine
+
+
+class TestRanOut:
+    class RpcError(Exception):
+        __module__ = "grpc._channel"
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def code(self) -> Any:
+            return types.SimpleNamespace(name=self.name)
+
+    @pytest.mark.parametrize(
+        ("error", "in_time", "too_late"),
+        [
+            (DeadlineExceeded(), True, True),
+            (TimeoutError(), False, True),
+            (ConnectionError(), False, True),
+            (RpcError("DEADLINE_EXCEEDED"), False, True),
+            (RpcError("INTERNAL"), False, False),
+            (KeyError(), False, False),
+        ],
+    )
+    def test_is_the_deadline_or_the_network_once_it_is_over(
+        self, error: Exception, in_time: bool, too_late: bool
+    ) -> None:
+        """A client that was given what was left raises an error of its own."""
+        assert ran_out(error, Context(timeout=60)) is in_time
+        assert ran_out(error, Context(timeout=0)) is too_late
 
 
 class TestSteps:

@@ -15,8 +15,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded
-from resilience.integrations.wire import Acceptance, Steps, ambient, budget
+from resilience.integrations.wire import Acceptance, Steps, ambient, budget, ran_out
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -46,8 +45,8 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     :param default: the seconds for a call without a deadline; None for no limit.
 
     A call whose time is over when it comes to its handler (it has waited for a thread, say) is refused with
-    `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded` that comes out of a handler becomes
-    that status, too. Nothing is cut off: a thread cannot be.
+    `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded` that comes out of a handler, or once
+    the time is over a network error, becomes that status, too. Nothing is cut off: a thread cannot be.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:
@@ -66,7 +65,8 @@ class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     :param default: the seconds for a call without a deadline; None for no limit.
 
     A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered.
-    `DeadlineExceeded` that comes out of a handler becomes that status, too. The handler itself is cancelled by
+    `DeadlineExceeded` that comes out of a handler, or once the time is over a network error, becomes that status,
+    too. The handler itself is cancelled by
     gRPC when the caller's own deadline passes, not at `cap` or `default`.
     """
 
@@ -109,7 +109,9 @@ def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
         try:
             with ambient(ctx):
                 return behavior(request, context)
-        except DeadlineExceeded:
+        except Exception as error:
+            if not ran_out(error, ctx):
+                raise
             _abort(context)
 
     return wrapper
@@ -126,7 +128,9 @@ def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
             with steps:
                 replies = iter(behavior(request, context))
             yield from _stepwise(replies, steps)
-        except DeadlineExceeded:
+        except Exception as error:
+            if not ran_out(error, ctx):
+                raise
             _abort(context)
 
     return wrapper
@@ -158,7 +162,9 @@ def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
         try:
             with ambient(ctx):
                 return await behavior(request, context)
-        except DeadlineExceeded:
+        except Exception as error:
+            if not ran_out(error, ctx):
+                raise
             await _aabort(context)
 
     return wrapper
@@ -174,7 +180,9 @@ def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
             with ambient(ctx):  # each call has a task of its own
                 async for reply in behavior(request, context):
                     yield reply
-        except DeadlineExceeded:
+        except Exception as error:
+            if not ran_out(error, ctx):
+                raise
             await _aabort(context)
 
     return wrapper

@@ -1,0 +1,186 @@
+"""Two real services: the first calls the second, and the deadline of the first one's caller reaches it.
+
+All four pairs of ASGI (uvicorn) and WSGI (wsgiref), with httpx between them. They are processes in all but
+name: what crosses is the header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from resilience import Retry, current_context
+from resilience.integrations import asgi, wsgi
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from tests.integrations.services import PATIENCE, asgi_service, wsgi_service
+
+HEADER = "x-envoy-expected-rq-timeout-ms"
+
+#: Seconds for which the services would go on working if nobody told them the time.
+MUCH = 8.0
+
+#: What a noisy machine may take for a request, where a bound in time cannot be avoided.
+SLACK = 2.0
+
+
+@dataclass
+class Log:
+    """What the second service has done."""
+
+    began: list[float] = field(default_factory=list)  # when work began
+    given: list[float] = field(default_factory=list)  # the seconds that it had then
+    ended: threading.Event = field(default_factory=threading.Event)  # the first service has come to its end
+
+
+def second_asgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        log.began.append(time.monotonic())
+        log.given.append(current_context().remaining())
+        for pause in work():
+            await anyio.sleep(pause)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    return asgi_service(asgi.DeadlineMiddleware(app))
+
+
+def second_wsgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        log.began.append(time.monotonic())
+        log.given.append(current_context().remaining())
+        for pause in work():
+            time.sleep(pause)
+        yield b"done"
+
+    return wsgi_service(wsgi.DeadlineMiddleware(app))
+
+
+def first_asgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            transport = AsyncResilienceTransport(Retry(3, backoff=[0.01]), propagate_to=hosts)
+            async with httpx.AsyncClient(transport=transport, timeout=PATIENCE) as client:
+                statuses = [(await client.get(url)).status_code for _ in range(rounds)]
+        finally:
+            log.ended.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": repr(statuses).encode()})
+
+    return asgi_service(asgi.DeadlineMiddleware(app))
+
+
+def first_wsgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        try:
+            transport = ResilienceTransport(Retry(3, backoff=[0.01]), propagate_to=hosts)
+            with httpx.Client(transport=transport, timeout=PATIENCE) as client:
+                statuses = [client.get(url).status_code for _ in range(rounds)]
+        finally:
+            log.ended.set()
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [repr(statuses).encode()]
+
+    return wsgi_service(wsgi.DeadlineMiddleware(app))
+
+
+@dataclass
+class Pair:
+    """A first and a second service, yet to be started."""
+
+    first: Callable[..., Any]
+    second: Callable[..., Any]
+    log: Log = field(default_factory=Log)
+
+    @contextlib.contextmanager
+    def serve(self, work: Callable[[], Iterator[float]], *, rounds: int = 1, told: bool = True) -> Iterator[str]:
+        """Start both; the first calls the second so many times for each request, and waits for each answer."""
+        with self.second(work, self.log) as behind:
+            hosts = [behind.removeprefix("http://")] if told else []
+            with self.first(behind, hosts, rounds, self.log) as url:
+                yield url
+
+
+@pytest.fixture(
+    params=[(first_asgi, second_asgi), (first_asgi, second_wsgi), (first_wsgi, second_asgi), (first_wsgi, second_wsgi)]
+)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(*request.param)
+
+
+def a_moment() -> Iterator[float]:
+    yield 0.05
+
+
+def as_long_as_there_is_time() -> Iterator[float]:
+    until = time.monotonic() + MUCH
+    while time.monotonic() < until:
+        current_context().check()
+        yield 0.005
+
+
+def test_no_work_begins_after_the_caller_has_given_up(pair: Pair) -> None:
+    """The first service has work for the second for a long time; the second gets none of it after the deadline."""
+    with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url:
+        given_up = time.monotonic() + 0.5
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(url, headers={HEADER: "500"}, timeout=httpx.Timeout(PATIENCE, read=0.25))
+        assert pair.log.ended.wait(PATIENCE)
+        ended = time.monotonic()
+    assert ended < given_up + SLACK
+    assert len(pair.log.began) >= 2
+    assert all(began < given_up + SLACK for began in pair.log.began)
+    assert all(later < earlier for earlier, later in zip(pair.log.given, pair.log.given[1:], strict=False))
+    assert max(pair.log.given) <= 0.5
+
+
+def test_a_caller_who_waits_is_told(pair: Pair) -> None:
+    """504, when the time is over and not when the work would have been done."""
+    with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
+        began = time.monotonic()
+        answer = client.get(url, headers={HEADER: "300"})
+        assert time.monotonic() - began < 0.3 + SLACK
+        assert answer.status_code == 504
+        assert client.get(url, headers={HEADER: "0"}).status_code == 504
+
+
+def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
+    """The second service stops by itself, although nobody has cut it off."""
+    stopped = threading.Event()
+
+    def work() -> Iterator[float]:
+        try:
+            yield from as_long_as_there_is_time()
+        finally:
+            stopped.set()
+
+    with pair.serve(work) as url, httpx.Client(timeout=PATIENCE) as client:
+        began = time.monotonic()
+        client.get(url, headers={HEADER: "300"})
+        assert stopped.wait(PATIENCE)
+        assert time.monotonic() - began < 0.3 + SLACK
+    assert len(pair.log.began) == 1
+    assert 0 < pair.log.given[0] <= 0.3
+
+
+def test_a_caller_who_sets_no_deadline_gets_the_work_done(pair: Pair) -> None:
+    """Without a header nothing is limited, and nothing is told."""
+    with pair.serve(a_moment, rounds=2) as url:
+        assert httpx.get(url, timeout=PATIENCE).text == "[200, 200]"
+    assert pair.log.given == [inf, inf]
+
+
+def test_a_service_that_is_not_named_is_told_nothing(pair: Pair) -> None:
+    """The first keeps to the deadline; the second does not learn of it."""
+    with pair.serve(a_moment, told=False) as url:
+        assert httpx.get(url, headers={HEADER: "15000"}, timeout=PATIENCE).text == "[200]"
+    assert pair.log.given == [inf]

@@ -112,7 +112,7 @@ def _execute(block: Block, name: str, namespace: dict[str, Any]) -> str:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            exec(compile(tree, name, "exec"), namespace)  # a page is our own writing
+            exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # a page is our own writing
     except Broken:
         raise
     except BaseException as error:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, final
+from typing import TYPE_CHECKING, Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context, metrics, trace
@@ -25,6 +25,7 @@ from resilience.integrations.telemetry import (
     Feed,
     Instrument,
     Measurement,
+    Observable,
     cancellation_reason,
     error_type,
     facts,
@@ -54,10 +55,11 @@ def _attribute(label: str) -> str:
 # --- metrics ---------------------------------------------------------------------------------
 
 
-def instrument(*policies: Policy[Any], meter_provider: MeterProvider | None = None) -> Callable[[], None]:
+def instrument(*policies: Observable, meter_provider: MeterProvider | None = None) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
-    :param policies: pipelines and policies whose circuit breakers and bulkheads get gauges. They are held weakly.
+    :param policies: whose circuit breakers and bulkheads get gauges: pipelines, policies, and what has many of them
+        (`PerHost`, `standard()` for HTTP clients). They are held weakly.
     :param meter_provider: where to; the global one by default, which may be set later. For one provider it may be
         called many times, with more policies: everything is counted once.
     :returns: a function that undoes it.
@@ -84,12 +86,7 @@ def instrument(*policies: Policy[Any], meter_provider: MeterProvider | None = No
     """
     if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
         raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
-    provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
-    with _lock:
-        exporter = _exporters.get(provider)
-        if exporter is None:
-            exporter = _exporters[provider] = _Exporter(provider)
-    return exporter.feed.add(*policies)
+    return _exporter_for(meter_provider).feed.add(*policies)
 
 
 @final
@@ -117,7 +114,26 @@ class _Exporter:
 
 
 _lock = threading.Lock()
-_exporters: WeakKeyDictionary[MeterProvider, _Exporter] = WeakKeyDictionary()
+_exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
+
+
+@final
+class _Global:
+    """Stands for the global meter provider, which is one object before it is set, and another one after it."""
+
+
+_GLOBAL = _Global()
+
+
+def _exporter_for(given: MeterProvider | None) -> _Exporter:
+    """Return the one exporter of a meter provider."""
+    current = metrics.get_meter_provider()
+    key = _GLOBAL if given is None or given is current else given
+    with _lock:
+        exporter = _exporters.get(key)
+        if exporter is None:
+            exporter = _exporters[key] = _Exporter(given or current)
+        return exporter
 
 
 def _observe(feed: Feed, it: Instrument, options: CallbackOptions) -> Iterable[Observation]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -18,18 +18,18 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from resilience import checks
-from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS, Feed, Instrument, Measurement
-from resilience.policy import Policy
+from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS, Feed, Instrument, Measurement, Observable
 
 __all__ = ["instrument"]
 
 
 def instrument(
-    *policies: Policy[Any], registry: CollectorRegistry | None = None, buckets: Sequence[float] = DURATION_BUCKETS
+    *policies: Observable, registry: CollectorRegistry | None = None, buckets: Sequence[float] = DURATION_BUCKETS
 ) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
-    :param policies: pipelines and policies whose circuit breakers and bulkheads get gauges. They are held weakly.
+    :param policies: whose circuit breakers and bulkheads get gauges: pipelines, policies, and what has many of them
+        (`PerHost`, `standard()` for HTTP clients). They are held weakly.
     :param registry: where to; `prometheus_client.REGISTRY` by default. For one registry it may be called many times,
         with more policies: everything is counted once.
     :param buckets: upper bounds of the histograms in seconds, ascending. Every call for one registry has to give the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -198,6 +200,32 @@ def test_without_a_provider_it_is_the_global_one() -> None:
     undo = instrument(policy := Policy.wrap(Retry(), Bulkhead(1)))
     assert policy.execute(lambda ctx: "fine") == "fine"
     undo()
+
+
+LATER = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from resilience import Bulkhead, Policy
+from resilience.integrations.opentelemetry import instrument
+pipeline = Policy.wrap(Bulkhead(2), name="p")
+instrument(pipeline)
+reader = InMemoryMetricReader()
+provider = MeterProvider([reader], shutdown_on_exit=False)
+metrics.set_meter_provider(provider)
+instrument()
+instrument(meter_provider=provider)
+pipeline.execute(lambda ctx: None)
+found = {it.name: it.data.data_points for it in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics}
+durations, limits = found["resilience.execution.duration"], found["resilience.bulkhead.limit"]
+print([it.count for it in durations], [it.value for it in limits])
+"""
+
+
+def test_the_global_provider_may_be_set_later() -> None:
+    """What was instrumented before counts from then on; and nothing counts twice."""
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("[1] [2]\n", "")
 
 
 # --- spans -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from resilience import (
     Retry,
     Timeout,
 )
+from resilience.integrations.http import PerHost
 from resilience.integrations.telemetry import (
     INSTRUMENTS,
     Feed,
@@ -210,10 +211,10 @@ def test_breakers_and_bulkheads_are_found_in_pipelines_that_nest() -> None:
 
 
 def test_policies_of_one_name_are_numbered() -> None:
-    """Two series must not be one; the same policy twice is one series."""
-    first, second = CircuitBreaker(), CircuitBreaker()
-    observed = Observed(Policy.wrap(first, second, first, name="p"))
-    assert [(it.name, it.policy) for it in observed] == [("CircuitBreaker", first), ("CircuitBreaker-2", second)]
+    """Two series of one metric must not be one; the same policy twice is one series."""
+    first, second, third = CircuitBreaker(name="db"), CircuitBreaker(name="db"), Bulkhead(1, name="db")
+    observed = Observed(Policy.wrap(first, second, third, first, name="p"))
+    assert [(it.name, it.policy) for it in observed] == [("db", first), ("db-2", second), ("db", third)]
 
 
 def test_observing_keeps_nothing_alive() -> None:
@@ -244,10 +245,24 @@ def test_a_policy_that_makes_others_is_looked_into_each_time() -> None:
     assert [it.name for it in Observed(hosts)] == ["example.org"]
 
 
-def test_what_is_no_policy_cannot_be_observed() -> None:
+def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:
+    """As the HTTP clients take them; hosts that are asked for later appear then."""
+    hosts = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
+    observed = Observed(hosts)
+    assert list(observed) == []
+    for host in ("a", "b"):
+        hosts.for_host(f"https://{host}.org")
+    assert [(it.pipeline, it.name) for it in observed] == [
+        ("https://a.org:443", "breaker"),
+        ("https://b.org:443", "breaker"),
+    ]
+
+
+@pytest.mark.parametrize("thing", [Retry, PerHost, "weather", None])
+def test_what_is_no_policy_cannot_be_observed(thing: Any) -> None:
     """A class in the place of an object is the usual slip."""
-    with pytest.raises(TypeError, match="only policies can be observed, not <class"):
-        Observed(Retry)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only policies can be observed, not "):
+        Observed(thing)
 
 
 def test_gauges_show_what_is_the_case_now(threads: World) -> None:

@@ -19,7 +19,7 @@ from resilience.integrations.telemetry.instruments import (
     measurements,
 )
 from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Line, Lines
-from resilience.integrations.telemetry.observed import Feed, Member, Observed
+from resilience.integrations.telemetry.observed import Feed, ManyPolicies, Member, Observable, Observed
 from resilience.integrations.telemetry.words import Fact, cancellation_reason, error_type, facts, kind_of, scope_of
 
 __all__ = [
@@ -32,8 +32,10 @@ __all__ = [
     "Levels",
     "Line",
     "Lines",
+    "ManyPolicies",
     "Measurement",
     "Member",
+    "Observable",
     "Observed",
     "cancellation_reason",
     "error_type",

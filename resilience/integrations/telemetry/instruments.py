@@ -79,7 +79,7 @@ ATTEMPT_REMAINING = Instrument(
     "resilience.attempt.remaining",
     "histogram",
     "s",
-    "How much time was left of the deadline when an attempt began; nothing where there was none.",
+    "How much time attempts had when they began, where it was limited.",
     ("pipeline", "operation"),
 )
 RETRIES = Instrument(

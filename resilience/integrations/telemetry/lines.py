@@ -172,7 +172,7 @@ class _Repeats:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what a finalizer closes may tell an event in the middle of another
         self._intervals: dict[_Key, _Interval] = {}  # in the order in which they began
 
     def due(self, line: Line | None, key: _Key | None, now: float) -> list[Line]:
@@ -188,7 +188,7 @@ class _Repeats:
     def all_left_out(self) -> list[Line]:
         """Return the counts that nobody has told yet, and forget them."""
         with self._lock:
-            lines = [line for interval in self._intervals.values() for line in _count(interval, None)]
+            lines = [line for interval in tuple(self._intervals.values()) for line in _count(interval, None)]
             self._intervals.clear()
         return lines
 
@@ -197,8 +197,8 @@ class _Repeats:
             key, first = next(iter(self._intervals.items()))
             if now - first.began < self._seconds and len(self._intervals) <= _MOST:
                 return
-            del self._intervals[key]
-            yield from _count(first, now)
+            if self._intervals.pop(key, None) is first:
+                yield from _count(first, now)
 
     def _admits(self, line: Line, key: _Key, now: float) -> bool:
         interval = self._intervals.get(key)

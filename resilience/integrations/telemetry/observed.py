@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
 from resilience import events
@@ -29,11 +29,24 @@ from resilience.state.circuit import CircuitState
 _Watched: TypeAlias = CircuitBreaker | Bulkhead
 
 
+class ManyPolicies(Protocol):
+    """What makes policies as it needs them, and is none itself: one for each host, say."""
+
+    @property
+    def policies(self) -> Mapping[str, Policy[Any]]:
+        """The policies that there are now."""
+        ...
+
+
+#: What can be observed.
+Observable: TypeAlias = Policy[Any] | ManyPolicies
+
+
 class Member(NamedTuple):
     """A circuit breaker or bulkhead that is observed.
 
-    :param pipeline: the name of the policy that was handed over, in which it was found.
-    :param name: its own name; with a number where an earlier one in the pipeline is called the same.
+    :param pipeline: the name of the policy in which it was found: of the one that is executed.
+    :param name: its own name; with a number where an earlier one of its kind in the pipeline is called the same.
     """
 
     pipeline: str
@@ -45,9 +58,9 @@ class Member(NamedTuple):
 class Observed:
     """The circuit breakers and bulkheads inside some policies, weakly held: it keeps none of them alive.
 
-    :param policies: policies and pipelines. One that is no pipeline and has an attribute `policies` (a policy that
-        makes others as it needs them, one for each host, say) is looked into each time.
-    :raises TypeError: for what is no policy.
+    :param policies: policies, pipelines, and what has many of them (`PerHost`, `standard()` for HTTP clients). What
+        makes policies as it needs them is looked into each time.
+    :raises TypeError: for what is no policy, and has none.
 
     >>> from resilience import Bulkhead, Policy, Retry
     >>> from resilience.integrations.telemetry import Observed
@@ -56,12 +69,16 @@ class Observed:
     [('weather', 'Bulkhead')]
     """
 
-    def __init__(self, *policies: Policy[Any]) -> None:
-        for policy in policies:
-            if not isinstance(policy, Policy):
-                raise TypeError(f"only policies can be observed, not {policy!r}")
-        # The parts of a pipeline, not the pipeline: it may be made for one call only, of policies that live on.
-        self._held = [(given.name, ref(part)) for given in policies for part in _parts(given)]
+    def __init__(self, *policies: Observable) -> None:
+        self._held: list[tuple[str | None, ref[Observable]]] = []  # None: each policy in it has its own name
+        for given in policies:
+            if isinstance(given, Policy):
+                # The parts of a pipeline, not the pipeline: it may be made for one call only, of policies that live on.
+                self._held += [(given.name, ref(part)) for part in _parts(given)]
+            elif not isinstance(given, type) and isinstance(getattr(given, "policies", None), Mapping):
+                self._held.append((None, ref(given)))
+            else:
+                raise TypeError(f"only policies can be observed, not {given!r}")
 
     def __iter__(self) -> Iterator[Member]:
         """Go over those that are alive."""
@@ -73,8 +90,10 @@ class Observed:
 
     def _found(self) -> Iterator[tuple[str, _Watched]]:
         for pipeline, reference in self._held:
-            for policy in _watched(reference()):
-                yield pipeline, policy
+            if pipeline is not None:
+                yield from ((pipeline, policy) for policy in _watched(reference()))
+            else:
+                yield from ((each.name, policy) for each in _inside(reference()) for policy in _watched(each))
 
 
 def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
@@ -85,20 +104,26 @@ def _watched(policy: object) -> Iterator[_Watched]:
     if isinstance(policy, (CircuitBreaker, Bulkhead)):
         yield policy
     else:
-        for part in tuple(getattr(policy, "policies", ())):
+        for part in _inside(policy):
             yield from _watched(part)
+
+
+def _inside(policy: object) -> tuple[Policy[Any], ...]:
+    found = getattr(policy, "policies", ())
+    return tuple(found.values() if isinstance(found, Mapping) else found)
 
 
 def _members(groups: list[Observed]) -> Iterator[Member]:
     """Go over what is observed in any of the groups, once for each pipeline that it is in."""
     seen: set[tuple[str, int]] = set()
-    names: Counter[tuple[str, str]] = Counter()
+    names: Counter[tuple[str, type, str]] = Counter()
     for pipeline, policy in (found for group in groups for found in group._found()):
         if (pipeline, id(policy)) in seen:
             continue
         seen.add((pipeline, id(policy)))
-        names[pipeline, policy.name] += 1
-        number = names[pipeline, policy.name]
+        same = pipeline, type(policy), policy.name
+        names[same] += 1
+        number = names[same]
         yield Member(pipeline, policy.name if number == 1 else f"{policy.name}-{number}", policy)
 
 
@@ -129,11 +154,11 @@ class Feed:
 
     def __init__(self, record: Callable[[Measurement], object]) -> None:
         self._record = record
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may end a subscription in the middle of another
         self._groups: list[Observed] = []
         self._unsubscribe: Callable[[], None] | None = None
 
-    def add(self, *policies: Policy[Any]) -> Callable[[], None]:
+    def add(self, *policies: Observable) -> Callable[[], None]:
         """Count events while at least one such addition stands, and observe these policies meanwhile.
 
         :returns: a function that ends it; calling it again does nothing.

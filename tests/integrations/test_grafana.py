@@ -1,0 +1,97 @@
+"""The Grafana dashboard shows what prometheus.py exports, and its picture shows the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.integrations.telemetry import INSTRUMENTS, Instrument
+
+FOLDER = Path(__file__).parents[2] / "docs" / "integrations" / "grafana"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "resilience.json").read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+VARIABLES = {it["name"]: it for it in DASHBOARD["templating"]["list"]}
+
+
+def exported(it: Instrument) -> set[str]:
+    """The names of the series of an instrument."""
+    name = it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else "")
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}
+    return {name + suffix for suffix in suffixes[it.kind]}
+
+
+SERIES = {name: it for it in INSTRUMENTS for name in exported(it)}
+
+
+@pytest.mark.parametrize(("title", "query"), [*QUERIES, ("$pipeline", VARIABLES["pipeline"]["definition"])])
+def test_every_metric_of_a_query_is_exported(title: str, query: str) -> None:
+    """And has the labels by which it is selected and grouped."""
+    names = re.findall(r"resilience_\w+", query)
+    assert names
+    assert set(names) <= set(SERIES)
+    for name, selector in re.findall(r"(resilience_\w+)\{(.*?)\}", query):
+        assert set(re.findall(r"(\w+)=", selector)) <= set(SERIES[name].labels)
+    for by in re.findall(r"by \((.*?)\)", query):
+        for name in names:
+            assert set(by.split(", ")) - {"le"} <= set(SERIES[name].labels)
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES)
+def test_every_query_obeys_the_variables(title: str, query: str) -> None:
+    """A choice of pipelines is a choice in every panel whose metrics know theirs; no bracket is left open."""
+    for name, rest in re.findall(r"(resilience_\w+)(.?)", query):
+        if "pipeline" in SERIES[name].labels:
+            assert rest == "{", f"{name} is not selected by pipeline"
+    for selector in re.findall(r"\{(.*?)\}", query):
+        assert 'pipeline=~"$pipeline"' in selector
+    assert [query.count(it) for it in "([{"] == [query.count(it) for it in ")]}"]
+
+
+def test_every_instrument_but_a_few_has_a_panel() -> None:
+    """What is left out is left out on purpose."""
+    shown = {SERIES[name] for _, query in QUERIES for name in re.findall(r"resilience_\w+", query)}
+    assert {it.name for it in set(INSTRUMENTS) - shown} == {"resilience.circuit.transitions"}
+
+
+def test_legends_name_labels_that_are_there() -> None:
+    """A label that a query sums away is empty in its legend."""
+    for panel in PANELS:
+        for target in panel["targets"]:
+            grouped = {name for by in re.findall(r"by \((.*?)\)", target["expr"]) for name in by.split(", ")}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped
+
+
+def test_the_dashboard_has_what_grafana_asks_for() -> None:
+    """Variables for the data source and the pipeline; panels with ids of their own that do not overlap."""
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "timezone", "version"} <= set(DASHBOARD)
+    assert DASHBOARD.get("id") is None, "an id is given at the import"
+    assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
+    assert (VARIABLES["pipeline"]["multi"], VARIABLES["pipeline"]["includeAll"]) == (True, True)
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    places = set()
+    for panel in PANELS:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["description"].endswith(".")
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & places
+        places |= cells
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+
+
+def test_the_picture_shows_the_panels() -> None:
+    """It is drawn anew when the dashboard changes."""
+    picture = (FOLDER / "resilience.svg").read_text(encoding="utf-8")
+    titles = re.findall(r'font-weight="600">(.*?)</text>', picture)
+    assert titles == [panel["title"] for panel in PANELS]

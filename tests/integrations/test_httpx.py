@@ -6,6 +6,7 @@ import contextlib
 import gc
 import gzip
 import io
+import socket
 import ssl
 import threading
 import time
@@ -62,16 +63,20 @@ class Kit:
         kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
         return kind(verify=NO_TLS, **options)
 
-    def network_that_first(self, does: Any) -> Any:
-        """The network, but `does()` comes before the first request."""
+    def network_that_first(self, does: Any, *, after: bool = False) -> Any:
+        """The network, but `does()` comes before the first request, or after its response has come."""
         begun: list[Any] = []
 
         class Blocking(self.library.HTTPTransport):  # type: ignore[name-defined, misc]
             def handle_request(self, request: Any) -> Any:
-                if not begun:
-                    begun.append(request)
+                first = not begun
+                begun.append(request)
+                if first and not after:
                     does()
-                return super().handle_request(request)
+                response = super().handle_request(request)
+                if first and after:
+                    does()
+                return response
 
         class Tasks(self.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
             async def handle_async_request(self, request: Any) -> Any:
@@ -178,6 +183,12 @@ def library(request: pytest.FixtureRequest) -> ModuleType:
 def kit(library: ModuleType, world: World) -> Kit:
     """Both libraries in every world."""
     return Kit(library, world)
+
+
+@pytest.fixture
+def some_kit(world: World) -> Kit:
+    """Every world, and one of the libraries: for what takes time, and is the same code in both."""
+    return Kit(httpx if world.name == "asyncio" else httpx2, world)
 
 
 @pytest.fixture
@@ -378,7 +389,7 @@ def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again:
             assert not again
 
 
-def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(kit: Kit, server: FlakyServer) -> None:
+def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(some_kit: Kit, server: FlakyServer) -> None:
     """The timeout is an error of its own, and transient; but the server may be at work on the request."""
     held = threading.Event()
     url = server.script("/", Answer(200, hold=held))
@@ -386,13 +397,13 @@ def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(kit: Kit, server: Fla
     policy = Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2), listeners=[told.append])
 
     async def main() -> None:
-        async with kit.client(policy) as client:
+        async with some_kit.client(policy) as client:
             error = await client.failure("POST", url, timeout=None)
             assert isinstance(error, TimeoutExceeded)
             assert error.repeatable is False  # type: ignore[attr-defined]
 
     try:
-        kit.run(main)
+        some_kit.run(main)
     finally:
         held.set()
     assert len(server.requests) == 1
@@ -451,15 +462,15 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_body_in_memory_is_sent_again(kit: Kit, server: FlakyServer, body: str) -> None:
+def test_a_body_in_memory_is_sent_again(some_kit: Kit, server: FlakyServer, body: str) -> None:
     """The same bytes, each time."""
     url = server.script("/", 503, Answer(fault="reset"), 200)
 
     async def main() -> None:
-        async with kit.client() as client:
+        async with some_kit.client() as client:
             assert (await client.request("PUT", url, **BODIES[body]())).status_code == 200
 
-    kit.run(main)
+    some_kit.run(main)
     sent = [it.body for it in server.requests]
     assert len(sent) == 3
     assert len(set(sent)) == 1
@@ -673,15 +684,15 @@ def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: Fla
     assert server.connections == 2  # the body of the 503 was read, so its connection could be used again
 
 
-def test_a_body_that_drips_is_cut_off_in_its_attempt(kit: Kit, server: FlakyServer) -> None:
+def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: FlakyServer) -> None:
     """And tried again, with `read_body`."""
     server.script("/drip", Answer(200, body=[b"."] * 1000, drip=_Tick()), Answer(200, body=b"fine"))
 
     async def main() -> None:
-        async with kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), read_body=True) as client:
+        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), read_body=True) as client:
             assert (await client.get(f"{server.url}/drip")).content == b"fine"
 
-    kit.run(main)
+    some_kit.run(main)
 
 
 def test_a_lost_connection_costs_one_attempt(kit: Kit, server: FlakyServer) -> None:
@@ -775,51 +786,51 @@ def test_nothing_is_sent_after_the_deadline(kit: Kit, server: FlakyServer) -> No
 
 
 @pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENT, cooperative=True)], ids=["retry", "cooperative"])
-def test_a_server_that_hangs_is_left_at_the_deadline(kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
+def test_a_server_that_hangs_is_left_at_the_deadline(some_kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
     """By the client itself, whose timeouts were cut; no timer is needed."""
     held = threading.Event()
     url = server.script("/", Answer(200, hold=held))
 
     async def main() -> None:
-        async with kit.client(policy, timeout=None) as client:
+        async with some_kit.client(policy, timeout=None) as client:
             with deadline(0.2):
                 assert type(await client.failure("GET", url)) is DeadlineExceeded
 
     began = time.monotonic()
     try:
-        kit.run(main)
+        some_kit.run(main)
     finally:
         held.set()
     assert time.monotonic() - began < PATIENT / 2
 
 
-def test_a_timeout_that_is_not_ours_stays_the_clients(kit: Kit, server: FlakyServer) -> None:
+def test_a_timeout_that_is_not_ours_stays_the_clients(some_kit: Kit, server: FlakyServer) -> None:
     """The client's own limit was shorter than what was left."""
     held = threading.Event()
     url = server.script("/", Answer(200, hold=held))
 
     async def main() -> None:
-        async with kit.client(Timeout(PATIENT)) as client:
-            assert isinstance(await client.failure("GET", url, timeout=0.1), kit.library.ReadTimeout)
+        async with some_kit.client(Timeout(PATIENT)) as client:
+            assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
 
     try:
-        kit.run(main)
+        some_kit.run(main)
     finally:
         held.set()
 
 
-def test_an_attempt_that_takes_too_long_is_tried_again(kit: Kit, server: FlakyServer) -> None:
+def test_an_attempt_that_takes_too_long_is_tried_again(some_kit: Kit, server: FlakyServer) -> None:
     """And the connection of the first one is not missing: there is only one."""
     held = threading.Event()
     url = server.script("/", Answer(200, hold=held), Answer(200, body=b"fine"))
 
     async def main() -> None:
-        inner = kit.network(limits=kit.library.Limits(max_connections=1))
-        async with kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), inner) as client:
+        inner = some_kit.network(limits=some_kit.library.Limits(max_connections=1))
+        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), inner) as client:
             assert (await client.get(url, timeout=None)).content == b"fine"
 
     try:
-        kit.run(main)
+        some_kit.run(main)
     finally:
         held.set()
 
@@ -828,7 +839,8 @@ class Slow:
     """A transport that answers when it is let, whatever its timeouts; and notes which responses were closed."""
 
     def __init__(self, library: ModuleType) -> None:
-        self.let, self.answered = threading.Event(), threading.Event()
+        self.let = threading.Event()
+        self.entered: list[Any] = []
         self.closed: list[bool] = []
         outer = self
 
@@ -841,6 +853,7 @@ class Slow:
 
         class Transport(library.BaseTransport):  # type: ignore[name-defined, misc]
             def handle_request(self, request: Any) -> Any:
+                outer.entered.append(request)
                 outer.let.wait(PATIENT)
                 return library.Response(200, stream=Stream())
 
@@ -858,20 +871,116 @@ def test_a_response_that_comes_too_late_is_closed(sync_kit: Kit, attempts: int) 
         assert slow.closed == []
         slow.let.set()
         end = time.monotonic() + PATIENT
-        while len(slow.closed) < attempts and time.monotonic() < end:
+        while len(slow.closed) < len(slow.entered) and time.monotonic() < end:
             time.sleep(0.005)
-    assert len(slow.closed) == attempts
+    assert len(slow.closed) == len(slow.entered) > 0
 
 
 def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
     """With one connection, the second attempt waits for that of the first one, which nobody reads."""
-    inner = sync_kit.network_that_first(lambda: time.sleep(0.3))
+    inner = sync_kit.network_that_first(lambda: time.sleep(0.3), after=True)
     policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.15))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         assert client.get(server.url).content == b"ok"
         server.wait_until(lambda: len(server.requests) >= 2)
         server.wait_until(lambda: Timeout.abandoned() == 0)
         assert not [it for it in inner._pool.connections if not it.is_idle() and not it.is_closed()]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_attempt_that_was_left_behind_before_it_sent_sends_nothing(
+    sync_kit: Kit, server: FlakyServer, method: str
+) -> None:
+    """So the next one may send, whatever the method: the two cannot meet at the server."""
+    left_behind = threading.Event()
+    inner = sync_kit.network_that_first(lambda: left_behind.wait(PATIENT))
+    policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: left_behind.set()), Timeout(0.2))
+    with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
+        if method == "GET":
+            assert client.get(server.url).content == b"ok"
+        else:  # it had not told that it was connecting, so it may have been sending for all that we know
+            with pytest.raises(TimeoutExceeded):
+                client.post(server.url)
+            left_behind.set()
+        server.wait_until(lambda: Timeout.abandoned() == 0)
+    assert len(server.requests) == (1 if method == "GET" else 0)
+
+
+class Connecting:
+    """A transport that tells by its trace that it is connecting, and for the first time takes for ever to do so."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.requests: list[Any] = []
+        self.let = threading.Event()
+        outer = self
+
+        class Blocking(kit.library.BaseTransport):  # type: ignore[name-defined, misc]
+            def handle_request(self, request: Any) -> Any:
+                outer.requests.append(request)
+                request.extensions["trace"]("connection.connect_tcp.started", {})
+                if len(outer.requests) == 1:
+                    outer.let.wait(PATIENT)
+                request.extensions["trace"]("http11.send_request_headers.started", {})
+                outer.sent.append(request)
+                return kit.library.Response(200)
+
+        class Tasks(kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+            async def handle_async_request(self, request: Any) -> Any:
+                outer.requests.append(request)
+                await request.extensions["trace"]("connection.connect_tcp.started", {})
+                if len(outer.requests) == 1:
+                    await anyio.sleep(PATIENT)
+                await request.extensions["trace"]("http11.send_request_headers.started", {})
+                outer.sent.append(request)
+                return kit.library.Response(200)
+
+        self.sent: list[Any] = []
+        self.transport = Blocking() if kit.blocking else Tasks()
+
+
+def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) -> None:
+    """The client's trace tells that nothing was sent; the attempt that was left behind never sends."""
+    network = Connecting(some_kit)
+    traced: list[str] = []
+
+    def trace(event: str, info: Any) -> Any:
+        traced.append(event)
+        return None if some_kit.blocking else anyio.sleep(0)
+
+    async def main() -> None:
+        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), network.transport) as client:
+            response = await client.post(
+                "http://example.org/", content=some_kit.chunks(b"a"), extensions={"trace": trace}
+            )
+            assert response.status_code == 200
+
+    some_kit.run(main)
+    network.let.set()
+    end = time.monotonic() + PATIENT
+    while Timeout.abandoned() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert len(network.sent) == 1
+    assert traced.count("connection.connect_tcp.started") == len(network.requests)
+
+
+def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit, server: FlakyServer) -> None:
+    """Against a port that takes no more connections: an attempt's limit is no doubt about what was sent."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/"
+        for _ in range(4):  # fills the queue
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        attempts: list[Any] = []
+        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.15))
+
+        async def main() -> None:
+            async with kit.client(policy, timeout=None) as client:
+                error = await client.failure("POST", url, json={})
+                assert isinstance(error, (TimeoutExceeded, kit.library.ConnectTimeout))
+
+        kit.run(main)
+    assert len(attempts) == 1
 
 
 def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: FlakyServer) -> None:
@@ -920,50 +1029,50 @@ class _Tick(threading.Event):
     ids=["timeout", "deadline"],
 )
 def test_a_body_that_drips_does_not_outlast_its_time(
-    kit: Kit, server: FlakyServer, policy: Policy[Any], kind: type[Exception]
+    some_kit: Kit, server: FlakyServer, policy: Policy[Any], kind: type[Exception]
 ) -> None:
     """Each byte is in time for the client's read timeout; the limit is that of the attempt that brought it."""
     url = dripping(server)
 
     async def main() -> None:
-        async with kit.client(policy) as client:
+        async with some_kit.client(policy) as client:
             with contextlib.ExitStack() as stack:
                 if kind is DeadlineExceeded:
                     stack.enter_context(deadline(0.15))
                 assert type(await client.failure("GET", url)) is kind
 
     began = time.monotonic()
-    kit.run(main)
+    some_kit.run(main)
     assert time.monotonic() - began < PATIENT
 
 
-def test_a_body_that_stops_is_left_at_its_time(kit: Kit, server: FlakyServer) -> None:
+def test_a_body_that_stops_is_left_at_its_time(some_kit: Kit, server: FlakyServer) -> None:
     """Also where the client's own read timeout is longer, or there is none."""
     held = threading.Event()
     url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
 
     async def main() -> None:
-        async with kit.client(Timeout(0.15)) as client:
+        async with some_kit.client(Timeout(0.15)) as client:
             error = await client.failure("GET", url, timeout=None)
-            assert isinstance(error, (TimeoutExceeded, kit.library.ReadTimeout))
+            assert isinstance(error, (TimeoutExceeded, some_kit.library.ReadTimeout))
 
     began = time.monotonic()
     try:
-        kit.run(main)
+        some_kit.run(main)
     finally:
         held.set()
     assert time.monotonic() - began < PATIENT
 
 
-def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(kit: Kit, server: FlakyServer) -> None:
+def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, server: FlakyServer) -> None:
     """For events that come for hours: the client's own timeouts are then those of its caller again."""
     url = dripping(server, 12)
 
     async def main() -> None:
-        async with kit.client(Timeout(0.15), rules=Rules(limit_body=False)) as client:
+        async with some_kit.client(Timeout(0.15), rules=Rules(limit_body=False)) as client:
             assert (await client.get(url, timeout=None)).content == b"." * 12
 
-    kit.run(main)
+    some_kit.run(main)
 
 
 def test_a_body_that_is_in_time_is_what_it_was(kit: Kit, server: FlakyServer) -> None:

@@ -365,7 +365,7 @@ DRIPS = {
 @pytest.mark.parametrize("where", DRIPS)
 def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None:
     """In blocking code: a byte now and then is in time for every timeout of the client."""
-    policies = standard(total_timeout=0.3, attempt_timeout=0.3, attempts=1)
+    policies = standard(total_timeout=0.15, attempt_timeout=0.15, attempts=1)
     began = time.monotonic()
     with dripping_server(*DRIPS[where]) as url, client_of(policies) as client:
         with pytest.raises(TimeoutExceeded):
@@ -376,7 +376,7 @@ def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None
 @pytest.mark.parametrize("where", DRIPS)
 def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
     """Where it is cut off to the point."""
-    policies = standard(total_timeout=0.3, attempt_timeout=0.3, attempts=1)
+    policies = standard(total_timeout=0.15, attempt_timeout=0.15, attempts=1)
 
     async def main(url: str) -> None:
         inner = httpx.AsyncHTTPTransport(verify=False)

@@ -64,7 +64,7 @@ class Exchange(ABC, Generic[R]):
 
         :raises NotRepeatable: if it must not be, because it may have been sent before.
         """
-        if self._why_not_again is not None:
+        if not self.repeatable:
             raise NotRepeatable(f"the request was not sent again: {self._why_not_again}")
         # Until the client tells more, the request may be under way: a Timeout tells nothing.
         self._why_not_again = self._why_not(sent=True)
@@ -169,7 +169,7 @@ class Exchange(ABC, Generic[R]):
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
 
     def _mark(self, error: Exception) -> None:
-        if self._why_not_again is not None and getattr(error, "repeatable", True) is not False:
+        if not self.repeatable and getattr(error, "repeatable", True) is not False:
             try:
                 error.repeatable = False  # type: ignore[attr-defined]
                 error.add_note(f"the request is not sent again: {self._why_not_again}")

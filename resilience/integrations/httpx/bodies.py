@@ -44,10 +44,11 @@ class AsyncBody(AsyncStream):
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._sending.restore_timeouts()
         chunks = self._stream.__aiter__()
         try:
             while True:
-                self._sending.begin_wait()
+                # Also when the time is over already: what is cancelled cleans up all the generators inside of it.
                 with timer_until(self._sending.body_deadline) as timer:
                     chunk = await anext(chunks, None)
                 if timer.fired:

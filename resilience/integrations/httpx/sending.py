@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping
+from http import HTTPStatus
 from math import inf
 from typing import Any, NamedTuple, final
 
@@ -45,6 +46,30 @@ class Options(NamedTuple):
     read_body: bool
 
 
+@final
+class _Progress:
+    """How far an attempt under a timer has come, as the client's own trace tells it.
+
+    It answers what the timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
+    left behind while it was connecting does not begin to send, so that nothing is sent twice behind the caller's back.
+    """
+
+    __slots__ = ("_deadline", "is_known", "may_be_sent")
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self.is_known = False  # a transport of another kind tells nothing
+        self.may_be_sent = False
+
+    def note(self, event: str) -> None:
+        """Look at an event of the trace: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
+        self.is_known = True
+        if event.endswith(".send_request_headers.started"):
+            self.may_be_sent = True  # first, and then the time: whoever sees it unset later knows that nothing was sent
+            if clock.now() >= self._deadline:
+                raise DeadlineExceeded("the time was over before the request was sent")
+
+
 class Sending(Exchange[Any]):
     """A request of either library."""
 
@@ -58,15 +83,24 @@ class Sending(Exchange[Any]):
         self._vanishes = not replayable and "content-length" not in request.headers
         self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
         self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
+        self._progress: _Progress | None = None
+        if self._vanishes and request.stream in _used_up:
+            raise library_of(request).StreamConsumed()
+
+    @property
+    @override
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again: also where a timer cut off an attempt that had not begun to send."""
+        progress = self._progress
+        return super().repeatable or (progress is not None and progress.is_known and not progress.may_be_sent)
 
     def _prepared(self, ctx: Context) -> Any:
         """Return the request for one attempt. The client's own is left as it is."""
         request = self._request
         left = ctx.timeout()
         headers = self._propagation.headers_for(str(request.url), ctx)
-        if self._vanishes and request.stream in _used_up:
-            raise library_of(request).StreamConsumed()
         self.begin()
+        self._progress = None
         if self._vanishes:
             _used_up.add(request.stream)
         if left is None:
@@ -75,6 +109,9 @@ class Sending(Exchange[Any]):
         prepared = copy.copy(request)  # leaves out what a pickle could not carry
         prepared.stream = request.stream
         prepared.extensions = {**request.extensions, "timeout": self._timeouts}
+        if ctx._timer is not None:
+            self._progress = _Progress(ctx._timer.deadline)
+            prepared.extensions["trace"] = self._trace(self._progress, request.extensions.get("trace"))
         if headers:
             prepared.headers = type(request.headers)(request.headers)
             prepared.headers.update(headers)
@@ -82,22 +119,33 @@ class Sending(Exchange[Any]):
 
     def _note(self, error: Exception, ctx: Context) -> None:
         """Note what the client raised; raise what it means, where its timeout was the end of our time."""
-        sent = not isinstance(error, _NEVER_SENT)
-        if not sent:
-            _used_up.discard(self._request.stream)
-        self.failed(error, sent=sent)
+        timer = ctx._timer
+        if timer is None or clock.now() < timer.deadline:  # later, it may be the last word of an attempt left behind
+            sent = not isinstance(error, _NEVER_SENT)
+            if not sent:
+                _used_up.discard(self._request.stream)
+            self._progress = None  # the client's own word is better
+            self.failed(error, sent=sent)
         if isinstance(error, _TIMED_OUT) and ctx.expired:
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
+
+    def _trace(self, progress: _Progress, given: Any) -> Any:
+        """Return the `trace` extension that tells of the progress, and does what the caller's own does."""
+        raise NotImplementedError
 
     # --- after it ---
 
     def with_limit(self, response: Any, body: type[Body] | type[AsyncBody]) -> Any:
         """Return a response whose body is read within its time."""
         if self.body_deadline == inf:
-            self._timeouts.update(_cut(self._given_timeouts, None))  # what was left of the attempt is no limit to it
+            self.restore_timeouts()
         elif not response.is_closed and not isinstance(response.stream, InMemory):
             response.stream = body(response.stream, self)
         return response
+
+    def restore_timeouts(self) -> None:
+        """Let the client have its own timeouts for the body: what was left of the attempt is no limit to it."""
+        self._timeouts.update(_cut(self._given_timeouts, None))
 
     def begin_wait(self) -> None:
         """Look at the time before waiting for a piece of the body; raise if it is over."""
@@ -112,11 +160,20 @@ class BlockingSending(Sending):
     """For a `Client`."""
 
     @override
+    def _trace(self, progress: _Progress, given: Any) -> Any:
+        def trace(event: str, info: Any) -> None:
+            progress.note(event)
+            if given is not None:
+                given(event, info)
+
+        return trace
+
+    @override
     def __call__(self, ctx: Context) -> Any:
         request = self._prepared(ctx)
         try:
             response = self._send(request)
-            if self._read_body and not response.is_closed:
+            if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
                 response = read(response)
         except Exception as error:
             self._note(error, ctx)
@@ -129,11 +186,20 @@ class AsyncSending(Sending):
     """For an `AsyncClient`."""
 
     @override
+    def _trace(self, progress: _Progress, given: Any) -> Any:
+        async def trace(event: str, info: Any) -> None:
+            progress.note(event)
+            if given is not None:
+                await given(event, info)
+
+        return trace
+
+    @override
     async def __call__(self, ctx: Context) -> Any:
         request = self._prepared(ctx)
         try:
             response = await self._send(request)
-            if self._read_body and not response.is_closed:
+            if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
                 response = await aread(response)
         except Exception as error:
             self._note(error, ctx)

@@ -6,15 +6,12 @@ Messages are bytes: no compiler of protocol buffers is needed.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar
-
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that stops is no news
 
 import grpc
 import grpc.aio

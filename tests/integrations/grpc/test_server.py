@@ -228,6 +228,21 @@ def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
     assert 30 < seen[0] <= 61
 
 
+def test_a_blocking_handler_may_return_its_replies() -> None:
+    """A plain function that returns an iterable does its work in the call of it."""
+    seen: list[float] = []
+
+    def many(request: Any, context: Any) -> list[bytes]:
+        seen.append(current_context().remaining())
+        return [b"a", b"b"]
+
+    running = serving(handlers_of(many, many), DeadlineInterceptor())
+    with grpc.insecure_channel(next(running)) as channel:
+        assert list(channel.unary_stream("/test.Test/Many")(b"", timeout=60.0)) == [b"a", b"b"]
+    next(running, None)
+    assert 30 < seen[0] <= 61
+
+
 def test_a_handler_that_answers_through_a_callback_is_left_alone() -> None:
     """grpc's experimental kind of handler has another signature."""
 

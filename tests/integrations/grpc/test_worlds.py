@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, Policy, Retry
+from resilience import CircuitBreaker, CircuitOpen, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from tests.integrations.grpc.services import INTERNAL, KINDS, NOW, PATIENCE, REQUEST, UNAVAILABLE, Dependency
 
@@ -73,7 +74,7 @@ class TestBlocking:
         with grpc.insecure_channel(target) as plain:
             channel = grpc.intercept_channel(plain, PolicyInterceptor(refuse))
             assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
-        assert dependency.gone.wait(PATIENCE)
+            assert dependency.gone.wait(PATIENCE)
 
     def test_an_answer_of_a_policy_is_a_finished_call(self, target: str) -> None:
         """As far as its users look."""
@@ -163,10 +164,11 @@ class TestAsyncio:
         refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
 
         async def main(channel: Any) -> Any:
-            return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
+            replies = [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
+            assert await asyncio.to_thread(dependency.gone.wait, PATIENCE)
+            return replies
 
         assert self.run(target, refuse, main) == [b"fine"]
-        assert dependency.gone.wait(PATIENCE)
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_an_answer_of_a_policy_is_a_finished_call(self, target: str, method: str) -> None:
@@ -204,3 +206,43 @@ class TestAsyncio:
             return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
 
         assert self.run(target, Fallback(handler=lambda failure, ctx: cached()).wrap(breaker), main) == [b"a", b"b"]
+
+
+class EarlyStatus(grpc.RpcError):  # type: ignore[misc]
+    """gRPC's timer has fired a little before ours."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Early:
+    """A call that ends so; in either world."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout - 0.03
+
+    def result(self) -> Any:
+        time.sleep(self.timeout)
+        raise EarlyStatus
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(self.timeout).__await__()
+        raise EarlyStatus
+
+
+@pytest.mark.parametrize("world", ["blocking", "asyncio"])
+def test_a_timer_of_grpcs_that_is_early_is_still_the_timeouts(world: str) -> None:
+    """Two clocks never agree; which of them was first changes nothing."""
+    details = grpc.aio.ClientCallDetails("/test.Test/One", None, None, None, None)
+    policy = Timeout(0.1, cooperative=True)
+    with pytest.raises(TimeoutExceeded) as caught:
+        if world == "blocking":
+            one = PolicyInterceptor(policy)
+            one.intercept_unary_unary(lambda details, request: Early(details.timeout), details, b"")
+        else:
+
+            async def continuation(details: Any, request: Any) -> Early:
+                return Early(details.timeout)
+
+            asyncio.run(aio_interceptors(policy)[0].intercept_unary_unary(continuation, details, b""))
+    assert not isinstance(caught.value, DeadlineExceeded)

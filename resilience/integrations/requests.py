@@ -23,10 +23,9 @@ from urllib.parse import urlsplit
 
 import urllib3
 from requests import ConnectionError as RequestsConnectionError
-from requests import PreparedRequest, Response
+from requests import ConnectTimeout, PreparedRequest, Response
 from requests import Timeout as RequestsTimeout
 from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
-from requests.exceptions import ConnectTimeout, ProxyError
 from typing_extensions import override
 from urllib3.exceptions import (
     ClosedPoolError,
@@ -233,7 +232,6 @@ class _Exchange(Exchange[Response]):
         if not self._options["stream"]:
             _look_at_the_time(response, ctx.check)
             response.content  # noqa: B018  # reads it, and gives the connection back
-            del response.iter_content
         return response
 
     def with_limit(self, response: Response) -> Response:
@@ -293,12 +291,18 @@ def _look_at_the_time(response: Response, check: Callable[[], None]) -> None:
 
 
 def _checked(response: Response, pieces: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
-    if not response.raw.closed:  # it closes itself at the end of the body
+    if not _was_read(response):
         check()
     for piece in pieces:
         yield piece
-        if not response.raw.closed:
+        if not _was_read(response):
             check()
+    vars(response).pop("iter_content", None)  # what has been read stays
+
+
+def _was_read(response: Response) -> bool:
+    """Whether the whole body is here: urllib3 closes the connection's side then."""
+    return bool(getattr(response.raw, "closed", True))
 
 
 def _has_timed_out(error: Exception) -> bool:
@@ -315,7 +319,7 @@ def _may_have_been_sent(error: Exception) -> bool:
     """Whether the request may have reached the server: not where no connection could be made."""
     cause = error.args[0] if error.args else None
     reason = cause.reason if isinstance(cause, MaxRetryError) else cause
-    return not (isinstance(error, (ConnectTimeout, ProxyError)) or isinstance(reason, _NEVER_SENT))
+    return not isinstance(error, ConnectTimeout) and not isinstance(reason, _NEVER_SENT)
 
 
 def _is_plain(body: object) -> bool:

@@ -1,0 +1,60 @@
+"""What the tests of aiohttp share: a policy, a session, and how they make requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+
+from resilience import (
+    Policy,
+    Retry,
+)
+from resilience.integrations.aiohttp import resilience_middleware
+from resilience.integrations.http import Rules
+from tests.integrations.servers import PATIENCE
+
+QUICK = Retry(3, backoff=[0])
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a test; nothing may hang for ever."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await main()
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def session(
+    policy: Policy[Any] = QUICK, *, rules: Rules | None = None, read_body: bool = False, **options: Any
+) -> AsyncIterator[Any]:
+    """A session with one connection at most, so that who does not give it back is found out."""
+    middleware = resilience_middleware(policy, rules=rules or Rules(), read_body=read_body)
+    options.setdefault("connector", aiohttp.TCPConnector(limit=1))
+    async with aiohttp.ClientSession(middlewares=(middleware,), **options) as it:
+        yield it
+
+
+def note(error: BaseException) -> str:
+    return "\n".join(error.__notes__)
+
+
+async def attempt(request: Any) -> Any:
+    """What came out: the response, read, or the exception as a value."""
+    try:
+        async with request as response:
+            await response.read()
+            return response
+    except Exception as error:
+        return error
+
+
+async def pieces() -> AsyncIterator[bytes]:
+    yield b"on"
+    yield b"ce"

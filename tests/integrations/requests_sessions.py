@@ -1,0 +1,59 @@
+"""What the tests of requests share: a policy, and how they make requests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.adapters import BaseAdapter
+from typing_extensions import override
+
+from resilience import Retry
+
+QUICK = Retry(3, backoff=[0])
+
+#: `session(policy, **options)` makes a session that sends everything through the policy.
+Make = Callable[..., requests.Session]
+
+
+def note(error: BaseException) -> str:
+    return "\n".join(error.__notes__)
+
+
+def attempt(fn: Callable[[], requests.Response]) -> Any:
+    """What came out: the response, or the exception as a value."""
+    try:
+        return fn()
+    except requests.RequestException as error:
+        return error
+
+
+def file_in_the_middle(data: bytes, path: Path) -> io.BufferedReader:
+    path.write_bytes(b"skipped" + data)
+    file = path.open("rb")
+    file.seek(len(b"skipped"))
+    return file
+
+
+class Recorder(BaseAdapter):
+    """An adapter that sends nothing and notes what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeouts: list[Any] = []
+        self.is_closed = False
+
+    @override
+    def send(self, request: Any, stream: Any = False, timeout: Any = None, *args: Any, **options: Any) -> Any:
+        self.timeouts.append(timeout)
+        response = requests.Response()
+        response.status_code, response.request, response.url = 200, request, request.url
+        response.raw = io.BytesIO(b"recorded")
+        return response
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True

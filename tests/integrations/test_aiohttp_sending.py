@@ -1,0 +1,197 @@
+"""What aiohttp sends again under a policy, by itself or for it."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
+from resilience.integrations.aiohttp import resilience_middleware
+from resilience.integrations.http import NotRepeatable
+from tests.integrations.aiohttp_sessions import QUICK, attempt, note, pieces, run, session
+from tests.integrations.servers import Answer, FlakyServer, unused_url
+
+
+@pytest.mark.parametrize("answer", [503, Answer(fault="reset"), Answer(fault="close")])
+@pytest.mark.parametrize(
+    ("method", "headers", "sent"),
+    [
+        ("GET", {}, 2),
+        ("PUT", {}, 2),
+        ("DELETE", {}, 2),
+        ("POST", {}, 1),
+        ("PATCH", {}, 1),
+        ("POST", {"idempotency-key": "4711"}, 2),
+        ("POST", {"Idempotency-Key": ""}, 1),
+    ],
+)
+def test_methods(server: FlakyServer, answer: Any, method: str, headers: Any, sent: int) -> None:
+    """What may have been carried out is sent again only where that does no harm."""
+
+    async def main() -> None:
+        async with session() as one:
+            outcome = await attempt(
+                one.request(method, server.script("/", answer, 200), headers=headers, data=b"order")
+            )
+            if isinstance(outcome, Exception):
+                assert f"{method} may have been carried out" in note(outcome)
+            else:
+                assert outcome.status == (200 if sent == 2 else 503)
+
+    run(main)
+    assert [it.body for it in server.requests] == [b"order"] * sent
+
+
+def test_a_body_that_another_middleware_has_used_up(server: FlakyServer) -> None:
+    """A middleware around ours that sends a generator once more does not send an empty body."""
+
+    async def again(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        (await handler(request)).close()
+        return await handler(request)
+
+    async def main() -> None:
+        async with aiohttp.ClientSession() as one:
+            chain = (again, resilience_middleware(QUICK))
+            assert isinstance(await attempt(one.put(server.url, data=pieces(), middlewares=chain)), NotRepeatable)
+
+    run(main)
+    assert [it.body for it in server.requests] == [b"once"]
+
+
+def test_a_post_that_was_never_sent_is_tried_again() -> None:
+    """Where no connection could be made, any method is repeated, whatever its body."""
+
+    async def main() -> None:
+        async with session() as one:
+            error = await attempt(one.post(unused_url(), data=pieces()))
+            assert isinstance(error, aiohttp.ClientConnectorError)
+            assert "3 attempts" in note(error)
+
+    run(main)
+
+
+@pytest.mark.parametrize("policy", [QUICK, Retry(1), CircuitBreaker(5)])
+@pytest.mark.parametrize("fault", ["reset", "close"])
+def test_aiohttps_own_second_try_does_not_multiply(server: FlakyServer, policy: Policy[Any], fault: Any) -> None:
+    """The policy alone says how often a request is sent."""
+
+    async def main() -> None:
+        async with session(policy) as one:
+            for _ in range(2):
+                server.requests.clear()
+                outcome = await attempt(one.get(server.script("/", Answer(fault=fault))))
+                assert isinstance(outcome, aiohttp.ClientConnectionError)
+                assert len(server.requests) == (3 if policy is QUICK else 1)
+
+    run(main)
+
+
+def test_a_users_own_second_try_is_another_request(server: FlakyServer) -> None:
+    """Only aiohttp's own is ended; who asks again in the same task, and of the same URL, is served."""
+
+    async def main() -> None:
+        async with session(Retry(1)) as one:
+            url = server.script("/", Answer(fault="close"), 200)
+            assert isinstance(await attempt(one.get(url)), aiohttp.ServerDisconnectedError)
+            assert (await attempt(one.get(url))).status == 200
+
+    run(main)
+
+
+def test_a_failed_request_is_let_go(server: FlakyServer) -> None:
+    """Nothing of it is kept for a second coming that has been, or will never be."""
+
+    async def main() -> None:
+        for method in ("GET", "POST"):
+            async with session(Retry(1)) as one:
+                error = await attempt(one.request(method, server.script("/", Answer(fault="close")), data=b"x"))
+                gone = weakref.ref(error)
+                del error
+            gc.collect()
+            assert gone() is None
+
+    run(main)
+
+
+def form(**fields: Any) -> aiohttp.FormData:
+    it = aiohttp.FormData()
+    for name, value in fields.items():
+        it.add_field(name, value, filename=name if isinstance(value, io.IOBase) else None)
+    return it
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"data": b"bytes"}, b"bytes"),
+        ({"data": "text"}, b"text"),
+        ({"data": {"a": "1"}}, b"a=1"),
+        ({"json": [1]}, b"[1]"),
+        ({"data": io.BytesIO(b"file")}, b"file"),
+        ({"data": io.StringIO("text")}, b"text"),
+        ({"data": b"packed", "compress": True}, None),
+        ({"data": form(a="1", b=io.BytesIO(b"file"))}, None),
+        ({"data": b"expected", "expect100": True}, b"expected"),
+    ],
+    ids=lambda it: "" if isinstance(it, bytes) else str(it),
+)
+def test_bodies_that_are_sent_again_whole(server: FlakyServer, options: Any, expected: bytes | None) -> None:
+    """What is in memory arrives whole at each attempt."""
+
+    async def main() -> None:
+        async with session() as one:
+            response = await attempt(one.put(server.script("/", 503, Answer(fault="reset"), 200), **options))
+            assert response.status == 200
+
+    run(main)
+    bodies = [it.body for it in server.requests]
+    assert bodies == [bodies[0] if expected is None else expected] * 3
+    assert bodies[0]
+
+
+@pytest.mark.parametrize("answer", [503, Answer(fault="reset")])
+@pytest.mark.parametrize("kind", ["generator", "file", "form with a file", "payload"])
+def test_bodies_that_are_sent_once(server: FlakyServer, answer: Any, kind: str, tmp_path: Path) -> None:
+    """A body that is used up is never sent again, which would be as an empty one, whatever the method."""
+    path = tmp_path / "file"
+    path.write_bytes(b"once")
+
+    async def main() -> None:
+        with path.open("rb") as file:
+            data = {"generator": pieces(), "file": file, "form with a file": form(a=file)}.get(kind)
+            if kind == "payload":
+                data = aiohttp.AsyncIterablePayload(pieces())
+            async with session() as one:
+                outcome = await attempt(one.put(server.script("/", answer, 200), data=data))
+        if isinstance(outcome, Exception):
+            assert "its body can be sent only once" in note(outcome)
+        else:
+            assert outcome.status == 503
+
+    run(main)
+    assert [b"once" in it.body for it in server.requests] == [True]
+
+
+def test_a_timeout_does_not_have_a_post_sent_again(server: FlakyServer) -> None:
+    """A call that was cut off leaves no failure of its own, and yet a Retry around it knows."""
+
+    async def main() -> None:
+        async with session(QUICK.wrap(Timeout(0.5))) as one:
+            url = server.script("/", Answer(hold=threading.Event()))
+            assert isinstance(await attempt(one.post(url, data=b"order")), TimeoutExceeded)
+
+    run(main)
+    assert len(server.requests) == 1

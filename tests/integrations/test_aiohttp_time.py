@@ -1,0 +1,181 @@
+"""How the time that is left ends a request of aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    DeadlineExceeded,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.integrations.aiohttp import resilience_middleware
+from resilience.integrations.http import Rules
+from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
+from tests.integrations.aiohttp_sessions import QUICK, attempt, note, run, session
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+
+
+@pytest.mark.parametrize("timeout", [None, aiohttp.ClientTimeout(total=0), aiohttp.ClientTimeout(60)])
+def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
+    """A deadline that by itself cuts nothing off does so here, whatever timeout aiohttp has."""
+
+    async def main() -> None:
+        async with session(timeout=timeout or aiohttp.ClientTimeout()) as one:
+            began = time.monotonic()
+            with deadline(0.2):
+                outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()), 200)))
+            assert type(outcome) is DeadlineExceeded
+            assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+            assert (await attempt(one.get(server.script("/", 200)))).status == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_body_keeps_to_the_time(server: FlakyServer, chunked: bool) -> None:
+    """A body that is read after the policy has ended has the time of the attempt, unless it may take longer."""
+
+    async def main() -> None:
+        rest = threading.Event()
+        url = server.script("/", Answer(body=[b"first", b"rest"], drip=rest, chunked=chunked))
+        async with session(Timeout(1.0)) as one:
+            assert type(await attempt(one.get(url))) is TimeoutExceeded
+        async with session(Timeout(1.0), rules=Rules(limit_body=False)) as one, one.get(url) as response:
+            await asyncio.sleep(1.1)
+            rest.set()
+            assert await response.read() == b"firstrest"
+
+    run(main)
+
+
+def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer) -> None:
+    """The time goes on whether or not somebody waits, and the error says whose it was."""
+
+    async def main() -> None:
+        url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+        async with session() as one:
+            with deadline(1.0):
+                response = await one.get(url)
+            await asyncio.sleep(1.1)
+            with pytest.raises(DeadlineExceeded):
+                await response.read()
+            assert (await attempt(one.get(server.script("/", 200)))).status == 200
+
+    run(main)
+
+
+def test_a_body_that_was_read_is_not_late(server: FlakyServer) -> None:
+    """The end of its time means nothing to it, nor to the connection that it came over."""
+
+    async def main() -> None:
+        async with session(Timeout(1.0)) as one:
+            response = await one.get(server.script("/", Answer(body=[b"a"] * 9, chunked=True)))
+            assert await response.read() == b"a" * 9
+            await asyncio.sleep(1.1)
+            assert await response.read() == b"a" * 9
+            assert await (await one.get(server.script("/", 200))).read() == b"ok"
+
+    run(main)
+    assert server.connections == 1
+
+
+def test_after_the_deadline_nothing_is_sent(server: FlakyServer) -> None:
+    """Where no time is left, the server is not bothered."""
+
+    async def main() -> None:
+        async with session(CircuitBreaker(5)) as one:
+            with deadline(0):
+                assert type(await attempt(one.get(server.url))) is DeadlineExceeded
+
+    run(main)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("cooperative", [True, False])
+def test_an_attempts_timeout_is_named_in_the_error(server: FlakyServer, cooperative: bool) -> None:
+    """The one whose limit it was takes the blame, and the attempt is repeated."""
+
+    async def main() -> None:
+        async with session(Retry(2, backoff=[0]).wrap(Timeout(0.2, cooperative=cooperative))) as one:
+            outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()))))
+            assert type(outcome) is TimeoutExceeded
+            assert "no result within 0.2 s" in str(outcome)
+            assert "2 attempts" in note(outcome)
+
+    run(main)
+
+
+def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServer) -> None:
+    """A read timeout ends an attempt; the total one ends everything, and is not retried."""
+
+    async def main() -> None:
+        async with session() as one:
+            url = server.script("/", Answer(hold=threading.Event()))
+            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.2)))
+            assert isinstance(outcome, aiohttp.SocketTimeoutError)
+            assert "3 attempts" in note(outcome)
+            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(1.0)))
+            assert type(outcome) is TimeoutError
+            assert "1 attempt in" in note(outcome)
+
+    run(main)
+
+
+def test_a_cancellation_is_a_cancellation(server: FlakyServer) -> None:
+    """A request that is cancelled is not retried, and its connection is free again."""
+
+    async def main() -> None:
+        async with session() as one:
+            task = asyncio.create_task(attempt(one.get(server.script("/", Answer(hold=threading.Event()), 200))))
+            while not server.requests:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(server.requests) == 1
+            assert (await attempt(one.get(server.script("/", 200)))).status == 200
+
+    run(main)
+
+
+def test_a_session_that_is_closed_in_a_wait(server: FlakyServer) -> None:
+    """It sends nothing more, however many attempts there are."""
+
+    async def main() -> None:
+        waits = asyncio.Event()
+        policy = Retry(None, on=Exception, backoff=[0.5], on_retry=lambda event: waits.set())
+        async with session(policy) as one:
+            task = asyncio.create_task(attempt(one.get(server.script("/", Answer(fault="close")))))
+            await waits.wait()
+            await one.close()
+            with pytest.raises(RuntimeError, match="Session is closed"):
+                raise await task
+
+    run(main)
+    assert len(server.requests) == 1
+
+
+def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer) -> None:
+    """The header is for named hosts alone, also where another one redirects to them, and is written anew."""
+
+    async def main() -> None:
+        server.script("/from", 503, Answer(302, {"Location": server.url.replace("127.0.0.1", "localhost") + "/to"}))
+        middleware = resilience_middleware(QUICK, propagate_to=["127.0.0.1"])
+        async with aiohttp.ClientSession(middlewares=(middleware,)) as one:
+            with deadline(PATIENCE):
+                await attempt(one.get(f"{server.url}/from"))
+
+    run(main)
+    told = [it.headers[ENVOY_EXPECTED_TIMEOUT] for it in server.requests]
+    assert [int(it) <= PATIENCE * 1000 for it in told[:2]] == [True, True]
+    assert told[2] is None

@@ -1,0 +1,269 @@
+"""What requests sends again under a policy, and what becomes of the responses."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from typing_extensions import override
+
+from resilience import (
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
+from resilience.integrations.requests import ResilienceAdapter
+from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+
+# --- what may be sent again -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [503, Answer(fault="reset"), Answer(fault="close")])
+@pytest.mark.parametrize(
+    ("method", "headers", "sent"),
+    [
+        ("PUT", {}, 2),
+        ("DELETE", {}, 2),
+        ("POST", {}, 1),
+        ("PATCH", {}, 1),
+        ("POST", {"idempotency-key": "4711"}, 2),
+        ("POST", {"Idempotency-Key": b"4711"}, 2),
+        ("POST", {"Idempotency-Key": ""}, 1),
+    ],
+)
+def test_methods(server: FlakyServer, session: Make, answer: Any, method: str, headers: Any, sent: int) -> None:
+    """What may have been carried out is sent again only where that does no harm."""
+    url = server.script("/", answer, 200)
+    outcome = attempt(lambda: session().request(method, url, headers=headers, data=b"order"))
+    if isinstance(outcome, requests.ConnectionError):
+        assert f"{method} may have been carried out" in note(outcome)
+    else:
+        assert outcome.status_code == (200 if sent == 2 else 503)
+    assert [it.body for it in server.requests] == [b"order"] * sent
+
+
+@pytest.mark.parametrize("proxies", [{}, {"http": unused_url()}])
+def test_a_post_that_was_never_sent_is_tried_again(session: Make, proxies: dict[str, str]) -> None:
+    """Where no connection could be made, any method is repeated, and its generator is untouched."""
+    body = (it for it in [b"order"])
+    with pytest.raises(requests.ConnectionError) as caught:
+        session().post(unused_url(), data=body, proxies=proxies)
+    assert "3 attempts" in note(caught.value)
+    assert list(body) == [b"order"]
+
+
+def test_an_adapter_of_the_users_that_cannot_connect(session: Make) -> None:
+    """What it raises says that nothing was sent, however it came to know."""
+
+    class Unreachable(Recorder):
+        @override
+        def send(self, *args: Any, **options: Any) -> Any:
+            raise requests.ConnectTimeout("no route")
+
+    with pytest.raises(requests.ConnectTimeout) as caught:
+        session(QUICK, adapter=Unreachable()).post("http://nowhere")
+    assert "3 attempts" in note(caught.value)
+
+
+def test_a_generator_that_was_never_sent_can_be_sent_elsewhere(server: FlakyServer, session: Make) -> None:
+    """Nothing was taken from it where no connection was made."""
+    body = (it for it in [b"on", b"ce"])
+    with pytest.raises(requests.ConnectionError):
+        session().put(unused_url(), data=body)
+    assert session().put(server.url, data=body).status_code == 200
+    assert [it.body for it in server.requests] == [b"once"]
+
+
+def test_a_certificate_that_is_wrong_stays_wrong(server: FlakyServer, session: Make) -> None:
+    """An SSL error is not retried."""
+    one = session()
+    one.mount("https://", ResilienceAdapter(QUICK))
+    with pytest.raises(requests.exceptions.SSLError) as caught:
+        one.get(server.url.replace("http", "https"))
+    assert not hasattr(caught.value, "__notes__") or "attempts" not in note(caught.value)
+
+
+class Again:
+    """Can be iterated as often as one likes."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (b"in ", b"pieces")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"data": b"bytes"}, b"bytes"),
+        ({"data": "text"}, b"text"),
+        ({"data": {"a": "1"}}, b"a=1"),
+        ({"json": [1]}, b"[1]"),
+        ({"data": bytearray(b"array")}, b"array"),
+        ({"data": io.BytesIO(b"file")}, b"file"),
+        ({"data": Again()}, b"in pieces"),
+    ],
+    ids=lambda it: "" if isinstance(it, bytes) else str(it),
+)
+def test_bodies_that_are_sent_again_whole(server: FlakyServer, session: Make, options: Any, expected: bytes) -> None:
+    """What can be produced a second time arrives whole at each attempt."""
+    response = session().put(server.script("/", 503, Answer(fault="reset"), 200), **options)
+    assert response.status_code == 200
+    assert [it.body for it in server.requests] == [expected] * 3
+
+
+def test_a_file_is_wound_back_to_where_it_stood(server: FlakyServer, session: Make, tmp_path: Path) -> None:
+    """Not to its beginning: only what was behind the position at first is sent, each time."""
+    with file_in_the_middle(b"x" * 100_000, tmp_path / "file") as file:
+        assert session().put(server.script("/", 503, 200), data=file).status_code == 200
+    assert [it.body for it in server.requests] == [b"x" * 100_000] * 2
+
+
+def test_an_upload_is_sent_again_whole(server: FlakyServer, session: Make) -> None:
+    """A multipart form is text in memory by the time it is sent."""
+    response = session().put(server.script("/", 503, 200), files={"f": ("name", io.BytesIO(b"content"))})
+    assert response.status_code == 200
+    first, second = server.requests
+    assert b"content" in first.body
+    assert first.body == second.body
+
+
+class OnlyRead:
+    """What `requests_toolbelt`'s encoder is: a length, and `read`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+        self.len = len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(size)
+
+
+class Seekable(OnlyRead):
+    """It can be moved, but nobody knows where it stood."""
+
+    def seek(self, position: int) -> None:
+        self._data.seek(position)
+
+
+@pytest.mark.parametrize("answer", [503, Answer(fault="reset")])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: iter([b"on", b"ce"]), lambda: OnlyRead(b"once"), lambda: Seekable(b"once")],
+    ids=["generator", "reader", "reader from nowhere"],
+)
+def test_bodies_that_are_sent_once(server: FlakyServer, session: Make, answer: Any, make: Any) -> None:
+    """A body that is used up is never sent again, which would be as an empty one, whatever the method."""
+    url = server.script("/", answer, 200)
+    outcome = attempt(lambda: session().put(url, data=make()))
+    if isinstance(outcome, requests.ConnectionError):
+        assert "its body can be sent only once" in note(outcome)
+    else:
+        assert outcome.status_code == 503
+    assert [it.body for it in server.requests] == [b"once"]
+
+
+def test_a_pipe_is_sent_once(server: FlakyServer, session: Make) -> None:
+    """A file that cannot be wound back is as good as a generator."""
+    reader, writer = os.pipe()
+    with open(reader, "rb") as file:
+        os.write(writer, b"once")
+        os.close(writer)
+        assert session().put(server.script("/", 503, 200), data=file).status_code == 503
+    assert [it.body for it in server.requests] == [b"once"]
+
+
+def test_a_body_that_fails_is_not_the_networks_fault(server: FlakyServer, session: Make) -> None:
+    """An exception of the user's own generator comes through, and nothing is repeated."""
+
+    def body() -> Iterator[bytes]:
+        yield b"one"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        session(Retry(3, on=Exception, backoff=[0])).put(server.url, data=body())
+
+
+def test_a_timeout_does_not_have_a_post_sent_again(server: FlakyServer, session: Make) -> None:
+    """A call that was cut off leaves no failure of its own, and yet a Retry around it knows."""
+    url = server.script("/", Answer(hold=threading.Event()))
+    with pytest.raises(TimeoutExceeded):
+        session(QUICK.wrap(Timeout(0.2))).post(url, data=b"order")
+    server.wait_until(lambda: Timeout.abandoned() == 1 and server.requests)
+    assert len(server.requests) == 1
+
+
+class SlowFile(io.BytesIO):
+    """A file whose reading waits for the test."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.is_read = threading.Event()
+        self.let_go = threading.Event()
+
+    @override
+    def read(self, size: int | None = -1) -> bytes:
+        self.is_read.set()
+        assert self.let_go.wait(PATIENCE)
+        return super().read(size)
+
+
+def test_a_file_that_is_still_being_read_is_not_sent_again(server: FlakyServer, session: Make) -> None:
+    """An attempt that was walked away from goes on reading; winding its file back would mix up both bodies."""
+    file = SlowFile(b"x" * 10)
+    with pytest.raises(TimeoutExceeded):
+        session(QUICK.wrap(Timeout(0.5))).put(server.url, data=file)
+    assert file.is_read.is_set()
+    file.let_go.set()
+    server.wait_until(lambda: Timeout.abandoned() == 0)
+    assert [it.body for it in server.requests] == [b"x" * 10]
+
+
+# --- responses --------------------------------------------------------------------------------
+
+
+def test_a_stream_is_open_when_it_is_returned(server: FlakyServer, session: Make) -> None:
+    """The body of a stream is read by whoever asked for it, piece by piece; what was discarded is closed."""
+    rest = threading.Event()
+    url = server.script("/", Answer(503, body=b"x" * 9999), Answer(body=[b"first", b"rest"], drip=rest, chunked=True))
+    with session().get(url, stream=True) as response:
+        pieces = response.iter_content(None)
+        assert next(pieces) == b"first"
+        server.wait_until(lambda: server.open_connections == 1)
+        rest.set()
+        assert next(pieces) == b"rest"
+
+
+def test_a_body_that_breaks_off_is_a_failure(server: FlakyServer, session: Make) -> None:
+    """The body that requests reads by itself is a part of the attempt."""
+    cut = Answer(body=[b"first", b"rest"], fault="cut")
+    response = session().get(server.script("/", cut, cut, Answer(body=b"whole")))
+    assert response.content == b"whole"
+    response = session().get(server.script("/", cut, 200), stream=True)
+    with pytest.raises(requests.RequestException):
+        response.content  # noqa: B018
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_connections_go_back_to_the_pool(server: FlakyServer, session: Make, stream: bool) -> None:
+    """With one connection and nobody else to give one back, retries do not wait for ever."""
+    one = session(QUICK, pool_maxsize=1, pool_block=True)
+    for _ in range(3):
+        with one.get(server.script("/", 503, 503, 200), stream=stream) as response:
+            assert response.content == b"ok"
+    assert stream or server.connections == 1
+
+
+def test_a_response_that_comes_too_late_is_closed(server: FlakyServer, session: Make) -> None:
+    """Nobody has it, so nobody else would give its connection back."""
+    hold = threading.Event()
+    url = server.script("/", Answer(body=b"x" * 9999, hold=hold))
+    with pytest.raises(TimeoutExceeded):
+        session(Timeout(0.2)).get(url, stream=True)
+    hold.set()
+    server.wait_until(lambda: server.open_connections == 0)

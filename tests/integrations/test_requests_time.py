@@ -1,0 +1,173 @@
+"""What requests is given of the time that is left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from resilience import (
+    DeadlineExceeded,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.clock import clock as process_clock
+from resilience.integrations.http import Rules
+from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
+from tests.integrations.requests_sessions import QUICK, Make, Recorder, note
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+
+
+@pytest.mark.parametrize(
+    ("given", "capped"),
+    [
+        (None, (100, 100)),
+        (500, (100, 100)),
+        (0.5, (0.5, 0.5)),
+        ((0.5, None), (0.5, 100)),
+        ((305, 270), (100, 100)),
+        (urllib3.Timeout(connect=0.5, read=500), (0.5, 100)),
+        (urllib3.Timeout(total=50), (50, 50)),
+    ],
+)
+def test_timeouts_are_shortened(session: Make, given: Any, capped: tuple[float, float]) -> None:
+    """Whatever form a timeout has, an attempt gets no more than what is left."""
+    recorder = Recorder()
+    one = session(Timeout(100, cooperative=True), adapter=recorder)
+    one.get("http://nowhere", timeout=given)
+    for seconds, most in zip(recorder.timeouts[0], capped, strict=True):
+        assert max(0.5, most - PATIENCE) <= seconds <= most
+
+
+@pytest.mark.parametrize("given", [None, 3, (1, 2), urllib3.Timeout(5)])
+def test_without_a_deadline_a_timeout_is_handed_on(session: Make, given: Any) -> None:
+    """What the user has written is what the adapter gets."""
+    recorder = Recorder()
+    session(adapter=recorder).get("http://nowhere", timeout=given)
+    assert recorder.timeouts == [given]
+
+
+def test_connecting_and_waiting_share_the_time(server: FlakyServer, session: Make, monkeypatch) -> None:
+    """The time that connecting took is taken off what is left for the answer."""
+    seen: list[urllib3.Timeout] = []
+    send = HTTPAdapter.send
+    monkeypatch.setattr(HTTPAdapter, "send", lambda *args, **it: seen.append(it["timeout"]) or send(*args, **it))
+    with deadline(10.0):
+        session().get(server.url, timeout=20)
+    assert 9.0 < seen[0].total <= 10.0  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def process_clock_ahead(seconds: float) -> Iterator[None]:
+    """Let the process clock be ahead of what it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = process_clock.now
+        patch.setattr(process_clock, "now", lambda: now() + seconds)
+        yield
+
+
+@pytest.mark.parametrize("timeout", [None, 60, (60, 60), urllib3.Timeout(60)])
+@pytest.mark.parametrize("answer", [Answer(hold=threading.Event()), Answer(body=[b"a", b"b"], drip=threading.Event())])
+def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout: Any, answer: Answer) -> None:
+    """A deadline alone, without a thread, ends a request that waits for headers or for the body, as such."""
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded), deadline(0.2):
+        session().get(server.script("/", answer), timeout=timeout)
+    assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:
+    """A body that is read after the policy has ended has the time of the attempt, unless it may take longer."""
+    url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
+    policy = Timeout(PATIENCE, cooperative=True)
+    response = session(policy).get(url, stream=True)
+    with response, process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
+        response.content  # noqa: B018
+    response = session(policy, rules=Rules(limit_body=False)).get(url, stream=True)
+    with response, process_clock_ahead(2 * PATIENCE):
+        assert list(response.iter_lines()) == [b"abc"]
+    response = session(policy).get(url)
+    with process_clock_ahead(2 * PATIENCE):
+        assert b"".join(response.iter_content(1)) == b"abc"
+
+
+@pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])
+def test_a_stream_has_a_read_timeout_of_its_own(
+    server: FlakyServer, session: Make, limited: bool, given: float | None, most: float | None
+) -> None:
+    """The user's, or the time that the body has; what was left of the attempt is no limit where it may take longer."""
+    url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+    one = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
+    with one.get(url, stream=True, timeout=given) as response:
+        seconds = response.raw.connection.sock.gettimeout()
+    if limited:
+        assert 0 < seconds <= PATIENCE
+    else:
+        assert seconds == most
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_body_that_was_read_is_not_late(session: Make, stream: bool) -> None:
+    """Not even where it is a file that stays open: of an adapter that is no urllib3's."""
+    one = session(Timeout(PATIENCE, cooperative=True), adapter=Recorder())
+    response = one.get("http://nowhere", stream=stream)
+    assert response.content == b"recorded"
+    with process_clock_ahead(2 * PATIENCE):
+        assert b"".join(response.iter_content(1)) == b"recorded"
+
+
+def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, session: Make) -> None:
+    """Between one piece and the next the time is looked at, although no single wait is too long."""
+    answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded), deadline(0.2):
+        session().get(server.script("/", answer))
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer, session: Make) -> None:
+    """A read timeout that is shorter than what is left stays requests' own, and is retried."""
+    url = server.script("/", Answer(hold=threading.Event()))
+    with deadline(PATIENCE):
+        with pytest.raises(requests.ReadTimeout) as caught:
+            session(Retry(2, backoff=[0])).get(url, timeout=0.2)
+        assert "2 attempts" in note(caught.value)
+        with pytest.raises(requests.ReadTimeout, match="read timeout=0"):
+            session().post(url, timeout=0.2)
+
+
+def test_after_the_deadline_nothing_is_sent(server: FlakyServer, session: Make) -> None:
+    """Where no time is left, the server is not bothered."""
+    with pytest.raises(DeadlineExceeded), deadline(0):
+        session(Timeout(1, cooperative=True)).get(server.url)
+    assert server.requests == []
+
+
+def test_a_cooperative_timeout_is_named_in_the_error(server: FlakyServer, session: Make) -> None:
+    """The one whose limit it was takes the blame: an attempt's timeout is no deadline of the whole."""
+    one = session(Retry(2, backoff=[0]).wrap(Timeout(0.2, cooperative=True)))
+    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.2 s") as caught:
+        one.get(server.script("/", Answer(hold=threading.Event())))
+    assert "2 attempts" in note(caught.value)
+
+
+def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer, session: Make) -> None:
+    """The header is for named hosts alone, is written anew, and leaves the user's request as it was."""
+    url = server.script("/", 503, 200)
+    prepared = requests.Request("GET", url).prepare()
+    with deadline(10.0):
+        session(QUICK, propagate_to=["127.0.0.1"]).send(prepared)
+        session(QUICK, propagate_to=["elsewhere"]).send(prepared)
+    told = [it.headers[ENVOY_EXPECTED_TIMEOUT] for it in server.requests]
+    assert [int(it) <= 10_000 for it in told[:2]] == [True, True]
+    assert told[2] is None
+    assert ENVOY_EXPECTED_TIMEOUT not in prepared.headers

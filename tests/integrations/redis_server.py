@@ -31,11 +31,20 @@ class RedisServer:
             assert time.monotonic() < patience, "redis-server does not answer"
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def refresh(self) -> None:
+        """See that it runs, and forget everything."""
+        if self._process is not None:
+            self.thaw()
+            if self._answers("FLUSHALL", "OK"):
+                return
+            self.kill()
+        self.start()
+
+    def _answers(self, command: str = "PING", answer: str = "PONG") -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(100) == b"+PONG\r\n"
+                connection.sendall(f"{command}\r\n".encode())
+                return connection.recv(100) == f"+{answer}\r\n".encode()
         except OSError:
             return False
 

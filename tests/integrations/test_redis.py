@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -50,12 +50,18 @@ if redis.VERSION < (8,):
     NO_HANDSHAKE = {"protocol": 2, "lib_name": None, "lib_version": None}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    it = RedisServer(tmp_path)
-    it.start()
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    it = RedisServer(tmp_path_factory.mktemp("redis"))
     yield it
     it.kill()
+
+
+@pytest.fixture
+def server(one_server: RedisServer) -> RedisServer:
+    """A server that runs, and knows nothing, whatever the test before has done to it."""
+    one_server.refresh()
+    return one_server
 
 
 class Side:
@@ -538,6 +544,23 @@ def test_a_subscription_survives_the_restart_of_the_server(side: Side, server: R
     side.run(main)
 
 
+def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
+    """Whether it would wait for some time, or for ever."""
+
+    async def main() -> None:
+        pubsub = side.client(Retry(3), socket_timeout=PATIENCE).pubsub(ignore_subscribe_messages=True)
+        await done(pubsub.subscribe("news"))
+        await done(pubsub.get_message(timeout=PATIENCE))
+        began = time.monotonic()
+        for waiting in ({"block": False, "timeout": PATIENCE}, {"block": True}, {"block": True}):
+            with deadline(0.1), contextlib.suppress(redis.TimeoutError):
+                await done(pubsub.parse_response(**waiting))
+        assert time.monotonic() - began < PATIENCE / 2
+        await done(pubsub.close() if side.blocking else pubsub.aclose())
+
+    side.run(main)
+
+
 # --- under load -------------------------------------------------------------------------------
 
 
@@ -695,6 +718,31 @@ def test_what_fail_raises_is_final_unless_it_could_not_connect() -> None:
     with pytest.raises(WatchError):
         PolicyRetry(Retry(5, on=Exception, backoff=[0])).call_with_retry(do, fail)
     assert next(raised, None) is None
+
+
+def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_says(side: Side, server: RedisServer) -> None:
+    """Given to redis-py as its `retry=`: attempts are not squared, and a restart is survived."""
+
+    async def main() -> None:
+        count = Count()
+        policy = Policy.wrap(Retry(3, backoff=[0]), count)
+        client = side.client(retry=PolicyRetry(policy) if side.blocking else AsyncPolicyRetry(policy))
+        assert await done(client.incr("n")) == 1
+        count.calls = 0
+        server.kill()
+        await failure(redis.ConnectionError, lambda: client.incr("n"))
+        assert count.calls <= 6  # the pool's connecting, and the command, three times each
+        server.start()
+        assert await done(client.incr("n")) == 1
+
+    side.run(main)
+
+
+def test_protecting_again_replaces_the_policy() -> None:
+    """And mixes nothing in twice."""
+    client = protect(protect(redis.Redis(), Retry(3)), Retry(5))
+    assert repr(client.get_retry()) == "PolicyRetry(Retry(attempts=5))"
+    assert client.connection_pool.connection_class.__mro__.count(redis.Connection) == 1
 
 
 # --- wrong arguments --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     return client
 
 
-#: What is mixed in between a class of ours and `object`: a connection of redis-py, over TCP, TLS or a Unix socket.
+#: What stands here in the end is a connection class of redis-py: over TCP, TLS or a Unix socket, or of a Sentinel.
 _RedisConnection: Any = object
 
 
@@ -88,7 +88,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     def can_read(self, timeout: float = 0) -> bool:
         if self._sock is None and self._call() is None:
             return False
-        return bool(super().can_read(timeout))
+        return bool(super().can_read(self._in_time(timeout)))
 
     @override
     def send_command(self, *args: Any, **kwargs: Any) -> None:
@@ -117,6 +117,8 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             self._shorten()
+            if "timeout" in kwargs:  # of a subscriber, who may want to wait for ever
+                kwargs["timeout"] = self._in_time(kwargs["timeout"])
         except DeadlineExceeded:
             self.disconnect()  # the answer is on its way, and nobody is to take it for that of another command
             raise RedisTimeoutError(TOO_LATE) from None
@@ -128,16 +130,20 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         if self._sock is not None and self._sock.gettimeout() != timeout:
             self._sock.settimeout(timeout)
 
-    def _in_time(self, limit: float | None) -> float | None:
+    def _in_time(self, limit: Any) -> Any:
+        """Return the smaller of a timeout of redis-py's and what is left; 0 and its sentinel mean something else."""
         call = self._call()
-        return limit if call is None or call.ctx is None else call.ctx.timeout(limit or None)
+        if call is None or call.ctx is None or not (limit is None or (isinstance(limit, (int, float)) and limit > 0)):
+            return limit
+        return call.ctx.timeout(limit)
 
     # Where redis-py reads its timeouts, it finds what is left of them.
 
     @property
     def socket_timeout(self) -> float | None:
         """Seconds that one operation on the socket may take."""
-        return self._in_time(self._socket_timeout)
+        seconds: float | None = self._in_time(self._socket_timeout)
+        return seconds
 
     @socket_timeout.setter
     def socket_timeout(self, value: float | None) -> None:
@@ -146,7 +152,8 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     @property
     def socket_connect_timeout(self) -> float | None:
         """Seconds that connecting may take."""
-        return self._in_time(self._socket_connect_timeout)
+        seconds: float | None = self._in_time(self._socket_connect_timeout)
+        return seconds
 
     @socket_connect_timeout.setter
     def socket_connect_timeout(self, value: float | None) -> None:
@@ -208,5 +215,7 @@ class _AsyncConnection(_RedisConnection):  # type: ignore[misc]
 @functools.cache
 def _connection_class(base: type) -> type:
     """Return the class of connections that does what ours do, and otherwise what `base` does."""
+    if issubclass(base, (_Connection, _AsyncConnection)):
+        return base
     ours = _AsyncConnection if issubclass(base, AbstractAsyncConnection) else _Connection
     return type(base.__name__, (ours, base), {"__module__": base.__module__})

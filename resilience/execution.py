@@ -207,10 +207,17 @@ class Execution:
         return bool(self._listeners) or finishing.is_heard
 
     def _tell(self, record: Record, error: BaseException | None) -> None:
-        heard = self._inner.child()
-        heard._facts = heard._facts._replace(listeners=self._listeners)
+        heard = _heard_by(self._listeners, self._inner)
         numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": _outcome(self.value, error)}
         events.emit(events.ExecutionFinished, self._policy.name, heard, **numbers)
+
+
+def _heard_by(listeners: tuple[Listener, ...], ctx: Context) -> Context:
+    """Return the context to tell an event with that these listeners hear, and no others but the subscribers."""
+    if ctx._facts.listeners != listeners:
+        ctx = ctx.child()
+        ctx._facts = ctx._facts._replace(listeners=listeners)
+    return ctx
 
 
 def _outcome(value: object, error: BaseException | None) -> Outcome[Any] | None:
@@ -255,12 +262,10 @@ class _Calling:
         record = self._record
         if record is None or record.attempts == self._before:
             return  # the function was not entered, or nobody listened yet when the execution began
-        heard = self._ctx.child()
-        heard._facts = heard._facts._replace(listeners=())
         events.emit(
             events.CallFinished,
             record.executed.name,
-            heard,
+            _heard_by((), self._ctx),
             attempt=self._ctx.attempt,
             elapsed=clock.now() - self._began,
             remaining=max(0.0, self._ctx.deadline - self._began),

@@ -142,8 +142,8 @@ class _Exchange(Exchange[ClientResponse]):
             raise RuntimeError("Session is closed")
         request.headers.update(self._propagation.headers_for(str(request.url), ctx))
         self.begin()
-        if self._was_sent:
-            await self._prepare_again()
+        if self._was_sent and hdrs.EXPECT in request.headers:
+            request.update_expect_continue()  # what waited for the server's consent has had it, or was cut off
         self._was_sent = True
         limit = asyncio.timeout(left)
         try:
@@ -171,13 +171,6 @@ class _Exchange(Exchange[ClientResponse]):
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
         return response
-
-    async def _prepare_again(self) -> None:
-        """Make the request such that it can be sent once more."""
-        request = self._request
-        await request.close()  # waits until the one who wrote the last body has ended
-        if hdrs.EXPECT in request.headers:
-            request.update_expect_continue()  # what waited for the server's consent has had it
 
 
 #: Raised before anything has been sent: no connection could be made, or got from the pool.
@@ -216,9 +209,10 @@ def _has_run_out(request: ClientRequest) -> bool:
 
 
 class _Ended(NamedTuple):
-    """A call of `ClientSession.request`, known by its timer, and what it failed with."""
+    """A call of `ClientSession.request`, known by its timer, and what its request failed with."""
 
     timer: object
+    request: ClientRequest
     error: Exception
 
 
@@ -235,17 +229,21 @@ def _expect_second_coming(request: ClientRequest, error: Exception) -> None:
         and not getattr(request.body, "consumed", False)
         and getattr(request.session, "_retry_connection", True)
     ):
-        _ended.set(_Ended(request._timer, error))
+        _ended.set(_Ended(request._timer, request, error))
 
 
 def _end_second_coming(request: ClientRequest) -> None:
-    """Raise the failure again that this very call of `ClientSession.request` has already had."""
+    """Raise the failure again that this very call of `ClientSession.request` has already had.
+
+    aiohttp makes its second try with a request that it makes anew. The same one comes from another middleware that
+    tries again, which is its right.
+    """
     ended = _ended.get()
     if ended is None:
         return
     _ended.set(None)
     try:
-        if ended.timer is request._timer:
+        if ended.timer is request._timer and ended.request is not request:
             raise ended.error
     finally:
         del ended

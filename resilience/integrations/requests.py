@@ -301,8 +301,8 @@ def _checked(response: Response, pieces: Iterable[Any], check: Callable[[], None
 
 
 def _was_read(response: Response) -> bool:
-    """Whether the whole body is here: urllib3 closes the connection's side then."""
-    return bool(getattr(response.raw, "closed", True))
+    """Whether the whole body is here, or there is none."""
+    return getattr(response.raw, "length_remaining", None) == 0 or bool(getattr(response.raw, "closed", True))
 
 
 def _has_timed_out(error: Exception) -> bool:

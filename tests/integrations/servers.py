@@ -17,7 +17,7 @@ A path has a queue of answers; the last one is given for ever, and a path withou
     Answer(200, body=[b"a", b"b"], pause=0.1)       wait for seconds there
     Answer(fault="reset")                           read the whole request, then reset the connection
     Answer(fault="close")                           read the whole request, then close without an answer
-    Answer(fault="refuse")                          read the headers alone, then reset
+    Answer(fault="refuse")                          read the headers alone, without a 100 Continue, then reset
     Answer(200, body=[b"a", b"b"], fault="cut")     close after the first piece of the body
 
 What was received is in `server.requests` (`server.requests_to(path)`): method, path with its query, headers
@@ -183,6 +183,9 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             super().finish()
 
+    def handle_expect_100(self) -> bool:
+        return True  # when the body is about to be read
+
     def answer(self) -> None:
         answer = self.scripted._next_answer(self.path)
         body = b"" if answer.fault == "refuse" else self._read_body()
@@ -196,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_DELETE = do_GET = do_HEAD = do_OPTIONS = do_PATCH = do_POST = do_PUT = do_QUERY = answer
 
     def _read_body(self) -> bytes:
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             return b"".join(iter(self._read_chunk, b""))
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))

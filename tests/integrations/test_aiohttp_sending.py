@@ -111,17 +111,47 @@ def test_a_users_own_second_try_is_another_request(server: FlakyServer) -> None:
     run(main)
 
 
-def test_a_failed_request_is_let_go(server: FlakyServer) -> None:
+def test_another_middlewares_second_try_is_another_request(server: FlakyServer) -> None:
+    """One around ours may try again, with the same request, or do without."""
+
+    async def again(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        try:
+            return await handler(request)
+        except aiohttp.ServerDisconnectedError:
+            return await handler(request)
+
+    async def never_mind(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        try:
+            return await handler(request)
+        except aiohttp.ServerDisconnectedError:
+            raise LookupError from None
+
+    async def main() -> None:
+        ours = resilience_middleware(Retry(1))
+        async with aiohttp.ClientSession() as one:
+            url = server.script("/", Answer(fault="close"), 200)
+            assert (await attempt(one.get(url, middlewares=(again, ours)))).status == 200
+            url = server.script("/", Answer(fault="close"), 200)
+            assert isinstance(await attempt(one.get(url, middlewares=(never_mind, ours))), LookupError)
+            assert (await attempt(one.get(url, middlewares=(ours,)))).status == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "used up", "never sent"])
+def test_a_failed_request_is_let_go(server: FlakyServer, kind: str) -> None:
     """Nothing of it is kept for a second coming that has been, or will never be."""
 
     async def main() -> None:
-        for method in ("GET", "POST"):
-            async with session(Retry(1)) as one:
-                error = await attempt(one.request(method, server.script("/", Answer(fault="close")), data=b"x"))
-                gone = weakref.ref(error)
-                del error
-            gc.collect()
-            assert gone() is None
+        async with session(Retry(1)) as one:
+            method = kind if kind.isupper() else "PUT"
+            url = unused_url() if kind == "never sent" else server.script("/", Answer(fault="close"))
+            error = await attempt(one.request(method, url, data=pieces() if kind == "used up" else b"x"))
+            gone = weakref.ref(error)
+            assert isinstance(error, aiohttp.ClientConnectionError)
+            del error
+        gc.collect()
+        assert gone() is None
 
     run(main)
 
@@ -160,6 +190,18 @@ def test_bodies_that_are_sent_again_whole(server: FlakyServer, options: Any, exp
     bodies = [it.body for it in server.requests]
     assert bodies == [bodies[0] if expected is None else expected] * 3
     assert bodies[0]
+
+
+def test_each_attempt_waits_for_the_servers_consent(server: FlakyServer) -> None:
+    """An attempt that was not allowed to send its body takes nothing from the next one."""
+
+    async def main() -> None:
+        async with session() as one:
+            url = server.script("/", Answer(fault="refuse"), 503, 200)
+            assert (await attempt(one.put(url, data=b"body", expect100=True))).status == 200
+
+    run(main)
+    assert [it.body for it in server.requests] == [b"", b"body", b"body"]
 
 
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset")])

@@ -101,6 +101,12 @@ def test_a_fallback_answers_them(server: FlakyServer, session: Make) -> None:
     assert lost[0].raw.closed
 
 
+def test_a_fallback_answers_with_a_response(server: FlakyServer, session: Make) -> None:
+    """requests could not go on with anything else."""
+    with pytest.raises(TypeError, match="answered with 'cached'"):
+        session(Fallback("cached")).get(server.script("/", 503))
+
+
 def test_the_standard_pipeline_has_a_breaker_for_each_host(server: FlakyServer, session: Make) -> None:
     """One host that is down does not keep requests from another."""
     one = session(standard(attempts=1, min_calls=2, failure_ratio=1.0))

@@ -125,6 +125,13 @@ def test_a_body_that_was_read_is_not_late(session: Make, stream: bool) -> None:
         assert b"".join(response.iter_content(1)) == b"recorded"
 
 
+def test_a_response_without_a_body_is_not_late(server: FlakyServer, session: Make) -> None:
+    """There is nothing to wait for."""
+    response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
+    with process_clock_ahead(2 * PATIENCE):
+        assert response.content == b""
+
+
 def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, session: Make) -> None:
     """Between one piece and the next the time is looked at, although no single wait is too long."""
     answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)

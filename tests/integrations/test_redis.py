@@ -39,10 +39,14 @@ from resilience.integrations.redis import (
 )
 from resilience.integrations.redis.commands import Repeatable
 from resilience.runtimes.blocking import drive
+from tests.conftest import FakeClock
 from tests.integrations.redis_server import RedisServer
 
 #: Much longer than anything here takes, and much shorter than a hang.
 PATIENCE = 20.0
+
+#: Options that end the wait for an answer soon, but never that for a connection.
+QUICK: dict[str, Any] = {"socket_timeout": 0.1, "socket_connect_timeout": PATIENCE}
 
 #: Options with which connecting is nothing but connecting.
 NO_HANDSHAKE: dict[str, Any] = {"protocol": 2, "driver_info": None}
@@ -76,7 +80,7 @@ class Side:
     def client(self, policy: Policy[Any] | None = None, *, repeat_writes: Any = False, **options: Any) -> Any:
         """Make a client, protected if there is a policy."""
         kind: Any = redis.Redis if self.blocking else redis.asyncio.Redis
-        client = kind(port=self._port, **{"socket_timeout": 0.2, **options})
+        client = kind(port=self._port, **{"socket_timeout": PATIENCE, **options})
         self._clients.append(client)
         return client if policy is None else protect(client, policy, repeat_writes=repeat_writes)
 
@@ -96,6 +100,18 @@ class Side:
 
 async def done(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
+
+
+async def warm(client: Any) -> None:
+    """Let the client connect, however short its timeouts are and however busy this machine is."""
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await done(client.ping())
+            return
+        except (redis.RedisError, TimeoutError, CircuitOpen):
+            assert time.monotonic() < patience
+            time.sleep(0.01)
 
 
 async def failure(kind: type[Exception], call: Callable[[], Any]) -> Any:
@@ -170,23 +186,27 @@ def test_a_read_survives_the_restart_of_the_server(side: Side, server: RedisServ
     side.run(main)
 
 
-def test_a_failure_is_counted_once_and_a_handshake_is_no_recovery(side: Side, server: RedisServer) -> None:
+def test_a_failure_is_counted_once_and_a_handshake_is_no_recovery(
+    side: Side, server: RedisServer, clock: FakeClock
+) -> None:
     """A frozen server takes connections, and that closes or resets no circuit: three failures in a row open it."""
 
     async def main() -> None:
-        breaker = CircuitBreaker(3, open_for=0.05)
-        client = side.client(breaker, **NO_HANDSHAKE, socket_timeout=0.05)
-        await done(client.ping())
+        breaker = CircuitBreaker(3, open_for=30)
+        client = side.client(breaker, **NO_HANDSHAKE, **QUICK)
+        await warm(client)
+        breaker.close()
         server.freeze()
         for _ in range(3):
             assert breaker.state is CircuitState.CLOSED
             await failure(redis.TimeoutError, lambda: client.get("a"))
         await failure(CircuitOpen, lambda: client.get("a"))
-        time.sleep(0.06)
+        clock.advance(30)
         await failure(redis.TimeoutError, lambda: client.get("a"))  # the probe
         assert breaker.state is CircuitState.OPEN
         server.thaw()
-        time.sleep(0.06)
+        await warm(side.client())
+        clock.advance(30)
         assert await done(client.get("a")) is None
         assert breaker.state is CircuitState.CLOSED
 
@@ -221,21 +241,20 @@ def test_a_fallback_answers_for_a_server_that_is_away(side: Side, server: RedisS
 # --- what may be sent twice -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("repeat_writes", "result"), [(False, b"1"), (True, b"3"), ({"incr", "INCRBY"}, b"3")])
+@pytest.mark.parametrize(("repeat_writes", "result"), [(False, b"1"), (True, b"2"), ({"incrby"}, b"2")])
 def test_a_write_that_may_have_been_carried_out_is_not_repeated(
     side: Side, server: RedisServer, repeat_writes: Any, result: bytes
 ) -> None:
     """A frozen server carries out later all that it was sent: INCR once, or as often as it was allowed."""
 
     async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]), repeat_writes=repeat_writes, **NO_HANDSHAKE)
-        await done(client.ping())
+        client = side.client(Retry(2, backoff=[0]), repeat_writes=repeat_writes, **NO_HANDSHAKE, **QUICK)
+        await warm(client)
         server.freeze()
         error = await failure(redis.TimeoutError, lambda: client.incr("n"))
         assert getattr(error, "repeatable", True) is (repeat_writes is not False)
         server.thaw()
-        observer = side.client(socket_timeout=PATIENCE)
-        assert await done(observer.get("n")) == result
+        assert await done(side.client().get("n")) == result
 
     side.run(main)
 
@@ -246,21 +265,16 @@ def test_a_pipeline_is_repeated_only_if_all_of_it_may_be(side: Side, server: Red
 
     async def main() -> None:
         count = Count()
-        client = side.client(Policy.wrap(Retry(3, backoff=[0]), count), socket_timeout=0.05)
-        await done(client.ping())
-        server.freeze()
-        count.calls = 0
-        await failure(
-            redis.TimeoutError, lambda: client.pipeline(transaction=transaction).set("a", 1).get("a").execute()
-        )
-        assert count.calls == 3
-        server.thaw()
-        await done(client.ping())
-        server.freeze()
-        count.calls = 0
-        await failure(redis.TimeoutError, lambda: client.pipeline(transaction=transaction).get("a").incr("a").execute())
-        assert count.calls == 1
-        server.thaw()
+        client = side.client(Policy.wrap(Retry(2, backoff=[0]), count), **QUICK)
+        reads = client.pipeline(transaction=transaction).set("a", 1).get("a")
+        writes = client.pipeline(transaction=transaction).get("a").incr("a")
+        for pipeline, attempts in ((reads, 2), (writes, 1)):
+            await warm(client)
+            server.freeze()
+            count.calls = 0
+            await failure(redis.TimeoutError, pipeline.execute)
+            assert count.calls == attempts
+            server.thaw()
 
     side.run(main)
 
@@ -341,7 +355,7 @@ def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: RedisS
     """The client's own timeout is longer; what is left of the budget holds, and the next command has its own again."""
 
     async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]), socket_timeout=PATIENCE)
+        client = side.client(Retry(3, backoff=[0]))
         await done(client.set("a", "mine"))
         await done(client.set("b", "other"))
         server.freeze()
@@ -361,7 +375,7 @@ def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: Redis
     """The handshake belongs to the attempt."""
 
     async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]), socket_timeout=PATIENCE)
+        client = side.client(Retry(3, backoff=[0]))
         server.freeze()
         began = time.monotonic()
         with deadline(0.2):
@@ -392,9 +406,10 @@ def test_a_cooperative_timeout_is_handed_to_the_client(side: Side, server: Redis
     async def main() -> None:
         count = Count()
         policy = Policy.wrap(Retry(2, backoff=[0]), count, Timeout(0.1, cooperative=True))
-        client = side.client(policy, socket_timeout=PATIENCE)
-        await done(client.ping())
+        client = side.client(policy)
+        await warm(client)
         server.freeze()
+        count.failures.clear()
         began = time.monotonic()
         await failure(redis.TimeoutError, lambda: client.get("a"))
         assert time.monotonic() - began < PATIENCE / 2
@@ -416,7 +431,7 @@ def test_a_timeout_around_the_client_is_another_matter(side: Side, server: Redis
     """It walks away with the whole call, or cancels it; later calls are not harmed."""
 
     async def main() -> None:
-        client = side.client(Retry(2, backoff=[0]), socket_timeout=1.0)
+        client = side.client(Retry(2, backoff=[0]))
         await done(client.set("a", 1))
         server.freeze()
         timeout = Timeout(0.1)
@@ -437,13 +452,13 @@ def test_a_write_that_a_timeout_cut_off_is_not_repeated(server: RedisServer) -> 
     side = Side("asyncio", server)
 
     async def main() -> None:
-        client = side.client(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.1)), socket_timeout=PATIENCE)
-        await done(client.ping())
+        client = side.client(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.1)))
+        await warm(client)
         server.freeze()
         error = await failure(OutcomeUnknown, lambda: client.incr("n"))
         assert str(error) == "INCRBY may have been carried out before it was cut off; not sent again"
         server.thaw()
-        assert await done(client.get("n")) == b"1"
+        assert await done(side.client().get("n")) == b"1"
 
     side.run(main)
 
@@ -453,9 +468,10 @@ def test_a_read_that_a_timeout_cut_off_is_repeated(server: RedisServer) -> None:
     side = Side("asyncio", server)
 
     async def main() -> None:
-        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.5))
-        client = side.client(policy, socket_timeout=PATIENCE)
-        await done(client.set("a", 1))
+        policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.2))
+        client = side.client(policy)
+        await done(side.client().set("a", 1))
+        await warm(client)
         server.freeze()
         assert await done(client.get("a")) == b"1"
 
@@ -489,7 +505,8 @@ def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(server: RedisS
 
     async def main() -> None:
         retry = Retry(3, backoff=[0], on_retry=lambda event: server.thaw())
-        client = side.client(Policy.wrap(retry, Timeout(0.3)), socket_timeout=PATIENCE)
+        client = side.client(Policy.wrap(retry, Timeout(0.3)))
+        await warm(client)
         async with client.pipeline() as pipeline:
             await pipeline.watch("a")
             pipeline.multi()
@@ -505,7 +522,7 @@ def test_cancelling_a_task_harms_nobody_else(server: RedisServer) -> None:
     side = Side("asyncio", server)
 
     async def main() -> None:
-        client = side.client(Retry(3), socket_timeout=PATIENCE)
+        client = side.client(Retry(3))
         await client.set("a", 1)
         await client.set("b", 2)
         server.freeze()
@@ -527,7 +544,7 @@ def test_a_subscription_survives_the_restart_of_the_server(side: Side, server: R
     """The next read connects and subscribes again."""
 
     async def main() -> None:
-        client = side.client(Retry(5, backoff=[0.01]), socket_timeout=2.0)
+        client = side.client(Retry(5, backoff=[0.01]))
         pubsub = client.pubsub(ignore_subscribe_messages=True)
         await done(pubsub.subscribe("news"))
         server.kill()
@@ -548,7 +565,7 @@ def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
     """Whether it would wait for some time, or for ever."""
 
     async def main() -> None:
-        pubsub = side.client(Retry(3), socket_timeout=PATIENCE).pubsub(ignore_subscribe_messages=True)
+        pubsub = side.client(Retry(3)).pubsub(ignore_subscribe_messages=True)
         await done(pubsub.subscribe("news"))
         await done(pubsub.get_message(timeout=PATIENCE))
         began = time.monotonic()
@@ -619,17 +636,14 @@ def test_tasks_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisSe
         stop = asyncio.Event()
         tasks = [asyncio.create_task(work(number)) for number in range(8)]
         await asyncio.to_thread(_disturb, server, opened)
-        patience = time.monotonic() + PATIENCE
-        while breaker.state is not CircuitState.CLOSED and time.monotonic() < patience:
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(_eventually, lambda: breaker.state is CircuitState.CLOSED)
         stop.set()
         await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-        assert await client.ping()
+        await warm(client)
         assert in_use(client) == 0
         await client.aclose()
 
     anyio.run(main)
-    assert breaker.state is CircuitState.CLOSED
     assert wrong == []
 
 

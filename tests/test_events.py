@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -757,6 +758,31 @@ def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: list[An
     world.run(main)
     unsubscribe()
     assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
+
+
+def test_when_nobody_listens_to_calls_any_more_nothing_stands_around_them(world: World) -> None:
+    """Also in a pipeline whose first execution was listened to."""
+    stages: list[list[str]] = []
+
+    async def fn(ctx: Context) -> None:
+        frame = sys._getframe()
+        names = []
+        while frame.f_back is not None:
+            frame = frame.f_back
+            names.append(frame.f_code.co_name)
+        stages.append([name for name in names if name.endswith("enter_and_tell")])
+
+    retry = Retry()
+
+    async def main() -> None:
+        unsubscribe = events.subscribe(lambda event: None, events.CallFinished)
+        await world.execute(retry, fn)
+        unsubscribe()
+        await world.execute(retry, fn)
+        await world.execute(retry, fn)
+
+    world.run(main)
+    assert [len(each) for each in stages] == [1, 0, 0]
 
 
 def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> None:

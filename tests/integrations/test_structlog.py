@@ -95,7 +95,7 @@ def test_messages_are_told_where_they_are_asked_for(threads: World, clock: FakeC
 
 
 def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) -> None:
-    """What it filters away is not counted as left out; it renders as it likes."""
+    """It filters and renders as it likes."""
     written = io.StringIO()
     logger = structlog.wrap_logger(
         structlog.PrintLogger(written),
@@ -113,6 +113,34 @@ def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) 
         ("error", "resilience.circuit_changed"),
         ("critical", "resilience.call_rejected"),
     ]
+
+
+class Asked:
+    """A logger that can be asked for its level, and wants nothing."""
+
+    def __init__(self) -> None:
+        self.levels: list[int] = []
+
+    def is_enabled_for(self, level: int) -> bool:
+        self.levels.append(level)
+        return False
+
+    def critical(self, event: str, **values: Any) -> None:
+        raise AssertionError("nothing was wanted")
+
+    debug = info = warning = error = critical
+
+
+def test_a_logger_is_asked_before_a_line_is_made(threads: World) -> None:
+    """Where it can be asked, as the loggers of structlog 25.1 and later can."""
+    logger = Asked()
+    end = log_events(logger, repeats=1)
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    for _ in range(2):
+        breaker.capture(lambda ctx: "never")
+    end()
+    assert logger.levels == [logging.WARNING, *[logging.WARNING, logging.DEBUG] * 2]
 
 
 def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from resilience import Retry, transient
-from resilience.integrations.http import IDEMPOTENT_METHODS, TRANSIENT_STATUSES, Rules, TransientStatus, retry_after
+from resilience import Context, DeadlineExceeded, Fallback, Retry, transient
+from resilience.integrations.http import (
+    IDEMPOTENT_METHODS,
+    TRANSIENT_STATUSES,
+    Exchange,
+    Rules,
+    TransientStatus,
+    retry_after,
+)
 
 
 def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:
@@ -147,6 +154,61 @@ def test_wrong_rules_are_refused(words: dict[str, Any], kind: type[Exception], m
     """Where they are written, with the value."""
     with pytest.raises(kind, match=message):
         Rules(**words)
+
+
+class Response:
+    """A response that counts how often it is closed."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Answered(Exchange[Response]):
+    """An exchange with a server that gives these answers."""
+
+    def __init__(self, *answers: Response, method: str = "GET") -> None:
+        super().__init__(Rules(), method, {}, replayable=True, host="example.org")
+        self.answers = iter(answers)
+
+    def __call__(self, ctx: Context) -> Response:
+        self.begin()
+        response = next(self.answers)
+        return self.received(response, response.status, {}, ctx)
+
+
+def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
+    """Those that a retry discards, and those that nobody would close."""
+    responses = [Response(503), Response(503), Response(503)]
+    assert Answered(*responses).run(Retry(3, backoff=[0])) is responses[-1]
+    assert [it.closed > 0 for it in responses] == [True, True, False]
+    lost = Response(503)
+    assert Answered(lost).run(Fallback("cached")) == "cached"
+    assert lost.closed == 1
+
+
+def test_a_response_that_comes_when_the_exchange_is_over_is_closed() -> None:
+    """Whoever waited for it has left, for whatever reason: Ctrl-C is one."""
+    late, exchange = Response(), Answered(Response())
+    exchange.run(Retry())
+    with pytest.raises(DeadlineExceeded, match="the response came after its time"):
+        exchange.received(late, 200, {}, Context())
+    assert late.closed == 1
+
+
+def test_an_answer_of_another_exchange_is_an_error_like_others() -> None:
+    """What is no response to this request is not returned as one."""
+    other = TransientStatus("busy", status=503, response=Response(503))
+
+    class Failing(Answered):
+        def __call__(self, ctx: Context) -> Response:
+            raise other
+
+    with pytest.raises(TransientStatus):
+        Failing().run(Retry(1))
 
 
 def test_a_retry_obeys_a_transient_status() -> None:

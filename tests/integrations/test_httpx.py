@@ -8,6 +8,8 @@ import gzip
 import io
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -63,7 +65,7 @@ class Kit:
         kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
         return kind(verify=NO_TLS, **options)
 
-    def network_that_first(self, does: Any, *, after: bool = False) -> Any:
+    def network_that_first(self, does: Any, *, after: bool = False, **options: Any) -> Any:
         """The network, but `does()` comes before the first request, or after its response has come."""
         begun: list[Any] = []
 
@@ -85,7 +87,7 @@ class Kit:
                     does()
                 return await super().handle_async_request(request)
 
-        return (Blocking if self.blocking else Tasks)(verify=NO_TLS)
+        return (Blocking if self.blocking else Tasks)(verify=NO_TLS, **options)
 
     def mock(self, *steps: Any) -> Any:
         """A transport that takes one step for each request: a status, a response, an error."""
@@ -346,6 +348,36 @@ def test_a_post_with_an_idempotency_key_is_repeated(kit: Kit, server: FlakyServe
     kit.run(main)
     assert {(it.headers["Idempotency-Key"], it.body) for it in server.requests} == {("4711", b'{"a":1}')}
     assert len(server.requests) == 3
+
+
+def test_a_policy_is_told_what_must_not_be_repeated(kit: Kit) -> None:
+    """On the failure itself, for whoever looks at it."""
+    told: list[Any] = []
+
+    async def main() -> None:
+        policy = Policy.wrap(QUICK, listeners=[told.append])
+        async with kit.client(policy, kit.mock(503, 503, 200)) as client:
+            await client.post("http://example.org/")
+            await client.get("http://example.org/")
+
+    kit.run(main)
+    failures = [it.outcome.error for it in told if isinstance(it, events.AttemptFailed)]
+    assert [it.repeatable for it in failures] == [False, True]
+    assert "POST may have been carried out" in note(failures[0])
+
+
+def test_a_post_that_a_policy_inside_has_refused_was_never_sent(kit: Kit, clock: FakeClock) -> None:
+    """Transports nest, and a refusal of the inner one is no doubt."""
+    breaker = CircuitBreaker(1, open_for=5)
+
+    async def main() -> None:
+        inner = kit.transport(breaker, kit.mock(503, 200))
+        async with kit.client(Retry(2, on=CircuitOpen, backoff=[0]), inner) as client:
+            assert (await client.post("http://example.org/")).status_code == 503
+            assert (await client.post("http://example.org/")).status_code == 200
+
+    kit.run(main)
+    assert clock.sleeps == [5.0]
 
 
 def test_the_rules_may_name_more_methods(kit: Kit, server: FlakyServer) -> None:
@@ -878,11 +910,11 @@ def test_a_response_that_comes_too_late_is_closed(sync_kit: Kit, attempts: int) 
 
 def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
     """With one connection, the second attempt waits for that of the first one, which nobody reads."""
-    inner = sync_kit.network_that_first(lambda: time.sleep(0.3), after=True)
+    limits = sync_kit.library.Limits(max_connections=1)
+    inner = sync_kit.network_that_first(lambda: time.sleep(0.3), after=True, limits=limits)
     policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.15))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
-        assert client.get(server.url).content == b"ok"
-        server.wait_until(lambda: len(server.requests) >= 2)
+        assert client.get(server.url, timeout=None).content == b"ok"
         server.wait_until(lambda: Timeout.abandoned() == 0)
         assert not [it for it in inner._pool.connections if not it.is_idle() and not it.is_closed()]
 
@@ -1317,6 +1349,20 @@ def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], messa
     """By the constructor, with the value."""
     with pytest.raises(TypeError, match=message):
         kind(**{"policy": QUICK, **arguments})
+
+
+@pytest.mark.parametrize("missing", [["httpx"], ["httpx2"], ["httpx", "httpx2"]], ids="+".join)
+def test_one_of_the_libraries_is_enough(missing: list[str]) -> None:
+    """Without either, the error says what to install."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+import resilience.integrations.httpx
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (len(missing) == 1)
+    if done.returncode:
+        assert "pip install 'resilience-pipeline[httpx]'" in done.stderr
 
 
 def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:

@@ -1,0 +1,47 @@
+"""Databases: files of SQLite, and one PostgreSQL for all tests."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from tests.integrations.databases.models import Base
+from tests.integrations.databases.postgres import PostgresServer
+
+
+@pytest.fixture(scope="package")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.wait(psycopg.connect)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database with one table."""
+    file = tmp_path / "test.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table notes (text)")
+    connection.close()
+    return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a database may be."""
+    return tmp_path / "test.db"
+
+
+@pytest.fixture
+def engine(file: Path) -> Iterator[Engine]:
+    """An engine that does not wait for locks."""
+    it = create_engine(f"sqlite:///{file}", connect_args={"timeout": 0})
+    Base.metadata.create_all(it)
+    yield it
+    it.dispose()

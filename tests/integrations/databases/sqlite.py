@@ -1,0 +1,51 @@
+"""A table in SQLite, and what the tests do to it besides the unit of work."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience import Retry
+from resilience.integrations.dbapi import transient
+
+#: Much longer than anything here takes, and much shorter than a hang.
+PATIENCE = 20.0
+
+AGAIN = Retry(3, on=transient, backoff=[0])
+
+#: A statement that does not end.
+FOREVER = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
+
+
+def connecting(path: Path, timeout: float = 0.0) -> Callable[[], sqlite3.Connection]:
+    return lambda: sqlite3.connect(path, timeout=timeout, check_same_thread=False)
+
+
+def notes(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    try:
+        return [text for (text,) in connection.execute("select text from notes order by rowid")]
+    finally:
+        connection.close()
+
+
+def note(connection: sqlite3.Connection, text: str) -> None:
+    connection.execute("insert into notes values (?)", (text,))
+
+
+class Locked:
+    """Another connection, which holds the lock of a database until it is let go."""
+
+    def __init__(self, path: Path, statement: str = "begin immediate") -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection.execute(statement).fetchall()
+
+    def release(self, event: object = None) -> None:
+        self._connection.close()
+
+
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("as the database says")
+    error.sqlite_errorcode = code
+    return error

@@ -1,0 +1,217 @@
+"""SQLAlchemy's sessions and connections in units of work, on SQLite."""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from resilience import DeadlineExceeded, Retry, deadline
+from resilience.integrations.sqlalchemy import transient, unit_of_work
+from tests.conftest import FakeClock
+from tests.integrations.databases.models import AGAIN, FOREVER, Note, lost, notes
+from tests.integrations.databases.sqlite import PATIENCE, Locked
+
+
+def wrapped(original: BaseException, *, invalidated: bool = False) -> DBAPIError:
+    return DBAPIError("select 1", None, original, connection_invalidated=invalidated)
+
+
+def busy() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (wrapped(psycopg.errors.DeadlockDetected()), True),
+        (wrapped(psycopg.errors.SerializationFailure()), True),
+        (wrapped(busy()), True),
+        (wrapped(Exception("whatever"), invalidated=True), True),
+        (wrapped(psycopg.errors.UniqueViolation()), False),
+        (wrapped(Exception("whatever")), False),
+        (psycopg.errors.DeadlockDetected(), True),
+        (ConnectionResetError("reset"), True),
+        (PoolTimeout("QueuePool limit of size 5 overflow 10 reached"), False),
+        (ValueError("wrong"), False),
+    ],
+)
+def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
+    """What the driver's error says, and connections that the pool has found dead."""
+    assert transient(error) is expected
+
+
+def test_a_session_is_committed_and_closed(engine: Engine) -> None:
+    """What was added is there afterwards; the caller does not give the session."""
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session, text: str) -> int:
+        note = Note(text=text)
+        session.add(note)
+        session.flush()
+        return note.id
+
+    assert add("a") == 1
+    assert notes(engine) == ["a"]
+    assert list(inspect.signature(add).parameters) == ["text"]
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["engine", "sessionmaker", "scoped", "function"])
+def test_the_sources_of_a_unit(engine: Engine, kind: str) -> None:
+    """An engine gives connections, everything else is called."""
+    sources: dict[str, Any] = {
+        "engine": engine,
+        "sessionmaker": sessionmaker(engine),
+        "scoped": scoped_session(sessionmaker(engine)),
+        "function": lambda: Session(engine),
+    }
+    given: list[Any] = []
+
+    @unit_of_work(AGAIN, sources[kind])
+    def add(work: Any) -> None:
+        given.append(work)
+        work.execute(text("insert into notes (text) values ('a')"))
+
+    with deadline(PATIENCE):
+        add()
+    assert isinstance(given[0], Connection if kind == "engine" else Session)
+    assert notes(engine) == ["a"]
+
+
+def test_a_locked_database_is_tried_again_with_a_fresh_session(engine: Engine, file: Path) -> None:
+    """The failed one is rolled back and closed."""
+    other = Locked(file)
+    sessions = []
+
+    @unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=other.release), sessionmaker(engine))
+    def add(session: Session) -> None:
+        sessions.append(session)
+        session.add(Note(text=f"attempt {len(sessions)}"))
+
+    add()
+    assert notes(engine) == ["attempt 2"]
+    assert sessions[0] is not sessions[1]
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+def test_a_mistake_is_not_repeated(engine: Engine) -> None:
+    """A constraint says no every time."""
+    attempts = []
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session) -> None:
+        attempts.append(session)
+        session.add_all([Note(text="same"), Note(text="same")])
+
+    with pytest.raises(IntegrityError):
+        add()
+    assert (len(attempts), notes(engine)) == (1, [])
+
+
+def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
+    """The default of `on` knows the network; deadlocks and locks are named by our `transient`."""
+    for error, expected in ((lost(), 3), (wrapped(busy()), 1)):
+        attempts = []
+
+        @unit_of_work(Retry(3, backoff=[0]), engine)
+        def fail(connection: Connection, error: DBAPIError = error, attempts: list[int] = attempts) -> None:
+            attempts.append(1)
+            raise error
+
+        with pytest.raises(DBAPIError):
+            fail()
+        assert len(attempts) == expected
+
+
+def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
+    """A connection that is lost after the flush may have committed; before it, it has not."""
+
+    class Losing(Session):
+        at: str
+
+        def flush(self, objects: Any = None) -> None:
+            super().flush(objects)
+            if self.at == "flush":
+                raise lost()
+
+        def commit(self) -> None:
+            super().commit()
+            raise lost()
+
+    for at, rows in (("commit", 1), ("flush", 0)):
+        attempts = []
+
+        @unit_of_work(AGAIN, sessionmaker(engine, class_=type(at, (Losing,), {"at": at})))
+        def add(session: Session, at: str = at, attempts: list[int] = attempts) -> None:
+            attempts.append(1)
+            session.add(Note(text=at))
+
+        with pytest.raises(OperationalError):
+            add()
+        assert len(attempts) == (1 if at == "commit" else 3)
+        assert notes(engine).count(at) == rows
+
+
+def test_a_commit_that_found_the_database_locked_is_tried_again(engine: Engine, file: Path) -> None:
+    """A reader keeps it from happening, and so it certainly has not happened."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("begin")
+    other.execute("select * from notes").fetchall()
+
+    @unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=lambda event: other.close()), sessionmaker(engine))
+    def add(session: Session) -> None:
+        session.add(Note(text="a"))
+
+    add()
+    assert notes(engine) == ["a"]
+
+
+def test_nothing_is_committed_after_the_deadline(engine: Engine, clock: FakeClock) -> None:
+    """Whoever waited for it has been told that it failed."""
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session) -> None:
+        session.add(Note(text="late"))
+        session.flush()
+        clock.advance(2.0)
+
+    with deadline(1.0), pytest.raises(DeadlineExceeded):
+        add()
+    assert notes(engine) == []
+
+
+def test_a_deadline_interrupts_a_statement_and_is_taken_back(engine: Engine) -> None:
+    """The connection goes back to the pool as it was."""
+    began = time.monotonic()
+    with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
+        unit_of_work(AGAIN, sessionmaker(engine))(lambda session: session.execute(FOREVER))()
+    assert time.monotonic() - began < PATIENCE / 2
+    with deadline(PATIENCE):
+        unit_of_work(AGAIN, engine)(lambda connection: connection.execute(text("select 1")))()
+    with engine.connect() as connection:
+        assert connection.execute(text("pragma busy_timeout")).scalar() == 0
+        counting = (
+            "with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000) select max(i) from n"
+        )
+        assert connection.execute(text(counting)).scalar() == 100000
+
+
+def test_limits_can_be_left_out(engine: Engine) -> None:
+    """Then no statement of ours is sent."""
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    with deadline(PATIENCE):
+        unit_of_work(AGAIN, engine, limit_statements=False)(lambda connection: connection.execute(text("select 1")))()
+    assert statements == ["select 1"]

@@ -1,0 +1,106 @@
+"""SQLAlchemy on PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import psycopg
+import pytest
+from sqlalchemy import Connection, create_engine, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from resilience import deadline
+from resilience.integrations.sqlalchemy import unit_of_work
+from tests.integrations.databases.models import AGAIN, Note, notes
+from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.sqlite import PATIENCE
+
+TERMINATE = text("select pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    """The address without its scheme; a database with an empty table."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("drop table if exists notes")
+        connection.execute("create table notes (id serial primary key, text varchar(40) unique)")
+    return postgres.url.removeprefix("postgresql")
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_postgresql_blocking(url: str, driver: str) -> None:
+    """A lost connection is done again, and a deadline ends a statement in the server."""
+    engine = create_engine(f"postgresql+{driver}{url}")
+    attempts = []
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session) -> None:
+        attempts.append(1)
+        session.add(Note(text=f"attempt {len(attempts)}"))
+        session.flush()
+        if len(attempts) == 1:
+            session.execute(TERMINATE)
+
+    add()
+    assert notes(engine) == ["attempt 2"]
+    with deadline(0.3), pytest.raises(OperationalError, match="statement timeout"):
+        unit_of_work(AGAIN, engine)(lambda connection: connection.execute(text("select pg_sleep(20)")))()
+    with engine.connect() as connection:
+        assert connection.execute(text("show statement_timeout")).scalar() == "0"
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_postgresql_asynchronous(url: str, driver: str) -> None:
+    """The same, also with asyncpg, which is no DB-API driver by itself."""
+    attempts = []
+
+    async def add(session: AsyncSession) -> None:
+        attempts.append(1)
+        session.add(Note(text=f"attempt {len(attempts)}"))
+        await session.flush()
+        if len(attempts) == 1:
+            await session.execute(TERMINATE)
+
+    async def sleep(connection: AsyncConnection) -> None:
+        await connection.execute(text("select pg_sleep(20)"))
+
+    async def main() -> None:
+        engine = create_async_engine(f"postgresql+{driver}{url}")
+        await unit_of_work(AGAIN, async_sessionmaker(engine))(add)()
+        with deadline(0.3), pytest.raises(DBAPIError, match="statement timeout"):
+            await unit_of_work(AGAIN, engine)(sleep)()
+        async with engine.connect() as connection:
+            assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
+        await engine.dispose()
+
+    anyio.run(main)
+
+
+def test_a_deadlock_is_done_again(url: str) -> None:
+    """Two transactions that wait for each other: PostgreSQL ends one of them, and it is done again."""
+    engine = create_engine(f"postgresql+psycopg{url}", connect_args={"options": "-c deadlock_timeout=50ms"})
+    with engine.begin() as connection:
+        connection.execute(text("insert into notes (text) values ('a'), ('b')"))
+    meeting = threading.Barrier(2, timeout=PATIENCE)  # once, when each has its first lock
+    attempts: list[str] = []
+
+    @unit_of_work(AGAIN, engine)
+    def touch(connection: Connection, first: str, second: str) -> None:
+        attempts.append(first)
+        update = text("update notes set text = text where text = :text")
+        connection.execute(update, {"text": first})
+        if len(attempts) <= 2:
+            meeting.wait()
+        connection.execute(update, {"text": second})
+
+    threads = [threading.Thread(target=touch, args=names) for names in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(attempts) == 3
+    engine.dispose()

@@ -1,0 +1,77 @@
+"""Which errors of drivers are transient."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import asyncpg
+import psycopg
+import psycopg2
+import pytest
+from psycopg import errors as pg
+
+from resilience.integrations.dbapi import sqlstate, transient
+from tests.integrations.databases.sqlite import sqlite_error
+
+
+def made(name: str, *, bases: tuple[type, ...] = (Exception,), **attributes: Any) -> Exception:
+    """An error of a driver that is not installed here."""
+    package, _, kind = name.rpartition(".")
+    arguments = attributes.pop("args", ())
+    error: Exception = type(kind, bases, {"__module__": package})(*arguments)
+    for key, value in attributes.items():
+        setattr(error, key, value)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (pg.SerializationFailure(), True),
+        (pg.DeadlockDetected(), True),
+        (pg.LockNotAvailable(), True),
+        (pg.AdminShutdown(), True),
+        (pg.CrashShutdown(), True),
+        (pg.CannotConnectNow(), True),
+        (pg.TooManyConnections(), True),
+        (pg.ConnectionFailure(), True),
+        (psycopg.OperationalError("the connection is lost"), True),
+        (pg.ProtocolViolation(), False),
+        (pg.QueryCanceled(), False),
+        (pg.UniqueViolation(), False),
+        (pg.UndefinedTable(), False),
+        (psycopg.InterfaceError("the cursor is closed"), False),
+        (asyncpg.DeadlockDetectedError("x"), True),
+        (asyncpg.ConnectionDoesNotExistError("x"), True),
+        (asyncpg.UniqueViolationError("x"), False),
+        (psycopg2.OperationalError("server closed the connection unexpectedly"), True),
+        (psycopg2.InterfaceError("connection already closed"), False),
+        (made("psycopg2.errors.DeadlockDetected", pgcode="40P01"), True),
+        (made("psycopg2.errors.UniqueViolation", pgcode="23505"), False),
+        (sqlite_error(sqlite3.SQLITE_BUSY), True),
+        (sqlite_error(sqlite3.SQLITE_BUSY_SNAPSHOT), True),
+        (sqlite_error(sqlite3.SQLITE_LOCKED), True),
+        (sqlite_error(sqlite3.SQLITE_INTERRUPT), False),
+        (sqlite_error(sqlite3.SQLITE_CONSTRAINT_UNIQUE), False),
+        (sqlite3.OperationalError("no code"), False),
+        (made("pymysql.err.OperationalError", args=(1213, "Deadlock found")), True),
+        (made("MySQLdb.OperationalError", args=(1205, "Lock wait timeout exceeded")), True),
+        (made("mysql.connector.errors.DatabaseError", args=(1205, "Lock wait", "HY000"), sqlstate="HY000"), True),
+        (made("mysql.connector.errors.DatabaseError", args=(1064, "syntax", "42000"), sqlstate="42000"), False),
+        (made("elsewhere.OperationalError", args=(1213, "not of MySQL")), False),
+        (ConnectionResetError("reset"), True),
+        (ValueError("wrong"), False),
+    ],
+)
+def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
+    """What the database has undone, or could not begin: yes. Mistakes, constraints, cancelled statements: no."""
+    assert transient(error) is expected
+
+
+def test_the_sqlstate_of_an_error() -> None:
+    """Whatever the driver calls it; a driver without one has none."""
+    assert sqlstate(pg.DeadlockDetected()) == "40P01"
+    assert sqlstate(made("psycopg2.errors.DeadlockDetected", pgcode="40P01")) == "40P01"
+    assert sqlstate(psycopg.OperationalError()) is None
+    assert sqlstate(made("some.Error", sqlstate=12345)) is None

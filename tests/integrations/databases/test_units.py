@@ -1,0 +1,231 @@
+"""Units of work with sqlite3: done again as a whole, never twice."""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, deadline
+from resilience.integrations.dbapi import OutcomeUnknown, transient, unit_of_work
+from tests.conftest import FakeClock
+from tests.integrations.databases.sqlite import AGAIN, PATIENCE, Locked, connecting, note, notes, sqlite_error
+
+
+def test_a_unit_is_committed_when_it_returns(path: Path) -> None:
+    """And hands on what it returns; the caller does not give the connection."""
+    unit = unit_of_work(AGAIN, connecting(path))
+
+    @unit
+    def add(connection: sqlite3.Connection, text: str, *, twice: bool = False) -> int:
+        """Add a note."""
+        for _ in range(1 + twice):
+            note(connection, text)
+        return connection.total_changes
+
+    assert add("a") == 1
+    assert add("b", twice=True) == 2
+    assert notes(path) == ["a", "b", "b"]
+    assert (add.__name__, add.__doc__) == ("add", "Add a note.")
+    assert list(inspect.signature(add).parameters) == ["text", "twice"]
+
+
+def test_a_unit_that_raises_is_rolled_back(path: Path) -> None:
+    """And not repeated, unless the policy says so."""
+    calls = []
+
+    @unit_of_work(AGAIN, connecting(path))
+    def add(connection: sqlite3.Connection) -> None:
+        calls.append(1)
+        note(connection, "a")
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        add()
+    assert (len(calls), notes(path)) == (1, [])
+
+
+def test_the_whole_unit_is_done_again(path: Path) -> None:
+    """What the first attempt has done is undone, its connection closed, and the next one has a fresh one."""
+    connections = []
+
+    @unit_of_work(AGAIN, connecting(path))
+    def add(connection: sqlite3.Connection) -> int:
+        connections.append(connection)
+        note(connection, f"attempt {len(connections)}")
+        if len(connections) < 3:
+            raise sqlite_error(sqlite3.SQLITE_BUSY)
+        return len(connections)
+
+    assert add() == 3
+    assert notes(path) == ["attempt 3"]
+    for connection in connections:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("select 1")
+
+
+@pytest.mark.parametrize("statement", ["begin immediate", "begin exclusive"])
+def test_a_locked_database_is_tried_again(path: Path, statement: str) -> None:
+    """SQLITE_BUSY, from a real second connection."""
+    other = Locked(path, statement)
+    unit = unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=other.release), connecting(path))
+    unit(note)("a")
+    assert notes(path) == ["a"]
+
+
+def test_a_commit_that_found_the_database_locked_is_tried_again(path: Path) -> None:
+    """A reader keeps a commit from happening: then it has certainly not happened."""
+    other = Locked(path, "begin")
+    other._connection.execute("select * from notes").fetchall()
+    failures: list[str] = []
+
+    def release(event: Any) -> None:
+        failures.append(event.outcome.error.sqlite_errorname)
+        other.release()
+
+    unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=release), connecting(path))(note)("a")
+    assert (failures, notes(path)) == (["SQLITE_BUSY"], ["a"])
+
+
+class LosesConnection:
+    """A connection that commits, and breaks before it can say so."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def commit(self) -> None:
+        self._connection.commit()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+
+def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
+    """The work may have been done: it has been. Unless it may be done twice."""
+    connect = connecting(path)
+    with pytest.raises(psycopg.OperationalError) as caught:
+        unit_of_work(AGAIN, lambda: LosesConnection(connect()))(note)("a")
+    assert caught.value.repeatable is False  # type: ignore[attr-defined]
+    assert notes(path) == ["a"]
+    with pytest.raises(psycopg.OperationalError):
+        unit_of_work(AGAIN, lambda: LosesConnection(connect()), repeat_unknown_commits=True)(note)("b")
+    assert notes(path) == ["a", "b", "b", "b"]
+
+
+def test_nothing_is_committed_after_the_deadline(path: Path, clock: FakeClock) -> None:
+    """Whoever waited for it has been told that it failed."""
+
+    @unit_of_work(AGAIN, connecting(path))
+    def add(connection: sqlite3.Connection) -> None:
+        note(connection, "late")
+        clock.advance(2.0)
+
+    with deadline(1.0), pytest.raises(DeadlineExceeded, match="nothing is committed"):
+        add()
+    assert notes(path) == []
+
+
+def test_an_attempt_that_was_walked_away_from_commits_nothing(path: Path) -> None:
+    """In threads it goes on, and finds its time over before the commit. The next attempt has done the work."""
+    second_is_done, first_is_done = threading.Event(), threading.Event()
+    attempts = []
+
+    class Closing(sqlite3.Connection):
+        def close(self) -> None:
+            super().close()
+            if attempts[0] == self:
+                first_is_done.set()
+
+    @unit_of_work(
+        Policy.wrap(AGAIN, Timeout(0.2)),
+        lambda: sqlite3.connect(path, factory=Closing, timeout=PATIENCE, check_same_thread=False),
+    )
+    def add(connection: sqlite3.Connection) -> str:
+        attempts.append(connection)
+        text = f"attempt {len(attempts)}"
+        if len(attempts) == 1:
+            second_is_done.wait(PATIENCE)
+        note(connection, text)
+        return text
+
+    assert add() == "attempt 2"
+    second_is_done.set()
+    assert first_is_done.wait(PATIENCE)
+    assert notes(path) == ["attempt 2"]
+
+
+def test_a_commit_in_the_middle_of_which_the_caller_left_is_not_repeated(path: Path) -> None:
+    """It may still happen. The next attempt is told so, and does nothing."""
+    may_commit, committed = threading.Event(), threading.Event()
+
+    class Slow(sqlite3.Connection):
+        def commit(self) -> None:
+            may_commit.wait(PATIENCE)
+            super().commit()
+            committed.set()
+
+    unit = unit_of_work(
+        Policy.wrap(AGAIN, Timeout(0.2)), lambda: sqlite3.connect(path, factory=Slow, check_same_thread=False)
+    )
+    with pytest.raises(OutcomeUnknown, match="may have been committed"):
+        unit(note)("a")
+    may_commit.set()
+    assert committed.wait(PATIENCE)
+    assert notes(path) == ["a"]
+
+
+def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
+    """Connecting is a part of the attempt."""
+    steps: list[Any] = [ConnectionRefusedError("refused"), None]
+
+    def connect() -> sqlite3.Connection:
+        if error := steps.pop(0):
+            raise error
+        return sqlite3.connect(path)
+
+    unit_of_work(AGAIN, connect)(note)("a")
+    assert notes(path) == ["a"]
+
+
+def test_a_fallback_answers_for_the_unit(path: Path) -> None:
+    """As for any other call."""
+
+    @unit_of_work(Fallback("none"), connecting(path))
+    def read(connection: sqlite3.Connection) -> str:
+        raise sqlite_error(sqlite3.SQLITE_BUSY)
+
+    assert read() == "none"
+
+
+def test_closing_that_fails_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What counts has been committed by then."""
+
+    class Unclosable(sqlite3.Connection):
+        def close(self) -> None:
+            super().close()
+            raise OSError("already gone")
+
+    unit_of_work(AGAIN, lambda: sqlite3.connect(path, factory=Unclosable))(note)("a")
+    assert notes(path) == ["a"]
+    assert "closing a Unclosable raised" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((None, sqlite3.connect), {}, TypeError, "policy must be a policy, not None"),
+        ((AGAIN, "test.db"), {}, TypeError, "connect must be callable, not 'test.db'"),
+        ((AGAIN, sqlite3.connect), {"repeat_unknown_commits": 1}, TypeError, "repeat_unknown_commits must be True or"),
+        ((AGAIN, sqlite3.connect), {"limit_statements": None}, TypeError, "limit_statements must be True or False"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
+    """Where they are written, with the value."""
+    with pytest.raises(error, match=message):
+        unit_of_work(*arguments, **options)

@@ -1,0 +1,146 @@
+"""Units of work on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import psycopg
+import psycopg2
+import pytest
+from psycopg import errors as pg
+
+from resilience import deadline
+from resilience.integrations.dbapi import StatementLimits, sqlstate, transient, unit_of_work
+from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.sqlite import AGAIN, PATIENCE
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    """A database with an empty table, in which a row 'lost' breaks the connection in the middle of its commit."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("drop table if exists notes")
+        connection.execute("create table notes (text text)")
+        connection.execute(
+            "create or replace function leave() returns trigger language plpgsql as "
+            "$$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$"
+        )
+        connection.execute(
+            "create constraint trigger leaving after insert on notes deferrable initially deferred "
+            "for each row when (new.text = 'lost') execute function leave()"
+        )
+    return postgres.url
+
+
+def rows(url: str) -> list[str]:
+    with psycopg.connect(url) as connection:
+        return [text for (text,) in connection.execute("select text from notes order by text")]
+
+
+@pytest.fixture(params=[psycopg, psycopg2], ids=["psycopg", "psycopg2"])
+def driver(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def execute(connection: Any, statement: str, *parameters: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+
+
+def test_a_serialization_failure_is_done_again(url: str, driver: Any) -> None:
+    """Two transactions that each read what the other writes: one of them is told to do it again."""
+    attempts = []
+
+    def connect() -> Any:
+        connection = driver.connect(url)
+        execute(connection, "set session characteristics as transaction isolation level serializable")
+        connection.commit()
+        return connection
+
+    @unit_of_work(AGAIN, connect)
+    def count_and_add(connection: Any, other: Callable[[], None] | None = None) -> None:
+        attempts.append(connection)
+        execute(connection, "select count(*) from notes")
+        if other is not None and len(attempts) == 1:
+            other()
+        execute(connection, "insert into notes values ('x')")
+
+    count_and_add(other=count_and_add)
+    assert len(attempts) == 3
+    assert rows(url) == ["x", "x"]
+
+
+def test_a_lost_connection_is_done_again(url: str, driver: Any) -> None:
+    """A server that ends the connection in the middle has undone the transaction."""
+    attempts = []
+
+    @unit_of_work(AGAIN, lambda: driver.connect(url))
+    def add(connection: Any) -> None:
+        attempts.append(connection)
+        execute(connection, "insert into notes values (%s)", f"attempt {len(attempts)}")
+        if len(attempts) == 1:
+            execute(connection, "select pg_terminate_backend(pg_backend_pid())")
+
+    add()
+    assert rows(url) == ["attempt 2"]
+    assert all(connection.closed for connection in attempts)
+
+
+def test_a_connection_that_is_lost_in_the_commit_is_final(url: str, driver: Any) -> None:
+    """Even though the error is the same as before it."""
+    attempts = []
+
+    @unit_of_work(AGAIN, lambda: driver.connect(url))
+    def add(connection: Any) -> None:
+        attempts.append(connection)
+        execute(connection, "insert into notes values ('lost')")
+
+    with pytest.raises(driver.OperationalError) as caught:
+        add()
+    assert transient(caught.value)
+    assert len(attempts) == 1
+
+
+def test_a_deadline_cancels_the_statement_in_the_server(url: str, driver: Any) -> None:
+    """The statement ends there, too; and the connection's next transaction is not limited."""
+    began = time.monotonic()
+    with deadline(0.2), pytest.raises(driver.Error) as caught:
+        unit_of_work(AGAIN, lambda: driver.connect(url))(lambda it: execute(it, "select pg_sleep(20)"))()
+    assert sqlstate(caught.value) == "57014"
+    assert time.monotonic() - began < PATIENCE / 2
+
+    connection = driver.connect(url)
+    with deadline(PATIENCE), StatementLimits(connection), connection.cursor() as cursor:
+        cursor.execute("show statement_timeout")
+        assert cursor.fetchone()[0].endswith("ms")
+    connection.rollback()
+    with connection.cursor() as cursor:
+        cursor.execute("show statement_timeout")
+        assert cursor.fetchone()[0] == "0"
+    connection.close()
+
+
+def test_asynchronous_psycopg(url: str) -> None:
+    """A lost connection, and a deadline."""
+    attempts = []
+
+    async def add(connection: psycopg.AsyncConnection[Any]) -> None:
+        attempts.append(connection)
+        await connection.execute("insert into notes values (%s)", (f"attempt {len(attempts)}",))
+        if len(attempts) == 1:
+            await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    async def sleep(connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute("select pg_sleep(20)")
+
+    async def main() -> None:
+        unit = unit_of_work(AGAIN, lambda: psycopg.AsyncConnection.connect(url))
+        await unit(add)()
+        with deadline(0.2), pytest.raises(pg.QueryCanceled):
+            await unit(sleep)()
+
+    anyio.run(main)
+    assert rows(url) == ["attempt 2"]

@@ -1,0 +1,107 @@
+"""The clients under test, blocking and of asyncio, and what tests say about them."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+import redis
+import redis.asyncio
+import redis.cluster
+
+from resilience import (
+    CircuitOpen,
+    Policy,
+)
+from resilience.integrations.redis import (
+    protect,
+)
+from resilience.runtimes.blocking import drive
+from tests.integrations.redis.server import RedisServer
+
+#: Much longer than anything here takes, and much shorter than a hang.
+PATIENCE = 20.0
+
+#: Options that end the wait for an answer soon, but never that for a connection.
+QUICK: dict[str, Any] = {"socket_timeout": 0.1, "socket_connect_timeout": PATIENCE}
+
+#: Options with which connecting is nothing but connecting.
+NO_HANDSHAKE: dict[str, Any] = {"protocol": 2, "driver_info": None}
+if redis.VERSION < (8,):
+    NO_HANDSHAKE = {"protocol": 2, "lib_name": None, "lib_version": None}
+
+
+class Side:
+    """The blocking client or that of asyncio. A test is written once, and awaits `done(...)` of what either returns."""
+
+    def __init__(self, name: str, server: RedisServer) -> None:
+        self.name = name
+        self.blocking = name == "threads"
+        self._port = server.port
+        self._clients: list[Any] = []
+
+    def client(self, policy: Policy[Any] | None = None, *, repeat_writes: Any = False, **options: Any) -> Any:
+        """Make a client, protected if there is a policy."""
+        kind: Any = redis.Redis if self.blocking else redis.asyncio.Redis
+        client = kind(port=self._port, **{"socket_timeout": PATIENCE, **options})
+        self._clients.append(client)
+        return client if policy is None else protect(client, policy, repeat_writes=repeat_writes)
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            try:
+                await main()
+            finally:
+                for client in self._clients:
+                    await done(client.close() if self.blocking else client.aclose())
+
+        if self.blocking:
+            drive(whole(), "the test")
+        else:
+            anyio.run(whole)
+
+
+async def done(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+async def warm(client: Any) -> None:
+    """Let the client connect, however short its timeouts are and however busy this machine is."""
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await done(client.ping())
+            return
+        except (redis.RedisError, TimeoutError, CircuitOpen):
+            assert time.monotonic() < patience
+            time.sleep(0.01)
+
+
+async def failure(kind: type[Exception], call: Callable[[], Any]) -> Any:
+    with pytest.raises(kind) as caught:
+        await done(call())
+    return caught.value
+
+
+class Count(Policy):
+    """Counts the calls that reach it, and those that failed."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.failures: list[str] = []
+
+    async def around(self, call, ctx):
+        self.calls += 1
+        try:
+            return await call(ctx)
+        except Exception as error:
+            self.failures.append(type(error).__name__)
+            raise
+
+
+def in_use(client: Any) -> int:
+    return len(client.connection_pool._in_use_connections)

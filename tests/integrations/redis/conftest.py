@@ -1,0 +1,29 @@
+"""One server for all tests of redis, and each client in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integrations.redis.clients import Side
+from tests.integrations.redis.server import RedisServer
+
+
+@pytest.fixture(scope="package")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    it = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield it
+    it.kill()
+
+
+@pytest.fixture
+def server(one_server: RedisServer) -> RedisServer:
+    """A server that runs, and knows nothing, whatever the test before has done to it."""
+    one_server.refresh()
+    return one_server
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def side(request: pytest.FixtureRequest, server: RedisServer) -> Side:
+    return Side(request.param, server)

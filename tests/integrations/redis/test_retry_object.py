@@ -1,0 +1,109 @@
+"""The object that redis-py calls its Retry."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import redis
+import redis.asyncio
+import redis.cluster
+from redis.exceptions import ResponseError, WatchError
+
+from resilience import (
+    CircuitBreaker,
+    Policy,
+    Retry,
+)
+from resilience.integrations.redis import (
+    AsyncPolicyRetry,
+    PolicyRetry,
+    protect,
+)
+from tests.integrations.redis.clients import Count, Side, done, failure
+from tests.integrations.redis.server import RedisServer
+
+
+@pytest.mark.parametrize("kind", [PolicyRetry, AsyncPolicyRetry])
+def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
+    """redis-py copies its Retry for every connection, deeply, and a breaker cannot be copied."""
+    retry = kind(CircuitBreaker(5))
+    for copied in (copy.deepcopy(retry), copy.copy(retry)):
+        assert copied.policy is retry.policy
+        assert copied == retry
+        assert hash(copied) == hash(retry)
+        copied.update_supported_errors([ResponseError])
+        assert copied != retry
+    assert retry != kind(CircuitBreaker(5))
+    assert retry != kind(retry.policy, repeat_writes=True)
+    assert retry._retries == 0  # none that redis-py would make by itself
+    assert repr(retry) == f"{kind.__name__}(CircuitBreaker())"
+
+
+def test_what_redis_py_calls_not_retryable_is_not() -> None:
+    """`is_retryable` is redis-py's own word, for errors that look like others: no disconnecting, no repetition."""
+    failed: list[Exception] = []
+    count = Count()
+
+    def do() -> None:
+        raise redis.ConnectionError("reset")
+
+    with pytest.raises(redis.ConnectionError):
+        PolicyRetry(Retry(3, backoff=[0]).wrap(count)).call_with_retry(do, failed.append, lambda error: False)
+    assert (count.calls, failed) == (1, [])
+
+
+def test_fail_is_called_after_every_failed_attempt_with_their_number() -> None:
+    """Also after the last one; an error that redis-py does not support is no reason, until it is repeated."""
+    failed: list[tuple[str, int]] = []
+    errors = iter([redis.ConnectionError("1"), ResponseError("2"), redis.TimeoutError("3"), ResponseError("4")])
+
+    def do() -> None:
+        raise next(errors)
+
+    def fail(error: Exception, failures: int) -> None:
+        failed.append((str(error), failures))
+
+    with pytest.raises(ResponseError, match="4"):
+        PolicyRetry(Retry(4, on=Exception, backoff=[0])).call_with_retry(do, fail, with_failure_count=True)
+    assert failed == [("1", 1), ("2", 2), ("3", 3)]
+
+
+def test_what_fail_raises_is_final_unless_it_could_not_connect() -> None:
+    """A `WatchError` ends it; a connection that cannot be made again is a failure like others."""
+    raised = iter([redis.ConnectionError("still away"), WatchError("gone")])
+
+    def do() -> None:
+        raise redis.ConnectionError("reset")
+
+    def fail(error: Exception) -> None:
+        raise next(raised)
+
+    with pytest.raises(WatchError):
+        PolicyRetry(Retry(5, on=Exception, backoff=[0])).call_with_retry(do, fail)
+    assert next(raised, None) is None
+
+
+def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_says(side: Side, server: RedisServer) -> None:
+    """Given to redis-py as its `retry=`: attempts are not squared, and a restart is survived."""
+
+    async def main() -> None:
+        count = Count()
+        policy = Policy.wrap(Retry(3, backoff=[0]), count)
+        client = side.client(retry=PolicyRetry(policy) if side.blocking else AsyncPolicyRetry(policy))
+        assert await done(client.incr("n")) == 1
+        count.calls = 0
+        server.kill()
+        await failure(redis.ConnectionError, lambda: client.incr("n"))
+        assert count.calls <= 6  # the pool's connecting, and the command, three times each
+        server.start()
+        assert await done(client.incr("n")) == 1
+
+    side.run(main)
+
+
+def test_protecting_again_replaces_the_policy() -> None:
+    """And mixes nothing in twice."""
+    client = protect(protect(redis.Redis(), Retry(3)), Retry(5))
+    assert repr(client.get_retry()) == "PolicyRetry(Retry(attempts=5))"
+    assert client.connection_pool.connection_class.__mro__.count(redis.Connection) == 1

@@ -176,7 +176,6 @@ class _Exchange(Exchange[ClientResponse]):
 #: Raised before anything has been sent: no connection could be made, or got from the pool.
 _NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
-
 #: Bodies that are in memory. Before 3.12.7 or so, a `BytesIO` was closed when it had been sent.
 _IN_MEMORY: Final = (
     (payload.BytesPayload, payload.BytesIOPayload)

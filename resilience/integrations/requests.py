@@ -37,7 +37,7 @@ from urllib3.exceptions import (
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded
+from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.integrations.http import Exchange, NotRepeatable, PerHost, Rules, as_policies, as_rules, policy_for
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
@@ -81,7 +81,8 @@ class ResilienceAdapter(HTTPAdapter):
     ...     session.mount("https://", ResilienceAdapter(Retry(3)))
     """
 
-    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "policy", "rules", "_propagation", "_adapter"]  # noqa: RUF012  # what a pickle carries
+    # What a pickle carries: requests' own way.
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "policy", "rules", "_propagation", "_adapter"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -291,18 +292,21 @@ def _look_at_the_time(response: Response, check: Callable[[], None]) -> None:
 
 
 def _checked(response: Response, pieces: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
-    if not _was_read(response):
-        check()
+    _check_unless_complete(response, check)
     for piece in pieces:
         yield piece
-        if not _was_read(response):
-            check()
+        _check_unless_complete(response, check)
     vars(response).pop("iter_content", None)  # what has been read stays
 
 
-def _was_read(response: Response) -> bool:
-    """Whether the whole body is here, or there is none."""
-    return getattr(response.raw, "length_remaining", None) == 0 or bool(getattr(response.raw, "closed", True))
+def _check_unless_complete(response: Response, check: Callable[[], None]) -> None:
+    if getattr(response.raw, "length_remaining", None) == 0 or getattr(response.raw, "closed", True):
+        return
+    try:
+        check()
+    except TimeoutExceeded:
+        response.close()  # nobody will read on
+        raise
 
 
 def _has_timed_out(error: Exception) -> bool:
@@ -333,8 +337,13 @@ def _is_replayable(request: PreparedRequest) -> bool:
     if _is_plain(body):
         return True
     if hasattr(body, "read"):
-        return isinstance(_position(request), int) and bool(getattr(body, "seekable", lambda: hasattr(body, "seek"))())
+        return isinstance(_position(request), int) and _is_seekable(body)
     return iter(body) is not body  # something that can be iterated again, and not an iterator
+
+
+def _is_seekable(file: Any) -> bool:
+    """Whether a file can be wound back. That it has `seek` and `tell` says little: the body of a response has both."""
+    return bool(file.seekable()) if hasattr(file, "seekable") else hasattr(file, "seek")
 
 
 #: Bodies that have been sent and cannot be produced again, by their `id`: not all of them can be hashed.

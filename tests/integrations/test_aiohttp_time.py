@@ -13,6 +13,7 @@ import pytest
 from resilience import (
     CircuitBreaker,
     DeadlineExceeded,
+    Fallback,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -54,6 +55,22 @@ def test_a_body_keeps_to_the_time(server: FlakyServer, chunked: bool) -> None:
             await asyncio.sleep(1.1)
             rest.set()
             assert await response.read() == b"firstrest"
+
+    run(main)
+
+
+def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer) -> None:
+    """What was left of the attempt that failed means nothing to it."""
+
+    async def main() -> None:
+        rest = threading.Event()
+        mirrored = server.script("/mirror", Answer(body=[b"first", b"rest"], drip=rest))
+        async with aiohttp.ClientSession() as mirror:
+            policy = Fallback(handler=lambda failure, ctx: mirror.get(mirrored)).wrap(Timeout(1.0))
+            async with session(policy) as one, one.get(server.script("/", 503)) as response:
+                await asyncio.sleep(1.1)
+                rest.set()
+                assert await response.read() == b"firstrest"
 
     run(main)
 

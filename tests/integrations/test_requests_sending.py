@@ -178,6 +178,13 @@ def test_a_pipe_is_sent_once(server: FlakyServer, session: Make) -> None:
     assert [it.body for it in server.requests] == [b"once"]
 
 
+def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:
+    """Passed on as it comes, it can be read but once, although it tells where it stands."""
+    source = session().get(server.script("/source", Answer(body=b"once")), stream=True)
+    assert session().put(server.script("/", 503, 200), data=source.raw).status_code == 503
+    assert [it.body for it in server.requests_to("/")] == [b"once"]
+
+
 def test_a_body_that_fails_is_not_the_networks_fault(server: FlakyServer, session: Make) -> None:
     """An exception of the user's own generator comes through, and nothing is repeated."""
 

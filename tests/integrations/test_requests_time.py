@@ -15,6 +15,7 @@ from requests.adapters import HTTPAdapter
 
 from resilience import (
     DeadlineExceeded,
+    Fallback,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -125,6 +126,16 @@ def test_a_body_that_was_read_is_not_late(session: Make, stream: bool) -> None:
         assert b"".join(response.iter_content(1)) == b"recorded"
 
 
+def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, session: Make) -> None:
+    """What was left of the attempt that failed means nothing to it."""
+    server.script("/mirror", Answer(body=b"mirrored"))
+    mirror = session()
+    ask = Fallback(handler=lambda failure, ctx: mirror.get(f"{server.url}/mirror", stream=True))
+    response = session(ask.wrap(Timeout(PATIENCE, cooperative=True))).get(server.script("/", 503), stream=True)
+    with process_clock_ahead(2 * PATIENCE):
+        assert response.content == b"mirrored"
+
+
 def test_a_response_without_a_body_is_not_late(server: FlakyServer, session: Make) -> None:
     """There is nothing to wait for."""
     response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
@@ -136,9 +147,11 @@ def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, s
     """Between one piece and the next the time is looked at, although no single wait is too long."""
     answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
     began = time.monotonic()
+    one = session(QUICK, pool_maxsize=1, pool_block=True)
     with pytest.raises(DeadlineExceeded), deadline(0.2):
-        session().get(server.script("/", answer))
+        one.get(server.script("/", answer))
     assert time.monotonic() - began < PATIENCE / 2
+    assert one.get(server.script("/", 200)).status_code == 200  # its connection is free
 
 
 def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer, session: Make) -> None:

@@ -163,6 +163,8 @@ class Exchange(ABC, Generic[R]):
         with self._lock:
             self._is_over = True
             received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
+            if not any(it is kept for it in received):
+                self._body_deadline = inf  # a fallback's response has a time of its own, if any
         return [it for it in received if it is not kept]
 
     def _why_not(self, *, sent: bool) -> str | None:

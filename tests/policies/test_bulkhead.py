@@ -560,6 +560,30 @@ def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:
     assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
+def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() -> None:
+    """The next caller takes its place at the end of the queue, and is served after them."""
+    bulkhead = Bulkhead(1, queue=2)
+    served: list[str] = []
+
+    def call(name: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
+        thread.start()
+        return thread
+
+    with bulkhead.slot():
+        coroutine = _left_waiting(bulkhead)
+        second = call("second")
+        wait_until(lambda: bulkhead.stats().queued == 2)
+        third = call("third")
+        wait_until(lambda: (first := bulkhead._permits.first_if_full()) is not None and first.waiter.is_alive())
+        assert facts(bulkhead) == (1, 1, 2, 0)
+    second.join(PATIENCE)
+    third.join(PATIENCE)
+    assert served == ["second", "third"]
+    coroutine.close()
+    assert facts(bulkhead) == (1, 0, 0, 0)
+
+
 def test_a_waiter_whose_trio_run_has_ended_costs_nobody_a_place_in_the_queue() -> None:
     """As one of a closed loop: the next caller gets its place, and waits as long as its budget allows."""
     bulkhead = Bulkhead(1, queue=1)

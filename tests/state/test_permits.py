@@ -306,6 +306,21 @@ def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
     assert not permits.take()
 
 
+def test_the_first_in_a_full_queue_is_told_and_nobody_else() -> None:
+    """None while there is room, and where there is no queue at all."""
+    permits: Permits[str] = Permits(1, 2)
+    assert permits.take()
+    first, _ = permits.join("first")
+    assert permits.first_if_full() is None
+    permits.join("second")
+    assert permits.first_if_full() is first
+    permits.drop(first)
+    assert permits.first_if_full() is None
+    nobody: Permits[str] = Permits(1, 0)
+    assert nobody.take()
+    assert nobody.first_if_full() is None
+
+
 def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_refused() -> None:
     """It looks again under the lock: for a permit that came back meanwhile, and for those still to be made."""
     permits: Permits[str] = Permits(Permits.BATCH + 1, 0)

@@ -748,7 +748,10 @@ def test_a_task_of_what_aproxy_returns_can_be_cancelled() -> None:
     log: list[str] = []
 
     class Hanging:
-        async def get(self) -> None:
+        def get(self) -> Awaitable[None]:
+            return self._get()
+
+        async def _get(self) -> None:
             try:
                 await asyncio.sleep(30)
             finally:
@@ -757,6 +760,7 @@ def test_a_task_of_what_aproxy_returns_can_be_cancelled() -> None:
 
     async def main() -> None:
         pending: Any = Fallback("instead").aproxy(Hanging(), "get").get()
+        assert not isinstance(pending, types.CoroutineType)
         task = asyncio.create_task(pending)
         await asyncio.sleep(0)
         task.cancel()

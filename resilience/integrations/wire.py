@@ -38,16 +38,12 @@ __all__ = [
     "HEADERS",
     "Acceptance",
     "Propagation",
-    "Steps",
-    "ambient",
-    "budget",
     "format_grpc_timeout",
     "format_milliseconds",
     "format_timeout",
     "parse_grpc_timeout",
     "parse_milliseconds",
     "parse_timeout",
-    "ran_out",
 ]
 
 ENVOY_EXPECTED_TIMEOUT: Final = "x-envoy-expected-rq-timeout-ms"

@@ -1330,6 +1330,27 @@ def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
         gc.enable()
 
 
+def test_many_attempts_keep_few_responses(kit: Kit) -> None:
+    """An execution that goes on for hours holds no more than one of a minute."""
+    answered: list[weakref.ref[Any]] = []
+    most_alive = 0
+
+    def handler(request: Any) -> Any:
+        nonlocal most_alive
+        most_alive = max(most_alive, sum(it() is not None for it in answered))
+        response = kit.library.Response(503)
+        answered.append(weakref.ref(response))
+        return response
+
+    async def main() -> None:
+        async with kit.client(Retry(50, backoff=[0]), kit.library.MockTransport(handler)) as client:
+            assert (await client.get("http://example.org/")).status_code == 503
+
+    kit.run(main)
+    assert len(answered) == 50
+    assert most_alive <= 2
+
+
 # --- wrong arguments -------------------------------------------------------------------------
 
 

@@ -308,6 +308,19 @@ def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
     assert len(server.requests) == 3
 
 
+def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
+    """Only what may be gone at the next try says something about the host."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.LocalProtocolError("a header is malformed")
+
+    policies = standard(min_calls=2, failure_ratio=0.5, **QUICK)
+    with client_of(policies, handler) as client:
+        for _ in range(4):
+            with pytest.raises(httpx.LocalProtocolError):
+                client.get("http://example.org/")
+
+
 def test_a_blocking_attempt_runs_in_the_callers_thread_where_limits_are_cooperative() -> None:
     """And elsewhere by default."""
     threads: list[threading.Thread] = []

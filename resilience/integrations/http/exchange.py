@@ -86,7 +86,7 @@ class Exchange(ABC, Generic[R]):
         with self._lock:
             late = self._is_over or (ctx.runtime is BLOCKING and timer is not None and clock.now() >= timer.deadline)
             if not late:
-                self._open.append(response)
+                self._open = [*(it for it in self._open if not _is_closed(it)), response]  # bounded, however many come
                 longer = self._body_may_last_until
                 self._body_deadline = ctx.deadline if longer is None else longer
         if late:
@@ -177,3 +177,11 @@ class Exchange(ABC, Generic[R]):
                 error.add_note(f"the request is not sent again: {self._why_not_again}")
             except Exception:  # one that refuses attributes: the exchange says it as well
                 return
+
+
+def _is_closed(response: object) -> bool:
+    """Whether a response says of itself that it is closed, in one of the ways in which clients' responses do."""
+    for holder in (response, getattr(response, "raw", None)):
+        if getattr(holder, "is_closed", False) is True or getattr(holder, "closed", False) is True:
+            return True
+    return False

@@ -164,7 +164,7 @@ class _Exchange(Exchange[ClientResponse]):
 
         def end() -> None:
             late = known()
-            if late is not None and not late.closed:
+            if late is not None and not late.closed and late.content.exception() is None:
                 late.content.set_exception(self.body_is_late())
                 late.close()
 

@@ -183,12 +183,10 @@ class _Exchange(Exchange[Response]):
         self._options = options
         self._reading: threading.Lock | None = None if _is_plain(request.body) else threading.Lock()
         self._was_read = False
-        self._was_shortened = False
 
     @override
     def __call__(self, ctx: Context) -> Response:
         timeout = self._adapter._shortened(self._timeout, ctx)
-        self._was_shortened = timeout is not self._timeout
         request = self._request
         headers = self._adapter._propagation.headers_for(self._url, ctx)
         if headers:
@@ -240,7 +238,7 @@ class _Exchange(Exchange[Response]):
         left = self.body_deadline - clock.now()
         if left < inf:
             _look_at_the_time(response, self._check_body)
-        connection: Any = getattr(response.raw, "connection", None) if self._was_shortened else None
+        connection: Any = getattr(response.raw, "connection", None)
         if getattr(connection, "sock", None) is not None:  # what was left of the attempt may be less than it has
             connection.sock.settimeout(_read_timeout(self._timeout, left))
         return response

@@ -9,10 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from resilience import (
-    Policy,
-    Retry,
-)
+from resilience import Policy, Retry
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import Rules
 from tests.integrations.servers import PATIENCE
@@ -32,12 +29,19 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def session(
-    policy: Policy[Any] = QUICK, *, rules: Rules | None = None, read_body: bool = False, **options: Any
+    policy: Policy[Any] = QUICK,
+    *inside: aiohttp.ClientMiddlewareType,
+    rules: Rules | None = None,
+    read_body: bool = False,
+    **options: Any,
 ) -> AsyncIterator[Any]:
-    """A session with one connection at most, so that who does not give it back is found out."""
+    """A session with one connection at most, so that who does not give it back is found out.
+
+    :param inside: middlewares between ours and the connection.
+    """
     middleware = resilience_middleware(policy, rules=rules or Rules(), read_body=read_body)
     options.setdefault("connector", aiohttp.TCPConnector(limit=1))
-    async with aiohttp.ClientSession(middlewares=(middleware,), **options) as it:
+    async with aiohttp.ClientSession(middlewares=(middleware, *inside), **options) as it:
         yield it
 
 

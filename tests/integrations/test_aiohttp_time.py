@@ -19,6 +19,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
+from resilience.clock import clock as process_clock
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import Rules
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
@@ -42,48 +43,73 @@ def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
     run(main)
 
 
+@pytest.fixture
+def time_flies(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
+    """A middleware in which the headers of the response take `PATIENCE` seconds, but for a tenth of one."""
+
+    async def middleware(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        response = await handler(request)
+        now = process_clock.now
+        monkeypatch.setattr(process_clock, "now", lambda: now() + PATIENCE - 0.1)
+        return response
+
+    return middleware
+
+
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_body_keeps_to_the_time(server: FlakyServer, chunked: bool) -> None:
-    """A body that is read after the policy has ended has the time of the attempt, unless it may take longer."""
+def test_a_body_keeps_to_the_time(server: FlakyServer, time_flies: Any, chunked: bool) -> None:
+    """A body that is read after the policy has ended has the time of the attempt."""
+
+    async def main() -> None:
+        url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked))
+        async with session(Timeout(PATIENCE), time_flies) as one:
+            assert type(await attempt(one.get(url))) is TimeoutExceeded
+
+    run(main)
+
+
+def test_a_body_that_may_take_longer(server: FlakyServer, time_flies: Any) -> None:
+    """The time of the attempt means nothing to it."""
 
     async def main() -> None:
         rest = threading.Event()
-        url = server.script("/", Answer(body=[b"first", b"rest"], drip=rest, chunked=chunked))
-        async with session(Timeout(1.0)) as one:
-            assert type(await attempt(one.get(url))) is TimeoutExceeded
-        async with session(Timeout(1.0), rules=Rules(limit_body=False)) as one, one.get(url) as response:
-            await asyncio.sleep(1.1)
+        url = server.script("/", Answer(body=[b"first", b"rest"], drip=rest))
+        async with (
+            session(Timeout(PATIENCE), time_flies, rules=Rules(limit_body=False)) as one,
+            one.get(url) as response,
+        ):
+            await asyncio.sleep(0.2)
             rest.set()
             assert await response.read() == b"firstrest"
 
     run(main)
 
 
-def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer) -> None:
+def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, time_flies: Any) -> None:
     """What was left of the attempt that failed means nothing to it."""
 
     async def main() -> None:
         rest = threading.Event()
         mirrored = server.script("/mirror", Answer(body=[b"first", b"rest"], drip=rest))
         async with aiohttp.ClientSession() as mirror:
-            policy = Fallback(handler=lambda failure, ctx: mirror.get(mirrored)).wrap(Timeout(1.0))
-            async with session(policy) as one, one.get(server.script("/", 503)) as response:
-                await asyncio.sleep(1.1)
+            policy = Fallback(handler=lambda failure, ctx: mirror.get(mirrored)).wrap(Timeout(PATIENCE))
+            async with session(policy, time_flies) as one, one.get(server.script("/", 503)) as response:
+                await asyncio.sleep(0.2)
                 rest.set()
                 assert await response.read() == b"firstrest"
 
     run(main)
 
 
-def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer) -> None:
+def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer, time_flies: Any) -> None:
     """The time goes on whether or not somebody waits, and the error says whose it was."""
 
     async def main() -> None:
         url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-        async with session() as one:
-            with deadline(1.0):
+        async with session(QUICK, time_flies) as one:
+            with deadline(PATIENCE):
                 response = await one.get(url)
-            await asyncio.sleep(1.1)
+            await asyncio.sleep(0.2)
             with pytest.raises(DeadlineExceeded):
                 await response.read()
             assert (await attempt(one.get(server.script("/", 200)))).status == 200
@@ -91,19 +117,35 @@ def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer
     run(main)
 
 
-def test_a_body_that_was_read_is_not_late(server: FlakyServer) -> None:
+def test_a_body_that_was_read_is_not_late(server: FlakyServer, time_flies: Any) -> None:
     """The end of its time means nothing to it, nor to the connection that it came over."""
 
     async def main() -> None:
-        async with session(Timeout(1.0)) as one:
-            response = await one.get(server.script("/", Answer(body=[b"a"] * 9, chunked=True)))
-            assert await response.read() == b"a" * 9
-            await asyncio.sleep(1.1)
-            assert await response.read() == b"a" * 9
+        rest = threading.Event()
+        async with session(Timeout(PATIENCE), time_flies) as one:
+            response = await one.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
+            rest.set()
+            assert await response.read() == b"ab"
+            await asyncio.sleep(0.2)
+            assert await response.read() == b"ab"
             assert await (await one.get(server.script("/", 200))).read() == b"ok"
 
     run(main)
     assert server.connections == 1
+
+
+def test_a_body_that_broke_off_is_broken(server: FlakyServer, time_flies: Any) -> None:
+    """That its time is over too, by the time somebody reads it, does not hide why."""
+
+    async def main() -> None:
+        url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"))
+        async with session(Timeout(PATIENCE), time_flies) as one:
+            response = await one.get(url)
+            await asyncio.sleep(0.2)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+
+    run(main)
 
 
 def test_after_the_deadline_nothing_is_sent(server: FlakyServer) -> None:

@@ -148,6 +148,10 @@ class Facts(NamedTuple):
     listeners: tuple[Listener, ...] = ()
     record: Record | None = None
 
+    def heard_by(self, listeners: tuple[Listener, ...]) -> Facts:
+        """Return the same for these listeners, where `_replace` would take a microsecond."""
+        return Facts(self.operation, self.properties, listeners, self.record)
+
 
 @final
 class Context:

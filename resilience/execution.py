@@ -189,7 +189,7 @@ class Execution:
             inner._facts = Facts(source.operation, source.properties)
         if ctx is not None or self._is_heard():
             self._record = Record(self._policy)
-            inner._facts = inner._facts._replace(record=self._record)
+            inner._facts = Facts(inner.operation, inner.properties, (), self._record)
             if ctx is not None and ctx not in _SHARED:
                 ctx._report = self._record
 
@@ -216,7 +216,7 @@ def _heard_by(listeners: tuple[Listener, ...], ctx: Context) -> Context:
     """Return the context to tell an event with that these listeners hear, and no others but the subscribers."""
     if ctx._facts.listeners != listeners:
         ctx = ctx.child()
-        ctx._facts = ctx._facts._replace(listeners=listeners)
+        ctx._facts = ctx._facts.heard_by(listeners)
     return ctx
 
 

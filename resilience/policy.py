@@ -324,7 +324,7 @@ class _Listening(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         inside = ctx.child()
-        inside._facts = ctx._facts._replace(listeners=ctx._facts.listeners + self._heard)
+        inside._facts = ctx._facts.heard_by(ctx._facts.listeners + self._heard)
         return await call(inside)
 
 

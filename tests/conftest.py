@@ -18,6 +18,7 @@ import pytest
 
 from resilience import Context, Policy
 from resilience.clock import clock as process_clock
+from resilience.context import get_ambient
 from resilience.runtimes import tasks
 from resilience.runtimes.blocking import drive
 
@@ -79,6 +80,14 @@ class World:
     def release(self) -> None:
         """Let go of the threads that hang."""
         self._released.set()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_ambient() -> Iterator[None]:
+    """Whatever a test did, the context of this thread is as it was."""
+    before = get_ambient()
+    yield
+    assert get_ambient() is before
 
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])

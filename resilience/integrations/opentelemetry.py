@@ -257,7 +257,7 @@ def _told_to(span: Span, ctx: Context) -> Context:
     if not span.is_recording():
         return ctx
     inside = ctx.child()
-    inside._facts = ctx._facts._replace(listeners=(*ctx._facts.listeners, partial(_tell, span)))
+    inside._facts = ctx._facts.heard_by((*ctx._facts.listeners, partial(_tell, span)))
     return inside
 
 

@@ -175,7 +175,7 @@ class CircuitBreaker(Policy[Never]):
             self._release(admission)
             raise
         # A success that would change nothing is not recorded: the common case, without the lock.
-        if self._on_result is not None or type(admission) is not Closed or not admission.tally.quiet:
+        if not admission.quiet or self._on_result is not None:
             self._settle(admission, Success(result), began, ctx)
         return result
 
@@ -264,7 +264,7 @@ class CircuitBreaker(Policy[Never]):
         """Count a call that was not made, and make its error."""
         self._rejected.add()
         kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
-        retry_after = _retry_after(period, now)
+        retry_after = period.until - now if type(period) is Open else None
         if events.is_heard(events.CallRejected, ctx):
             events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
         error = new_error(kind, period.why)  # without the detour by `__init__`: 250 ns instead of 430

@@ -37,12 +37,13 @@ class CircuitState(enum.Enum):
 class Closed:
     """A period in which calls pass and are counted."""
 
-    __slots__ = ("last_failure", "tally")
+    __slots__ = ("last_failure", "quiet", "tally")
     state: ClassVar[CircuitState] = CircuitState.CLOSED
     why: ClassVar[str] = "the circuit has closed meanwhile"
 
     def __init__(self, tally: Tally) -> None:
         self.tally: Tally = tally
+        self.quiet: bool = tally.quiet  # whether a success would change nothing
         self.last_failure: str | None = None
 
 
@@ -95,6 +96,7 @@ class Probe:
     """A call that was admitted by a half-open period."""
 
     __slots__ = ("period",)
+    quiet: ClassVar[bool] = False
 
     def __init__(self, period: HalfOpen) -> None:
         self.period: HalfOpen = period
@@ -168,6 +170,7 @@ class Circuit:
                 return []
             admission.last_failure = failure or admission.last_failure
             tripped = admission.tally.add(failure is not None, duration, now)
+            admission.quiet = admission.tally.quiet
             return self._open(now, admission.last_failure or "slow calls") if tripped else []
         period = admission.period
         _forget_lost_probes(period, now)

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
+from contextvars import Context as Variables
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -61,18 +62,19 @@ class Call:
             return await Ending()
 
         self._coroutine: Coroutine[Any, Any, Any] = breaker.aexecute(fn)
-        self._coroutine.send(None)
+        self._run = Variables().run  # each its own, as tasks have
+        self._run(self._coroutine.send, None)
 
     def end(self, how: object) -> None:
         """Return it, raise it, or close the coroutine (None)."""
         came_out: object = None
         try:
             if how is None:
-                self._coroutine.close()
+                self._run(self._coroutine.close)
             elif isinstance(how, BaseException):
-                self._coroutine.throw(how)
+                self._run(self._coroutine.throw, how)
             else:
-                self._coroutine.send(how)
+                self._run(self._coroutine.send, how)
         except StopIteration as done:
             came_out = done.value
         except BaseException as error:

@@ -403,15 +403,38 @@ def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
         assert time.monotonic() - began < PATIENT
 
 
+@contextlib.contextmanager
+def slow_body(server: FlakyServer) -> Iterator[str]:
+    """A body that stops for longer than an attempt may take."""
+    held = threading.Event()
+    timer = threading.Timer(0.4, held.set)
+    timer.start()
+    try:
+        yield server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+    finally:
+        held.set()
+        timer.cancel()
+        timer.join()
+
+
 def test_a_body_may_take_longer_than_an_attempt(server: FlakyServer) -> None:
     """It has the time of the whole call: an attempt ends with the headers."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
     policies = standard(attempt_timeout=0.2, total_timeout=PATIENT)
-    with client_of(policies) as client, client.stream("GET", url) as response:
-        time.sleep(0.3)
-        held.set()
-        assert response.read() == b"ab"
+    with slow_body(server) as url, client_of(policies) as client:
+        assert client.get(url).content == b"ab"
+
+
+def test_in_a_task_too(tasks_world: Any, server: FlakyServer) -> None:
+    """Where the client's own timeouts are its own again, once the attempt is over."""
+    policies = standard(attempt_timeout=0.2, total_timeout=PATIENT)
+
+    async def main(url: str) -> None:
+        inner = httpx.AsyncHTTPTransport(verify=False)
+        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner), timeout=None) as client:
+            assert (await client.get(url)).content == b"ab"
+
+    with slow_body(server) as url:
+        anyio.run(main, url, backend=tasks_world.name)
 
 
 def test_the_callers_deadline_is_stronger(server: FlakyServer) -> None:

@@ -1,0 +1,94 @@
+"""Where the time of a call goes: the way through a policy, built up step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import timing
+from benchmarks.cells import Result, Wanted
+from benchmarks.families.layers import Through
+from benchmarks.functions import FAILURE, LIMIT, answering
+from benchmarks.libraries import Library
+from benchmarks.timing import ASYNCIO, SYNC, Effort
+from resilience import Bulkhead, CircuitBreaker, Fallback, Retry
+from resilience.context import get_ambient
+from resilience.events import finishing
+from resilience.runtimes import blocking, tasks
+
+GROUP = "where the time goes"
+CELL = "so far"
+
+
+def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
+    for world, steps in ((SYNC, sync_steps), (ASYNCIO, asyncio_steps)):
+        if wanted(f"{world}, {GROUP}"):
+
+            async def main(world: str = world, steps: Steps = steps) -> dict[str, list[float]]:
+                return await timing.interleaved(world, steps(answering(world)), effort)
+
+            yield Result(f"{world}, {GROUP}", CELL, "ns", timing.run(world, main))
+
+
+Steps = Callable[[Callable[..., Any]], dict[str, Callable[[], Any]]]
+
+
+def sync_steps(function: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Return the function, and more and more of what stands around it."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        if get_ambient() is not None or finishing.is_heard:
+            raise RuntimeError("the long way is not measured here")
+        return function(*args, **kwargs)
+
+    def entering(*args: Any, **kwargs: Any) -> Any:
+        if get_ambient() is not None or finishing.is_heard:
+            raise RuntimeError("the long way is not measured here")
+        return blocking.enter(blocking.UNLIMITED, function, args, kwargs)
+
+    return {
+        "the function": function,
+        "a function around it that passes all arguments on": wrapper,
+        "... and looks for a context and for listeners": looking,
+        "... and calls through the innermost stage": entering,
+        **policies(function),
+    }
+
+
+def asyncio_steps(function: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Do the same for tasks."""
+
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    async def looking(*args: Any, **kwargs: Any) -> Any:
+        if get_ambient() is not None or finishing.is_heard:
+            raise RuntimeError("the long way is not measured here")
+        return await function(*args, **kwargs)
+
+    async def entering(*args: Any, **kwargs: Any) -> Any:
+        if get_ambient() is not None or finishing.is_heard:
+            raise RuntimeError("the long way is not measured here")
+        return await tasks.enter(tasks.UNLIMITED, function, args, kwargs)
+
+    return {
+        "the function": function,
+        "a function around it that passes all arguments on": wrapper,
+        "... and looks for a context and for listeners": looking,
+        "... and calls through the innermost stage": entering,
+        **policies(function),
+    }
+
+
+def policies(function: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Return the function under one policy each."""
+    return {
+        "all that, and a policy that does nothing": Through()(function),
+        "all that, and Fallback": Fallback(None)(function),
+        "all that, and Bulkhead": Bulkhead(LIMIT)(function),
+        "all that, and CircuitBreaker": CircuitBreaker()(function),
+        "all that, and Retry": Retry(on=FAILURE)(function),
+    }

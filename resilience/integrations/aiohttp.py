@@ -15,7 +15,6 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from http import HTTPStatus
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -67,8 +66,7 @@ def resilience_middleware(
 
     A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
     gets the response as usual. An attempt is cut off where the time of its context ends, with `DeadlineExceeded`.
-
-    Not promised, without `read_body`: anything about the body. Reading it is up to whoever has the response.
+    A body that is read after that has the same time (see `Rules`), and is not retried.
 
     >>> import aiohttp
     >>> from resilience import Retry
@@ -105,8 +103,7 @@ def _checked(response: object) -> ClientResponse:
 def _reading(handler: Handler) -> Handler:
     async def read(request: ClientRequest) -> ClientResponse:
         response = await handler(request)
-        if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
-            await response.read()  # closes the response where that fails
+        await response.read()  # closes the response where that fails; a websocket has nothing to read here
         return response
 
     return read
@@ -158,7 +155,7 @@ class _Exchange(Exchange[ClientResponse]):
 
     def with_limit(self, response: ClientResponse) -> ClientResponse:
         """Return a response of which the body fails where it has not been read in time."""
-        if self.body_deadline == inf or response.status == HTTPStatus.SWITCHING_PROTOCOLS or response.content.at_eof():
+        if self.body_deadline == inf or response.content.at_eof():
             return response
         known = weakref.ref(response)
 

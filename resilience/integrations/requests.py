@@ -70,9 +70,11 @@ class ResilienceAdapter(HTTPAdapter):
 
     A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
     gets the response as usual. The timeout of a request is shortened, at each attempt, to the time that is left;
-    when that is used up, `DeadlineExceeded` is raised, and not requests' `Timeout`.
+    when that is used up, `DeadlineExceeded` is raised, and not requests' `Timeout`. The body is read in the attempt;
+    a stream is read after it, in the same time (see `Rules`), and is not retried.
 
-    Not promised: `response.elapsed` covers all attempts and their waits.
+    Not promised: an exact end of a body of which something comes now and then, as requests' timeouts begin anew with
+    each piece. An enforced `Timeout` in the policy ends it, unless it is a stream.
 
     >>> import requests
     >>> from resilience import Retry

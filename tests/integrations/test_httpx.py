@@ -483,6 +483,19 @@ class Unsized(io.RawIOBase):
         return self.left.readinto(buffer)
 
 
+class Reader:
+    """Something to read from that is neither a file nor an iterator, as the bodies of some clients are."""
+
+    def __init__(self, content: bytes) -> None:
+        self.left = io.BytesIO(content)
+
+    def read(self, size: int = -1) -> bytes:
+        return self.left.read(size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.left)
+
+
 BODIES = {
     "bytes": lambda: {"content": b"payload"},
     "text": lambda: {"content": "payload"},
@@ -520,6 +533,7 @@ def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> N
 ONE_SHOTS = {
     "file": lambda: {"content": io.BytesIO(b"payload")},
     "pipe": lambda: {"content": Unsized(b"payload")},
+    "reader": lambda: {"content": Reader(b"payload")},
     "iterator": lambda: {"content": iter([b"pay", b"load"])},
     "multipart-pipe": lambda: {"files": {"p": ("p.txt", Unsized(b"payload"))}},
 }
@@ -714,6 +728,34 @@ def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: Fla
 
     kit.run(main)
     assert server.connections == 2  # the body of the 503 was read, so its connection could be used again
+
+
+def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
+    """Whatever the transport inside does when its stream fails."""
+    closed: list[str] = []
+
+    class Failing(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"a"
+            raise kit.library.ReadError("broken")
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self:
+                yield chunk
+
+        def close(self) -> None:
+            closed.append("closed")
+
+        async def aclose(self) -> None:
+            closed.append("closed")
+
+    async def main() -> None:
+        inner = kit.mock(kit.library.Response(200, stream=Failing()), 204)
+        async with kit.client(QUICK, inner, read_body=True) as client:
+            assert (await client.get("http://example.org/")).status_code == 204
+
+    kit.run(main)
+    assert closed == ["closed"]
 
 
 def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: FlakyServer) -> None:

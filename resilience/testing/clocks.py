@@ -178,7 +178,7 @@ class VirtualClock:
             target = min((wait.deadline for wait in waits), default=inf)
             if target == inf or self._closed:
                 return False
-            if any(wait.deadline <= self._time or (wait is not mine and wait.has_happened()) for wait in waits):
+            if any(wait.deadline <= self._time or wait.has_happened() for wait in waits):
                 return False
             if not self._others_stand_still(mine):
                 return False

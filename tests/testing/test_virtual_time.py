@@ -365,6 +365,19 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
+def test_time_does_not_jump_over_somebody_who_has_been_woken_not_even_when_that_one_asks() -> None:
+    """trio asks whether time may jump wherever no task can run, and its queue may have filled a moment ago."""
+    clock = VirtualClock(patience=0.05)
+    has_happened = False
+    wait = clocks.Wait(10.0, lambda: has_happened)
+    clock.enter(wait)
+    has_happened = True
+    assert not clock.jump(wait)
+    has_happened = False
+    assert clock.jump(wait)
+    assert clock.now() == 10.0
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_task_that_was_woken_by_a_thread_works_while_time_stands_still(backend: str) -> None:
     """Its loop no longer waits, though a later timer is set in it."""

@@ -202,6 +202,12 @@ class TestTooLate:
         with pytest.raises(TimeoutError, match="a database"):
             server.body()
 
+        def broken(environ: Any, start_response: Any) -> Any:
+            raise KeyError("bug")
+
+        with pytest.raises(KeyError):
+            Server(DeadlineMiddleware(broken), **{EXPECTED: "5000"})
+
 
 class TestTheProtocol:
     def test_is_kept_as_the_validator_of_the_standard_library_reads_it(self) -> None:

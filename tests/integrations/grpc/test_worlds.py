@@ -187,6 +187,8 @@ class TestAsyncio:
             call.add_done_callback(done.append)
             assert (done, call.done(), call.cancelled(), call.cancel()) == ([call], True, False, False)
             assert await call.code() is grpc.StatusCode.OK
+            assert await call.details() == "answered by a policy"
+            assert await call.debug_error_string() == ""
             assert not await call.initial_metadata()
             assert not await call.trailing_metadata()
             await call.wait_for_connection()
@@ -207,6 +209,25 @@ class TestAsyncio:
             return [reply async for reply in channel.unary_stream("/test.Test/Many")(b"")]
 
         assert self.run(target, Fallback(handler=lambda failure, ctx: cached()).wrap(breaker), main) == [b"a", b"b"]
+
+
+def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
+    """The call does not go on behind the back of a caller who has left."""
+
+    class Interrupted:
+        cancelled = False
+
+        def __next__(self) -> Any:
+            raise KeyboardInterrupt
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    call = Interrupted()
+    details = grpc.aio.ClientCallDetails("/test.Test/Many", None, None, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        PolicyInterceptor(NOW).intercept_unary_stream(lambda details, request: call, details, b"")
+    assert call.cancelled
 
 
 class EarlyStatus(grpc.RpcError):  # type: ignore[misc]

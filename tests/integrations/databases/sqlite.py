@@ -18,6 +18,10 @@ AGAIN = Retry(3, on=transient, backoff=[0])
 FOREVER = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
 
 
+#: A statement that takes so long that SQLite asks meanwhile whether to go on.
+LONG = FOREVER.replace("from n)", "from n where i < 100000)", 1)
+
+
 def connecting(path: Path, timeout: float = 0.0) -> Callable[[], sqlite3.Connection]:
     return lambda: sqlite3.connect(path, timeout=timeout, check_same_thread=False)
 

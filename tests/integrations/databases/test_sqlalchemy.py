@@ -19,7 +19,7 @@ from resilience import DeadlineExceeded, Retry, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.conftest import FakeClock
 from tests.integrations.databases.models import AGAIN, FOREVER, Note, lost, notes
-from tests.integrations.databases.sqlite import PATIENCE, Locked
+from tests.integrations.databases.sqlite import LONG, PATIENCE, Locked
 
 
 def wrapped(original: BaseException, *, invalidated: bool = False) -> DBAPIError:
@@ -164,6 +164,30 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
         assert notes(engine).count(at) == rows
 
 
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (wrapped(psycopg.errors.SerializationFailure()), 3),
+        (wrapped(psycopg.errors.SerializationFailure(), invalidated=True), 1),
+        (wrapped(psycopg.errors.AdminShutdown()), 1),
+        (wrapped(busy()), 3),
+        (psycopg.errors.SerializationFailure(), 3),
+    ],
+)
+def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, error: Exception, attempts: int) -> None:
+    """Where the error says that it has not happened, and the connection is there to say so."""
+    begun = []
+
+    class Refused(Session):
+        def commit(self) -> None:
+            begun.append(1)
+            raise error
+
+    with pytest.raises(type(error)):
+        unit_of_work(AGAIN, sessionmaker(engine, class_=Refused))(lambda session: None)()
+    assert len(begun) == attempts
+
+
 def test_a_commit_that_found_the_database_locked_is_tried_again(engine: Engine, file: Path) -> None:
     """A reader keeps it from happening, and so it certainly has not happened."""
     other = sqlite3.connect(file, isolation_level=None)
@@ -198,14 +222,9 @@ def test_a_deadline_interrupts_a_statement_and_is_taken_back(engine: Engine) -> 
     with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
         unit_of_work(AGAIN, sessionmaker(engine))(lambda session: session.execute(FOREVER))()
     assert time.monotonic() - began < PATIENCE / 2
-    with deadline(PATIENCE):
-        unit_of_work(AGAIN, engine)(lambda connection: connection.execute(text("select 1")))()
     with engine.connect() as connection:
         assert connection.execute(text("pragma busy_timeout")).scalar() == 0
-        counting = (
-            "with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000) select max(i) from n"
-        )
-        assert connection.execute(text(counting)).scalar() == 100000
+        assert connection.execute(text(LONG)).scalar() == 100_000
 
 
 def test_limits_can_be_left_out(engine: Engine) -> None:

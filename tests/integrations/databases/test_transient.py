@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 from psycopg import errors as pg
 
-from resilience.integrations.dbapi import sqlstate, transient
+from resilience.integrations.dbapi import is_undone, sqlstate, transient
 from tests.integrations.databases.sqlite import sqlite_error
 
 
@@ -75,3 +75,25 @@ def test_the_sqlstate_of_an_error() -> None:
     assert sqlstate(made("psycopg2.errors.DeadlockDetected", pgcode="40P01")) == "40P01"
     assert sqlstate(psycopg.OperationalError()) is None
     assert sqlstate(made("some.Error", sqlstate=12345)) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (pg.SerializationFailure(), True),
+        (pg.DeadlockDetected(), True),
+        (pg.UniqueViolation(), True),
+        (pg.StatementCompletionUnknown(), False),
+        (pg.AdminShutdown(), False),
+        (psycopg.OperationalError("the connection is lost"), False),
+        (sqlite_error(sqlite3.SQLITE_BUSY_SNAPSHOT), True),
+        (sqlite_error(sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY), True),
+        (sqlite_error(sqlite3.SQLITE_IOERR), False),
+        (made("pymysql.err.OperationalError", args=(1213, "Deadlock found")), True),
+        (made("pymysql.err.OperationalError", args=(2013, "Lost connection")), False),
+        (ValueError("whatever"), False),
+    ],
+)
+def test_which_commits_have_certainly_not_happened(error: Exception, expected: bool) -> None:
+    """Where the database has said so, and nowhere else."""
+    assert is_undone(error) is expected

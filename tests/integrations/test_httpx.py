@@ -1165,6 +1165,31 @@ def test_a_body_that_is_in_time_is_what_it_was(kit: Kit, server: FlakyServer) ->
     kit.run(main)
 
 
+def test_a_body_that_is_not_read_to_its_end_ends_what_is_inside_of_it(tasks_kit: Kit) -> None:
+    """When it is told to; a generator that is left to the collector could not await anything any more."""
+    ended: list[str] = []
+
+    class Chunks(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                yield b"a"
+                yield b"b"
+            finally:
+                await anyio.sleep(0)
+                ended.append("ended")
+
+    async def main() -> None:
+        library = tasks_kit.library
+        inner = tasks_kit.mock(library.Response(200, stream=Chunks()))
+        transport = tasks_kit.transport(Timeout(PATIENT), inner)
+        response = await transport.handle_async_request(library.Request("GET", "http://example.org/"))
+        async with contextlib.aclosing(response.stream.__aiter__()) as chunks:
+            assert await anext(chunks) == b"a"
+        assert ended == ["ended"]
+
+    tasks_kit.run(main)
+
+
 # --- telemetry, and the deadline on the wire -------------------------------------------------
 
 

@@ -31,9 +31,9 @@ means; otherwise the answer is None, and the method is used as it is, to the sam
 - the source must be there and compile to the very bytecode that runs (a file that was edited since
   it was imported does not; nor does a function that a decorator or a test tool has rewritten);
 - the method may not close over variables (`super()` does), nor assign to `self` or `call`, nor do
-  anything with `call` but call it with a context;
-- to be lowered, it may not use `async for` or `async with`, and `call` may only be awaited where it
-  is called: handed to somebody else, what it returns would have to be a coroutine.
+  anything with `call` but `await call(...)`: somebody else would need the coroutine function that it
+  is by contract;
+- to be lowered, it may not use `async for` or `async with`.
 
 `RESILIENCE_LOWERING=off` in the environment switches both off for the process.
 """
@@ -192,9 +192,9 @@ def _closed(method: ast.AsyncFunctionDef, policy: str, call: str) -> ast.AsyncFu
         return None  # it would be a local variable of the stage
     if any(isinstance(node, ast.Name) and node.id == method.name for node in inside):
         return None  # the name of something in the module; inside of the factory it is that of the stage
-    calls = [node for node in inside if _calls(node, call)]
+    calls = [node.value for node in inside if isinstance(node, ast.Await) and _calls(node.value, call)]
     if len(calls) != sum(call in (getattr(node, "id", None), getattr(node, "arg", None)) for node in inside):
-        return None  # kept, or handed to somebody who knows nothing of what goes inwards beside the context
+        return None  # kept, handed to somebody, or called now and awaited later: then `call` has to be what it was
     for node in calls:
         node.args += [ast.copy_location(ast.Name(name, ast.Load()), node) for name in _MADE]
     made = [ast.copy_location(ast.arg(name), method) for name in _MADE]
@@ -270,11 +270,6 @@ class _Lowering(ast.NodeTransformer):
             return awaited
         drive = ast.copy_location(ast.Name(_DRIVE, ast.Load()), node)
         return ast.copy_location(ast.Call(drive, [self.visit(awaited)], []), node)
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        if node.id == self._call:
-            self._allowed = False  # handed on or kept: it would have to be a coroutine function
-        return node
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
         if any(isinstance(inner, ast.Await) for inner in ast.walk(node)):

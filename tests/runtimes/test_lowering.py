@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import importlib.util
@@ -586,6 +587,34 @@ def test_blocking_code_gives_the_same_as_tasks(make: Callable[[], Policy[Any]], 
             return f"raised after {type(error.__context__).__name__}, {error.__suppress_context__}", repr(error)
 
     assert tasks_world.run(main) == told(make(), fn)
+
+
+class Beside(Policy):
+    """Starts the call in a task of its own, as a hedge does."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        task = asyncio.ensure_future(call(ctx))
+        try:
+            return await task
+        except Boom:
+            return "caught"
+
+
+def test_a_call_that_is_awaited_later_is_a_coroutine_that_has_not_begun() -> None:
+    """Whatever the function is that it will call: one that raises at once raises where the call is awaited."""
+
+    def raises(ctx: Context) -> Any:
+        raise Boom
+
+    def answers(ctx: Context) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result("fine")
+        return future
+
+    async def main() -> list[str]:
+        return [await Beside().aexecute(fn) for fn in (raises, answers)]
+
+    assert asyncio.run(main()) == ["caught", "fine"]
 
 
 class Catching(Policy):

@@ -110,9 +110,11 @@ class Pair:
                 yield url
 
 
-@pytest.fixture(
-    params=[(first_asgi, second_asgi), (first_asgi, second_wsgi), (first_wsgi, second_asgi), (first_wsgi, second_wsgi)]
-)
+MIXED = [(first_asgi, second_wsgi), (first_wsgi, second_asgi)]
+ALL = [(first_asgi, second_asgi), *MIXED, (first_wsgi, second_wsgi)]
+
+
+@pytest.fixture(params=ALL, ids=lambda pair: "-".join(it.__name__.partition("_")[2] for it in pair))
 def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(*request.param)
 
@@ -172,6 +174,7 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
     assert 0 < pair.log.given[0] <= 0.3
 
 
+@pytest.mark.parametrize("pair", MIXED, indirect=True)
 def test_a_caller_who_sets_no_deadline_gets_the_work_done(pair: Pair) -> None:
     """Without a header nothing is limited, and nothing is told."""
     with pair.serve(a_moment, rounds=2) as url:
@@ -179,6 +182,7 @@ def test_a_caller_who_sets_no_deadline_gets_the_work_done(pair: Pair) -> None:
     assert pair.log.given == [inf, inf]
 
 
+@pytest.mark.parametrize("pair", MIXED, indirect=True)
 def test_a_service_that_is_not_named_is_told_nothing(pair: Pair) -> None:
     """The first keeps to the deadline; the second does not learn of it."""
     with pair.serve(a_moment, told=False) as url:

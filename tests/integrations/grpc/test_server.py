@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from math import inf
@@ -15,7 +16,7 @@ import pytest
 
 from resilience import DeadlineExceeded, current_context
 from resilience.integrations.grpc import AioDeadlineInterceptor, DeadlineInterceptor
-from tests.integrations.grpc.services import EXCEEDED, KINDS, PATIENCE, Dependency, serving
+from tests.integrations.grpc.services import EXCEEDED, KINDS, NOW, PATIENCE, Client, Dependency, serving
 
 
 class Handlers:
@@ -203,6 +204,21 @@ class TestServer:
         finally:
             del KINDS["Missing"]
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_deadline_goes_through_two_servers(target: str, dependency: Dependency) -> None:
+    """The first one's handler calls the second; nobody has set a timeout for that."""
+
+    def one(request: bytes, context: Any) -> bytes:
+        time.sleep(0.4)
+        reply: bytes = Client(target, "blocking").call(NOW, "One", request)
+        return reply
+
+    running = serving({"One": grpc.unary_unary_rpc_method_handler(one)}, DeadlineInterceptor())
+    with grpc.insecure_channel(next(running)) as channel:
+        assert channel.unary_unary("/test.Test/One")(b"?", timeout=6.0) == b"fine"
+    next(running, None)
+    assert 0 < dependency.seen[0][2] <= 5.7
 
 
 def test_a_blocking_stream_is_closed_with_its_deadline() -> None:

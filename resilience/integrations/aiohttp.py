@@ -12,7 +12,6 @@ the failure of the first. And it sends a generator that was used up as an empty 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from math import inf
@@ -157,13 +156,11 @@ class _Exchange(Exchange[ClientResponse]):
         """Return a response of which the body fails where it has not been read in time."""
         if self.body_deadline == inf or response.content.at_eof():
             return response
-        known = weakref.ref(response)
 
         def end() -> None:
-            late = known()
-            if late is not None and not late.closed and late.content.exception() is None:
-                late.content.set_exception(self.body_is_late())
-                late.close()
+            if not response.closed and response.content.exception() is None:
+                response.content.set_exception(self.body_is_late())
+                response.close()
 
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
@@ -217,12 +214,14 @@ _ended: ContextVar[_Ended | None] = ContextVar("resilience.integrations.aiohttp.
 
 
 def _expect_second_coming(request: ClientRequest, error: Exception) -> None:
-    """Remember a failure after which aiohttp sends the request again by itself, at once and in this task."""
+    """Remember a failure after which aiohttp sends the request again by itself, at once and in this task.
+
+    Up to 3.12 also one whose body is used up, and newer versions do not: there it is remembered in vain.
+    """
     if (
         isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))
         and not isinstance(error, _NEVER_SENT)
         and request.method in IDEMPOTENT_METHODS
-        and not getattr(request.body, "consumed", False)
         and getattr(request.session, "_retry_connection", True)
     ):
         _ended.set(_Ended(request._timer, request, error))

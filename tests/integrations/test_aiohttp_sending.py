@@ -71,6 +71,18 @@ def test_a_body_that_another_middleware_has_used_up(server: FlakyServer) -> None
     assert [it.body for it in server.requests] == [b"once"]
 
 
+def test_a_wait_for_a_free_connection_sends_nothing(server: FlakyServer) -> None:
+    """Who has got none in time may try again, whatever the method."""
+
+    async def main() -> None:
+        async with session() as one, one.get(server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))):
+            outcome = await attempt(one.post(server.url, timeout=aiohttp.ClientTimeout(connect=0.1)))
+            assert isinstance(outcome, aiohttp.ConnectionTimeoutError)
+            assert "3 attempts" in note(outcome)
+
+    run(main)
+
+
 def test_a_post_that_was_never_sent_is_tried_again() -> None:
     """Where no connection could be made, any method is repeated, whatever its body."""
 
@@ -141,7 +153,7 @@ def test_another_middlewares_second_try_is_another_request(server: FlakyServer) 
     assert entered == ["again"]  # aiohttp has seen no failure
 
 
-@pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "used up", "never sent", "switched off"])
+@pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "never sent", "switched off"])
 def test_a_failed_request_is_let_go(server: FlakyServer, kind: str) -> None:
     """Nothing of it is kept for a second coming that has been, or will never be."""
 
@@ -150,7 +162,7 @@ def test_a_failed_request_is_let_go(server: FlakyServer, kind: str) -> None:
             one._retry_connection = kind != "switched off"  # as aiohttp's own test client does
             method = kind if kind.isupper() else "PUT"
             url = unused_url() if kind == "never sent" else server.script("/", Answer(fault="close"))
-            error = await attempt(one.request(method, url, data=pieces() if kind == "used up" else b"x"))
+            error = await attempt(one.request(method, url, data=b"x"))
             gone = weakref.ref(error)
             assert isinstance(error, aiohttp.ClientConnectionError)
             del error

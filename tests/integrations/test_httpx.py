@@ -584,6 +584,25 @@ def test_a_generator_that_nobody_has_begun_is_still_there(kit: Kit, server: Flak
     assert [it.body for it in server.requests] == [b"payload"]
 
 
+def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit, server: FlakyServer) -> None:
+    """The same request, once there is a server."""
+
+    def fail() -> None:
+        raise kit.library.ConnectError("not yet")
+
+    async def main() -> None:
+        async with kit.client(Retry(1), kit.network_that_first(fail)) as client:
+            request = client.client.build_request("POST", server.url, content=kit.chunks(b"pay", b"load"))
+            with pytest.raises(kit.library.ConnectError):
+                await client.send(request)
+            assert (await client.send(request)).status_code == 200
+            with pytest.raises(kit.library.StreamConsumed):
+                await client.send(request)
+
+    kit.run(main)
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
 def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
     """The client hands the next hop the same stream; by itself it would send it empty."""
     url = server.script("/from", Answer(307, {"Location": "/to"}))
@@ -1035,6 +1054,33 @@ def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) 
         time.sleep(0.005)
     assert len(network.sent) == 1
     assert traced.count("connection.connect_tcp.started") == len(network.requests)
+
+
+def test_the_last_word_of_an_attempt_left_behind_says_nothing_of_the_next(sync_kit: Kit) -> None:
+    """That the first could not connect in the end does not mean that the second has not sent."""
+    second_sends, over = threading.Event(), threading.Event()
+    attempts: list[Any] = []
+
+    class Network(sync_kit.library.BaseTransport):  # type: ignore[name-defined, misc]
+        def handle_request(self, request: Any) -> Any:
+            attempts.append(request)
+            trace = request.extensions["trace"]
+            trace("connection.connect_tcp.started", {})
+            if len(attempts) == 1:
+                second_sends.wait(PATIENT)
+                raise sync_kit.library.ConnectError("refused, at last")
+            trace("http11.send_request_headers.started", {})
+            second_sends.set()
+            over.wait(PATIENT)
+            return sync_kit.library.Response(200)
+
+    transport = sync_kit.transport(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2)), Network())
+    try:
+        with sync_kit.library.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
+            client.post("http://example.org/")
+    finally:
+        over.set()
+    assert len(attempts) == 2
 
 
 def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit, server: FlakyServer) -> None:

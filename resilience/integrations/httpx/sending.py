@@ -100,7 +100,8 @@ class Sending(Exchange[Any]):
         left = ctx.timeout()
         headers = self._propagation.headers_for(str(request.url), ctx)
         self.begin()
-        self._progress = None
+        timer = ctx._timer
+        self._progress = None if timer is None else _Progress(timer.deadline)
         if self._vanishes:
             _used_up.add(request.stream)
         if left is None:
@@ -109,8 +110,7 @@ class Sending(Exchange[Any]):
         prepared = copy.copy(request)  # leaves out what a pickle could not carry
         prepared.stream = request.stream
         prepared.extensions = {**request.extensions, "timeout": self._timeouts}
-        if ctx._timer is not None:
-            self._progress = _Progress(ctx._timer.deadline)
+        if self._progress is not None:
             prepared.extensions["trace"] = self._trace(self._progress, request.extensions.get("trace"))
         if headers:
             prepared.headers = type(request.headers)(request.headers)
@@ -124,7 +124,6 @@ class Sending(Exchange[Any]):
             sent = not isinstance(error, _NEVER_SENT)
             if not sent:
                 _used_up.discard(self._request.stream)
-            self._progress = None  # the client's own word is better
             self.failed(error, sent=sent)
         if isinstance(error, _TIMED_OUT) and ctx.expired:
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error

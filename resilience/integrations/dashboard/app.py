@@ -1,0 +1,279 @@
+"""The ASGI application: the page, its data, and the stream that keeps it up to date.
+
+    GET .../           the page
+    GET .../events     server-sent events: all the data first, then what is new, about once a second
+    GET .../state      the same data once, as JSON
+
+Pure ASGI, under asyncio and trio. Streams end after a while and browsers reconnect: so a server that waits for its
+connections when it shuts down does not wait for a page that somebody has left open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from urllib.parse import quote
+
+import anyio
+
+from resilience import checks
+from resilience.clock import clock
+from resilience.integrations.dashboard.page import HEADERS, page
+from resilience.integrations.dashboard.state import state
+from resilience.integrations.dashboard.watch import Watch
+from resilience.integrations.telemetry import Observed
+
+if TYPE_CHECKING:
+    from resilience.checks import Duration
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+_Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+#: Seconds after which a stream ends, and the milliseconds that a browser then waits before it comes back.
+_STREAM_LASTS: Final = 20.0
+_RECONNECT: Final = 1000
+
+#: Seconds of silence after which a comment is sent, so that nothing between us and the browser takes it for dead.
+_HEARTBEAT: Final = 5.0
+
+#: Seconds in which a stream notices that the dashboard was closed.
+_STEP: Final = 0.2
+
+_TEXT = b"text/plain; charset=utf-8"
+
+
+@final
+class Dashboard:
+    """An ASGI application that shows what the policies of this process do, live.
+
+    :param policies: pipelines, policies, and what has one for each host (`standard()`, `PerHost`). Their circuit
+        breakers and bulkheads are shown. They are held weakly. Rates and events are those of the whole process.
+    :param title: what the page is called: the name of your service, say.
+    :param interval: seconds between two updates, 1 by default; at least 0.1.
+    :param history: whether failures, refusals and changes of circuits are remembered from now on, so that the page
+        can tell what happened before it was opened. With False nothing at all is listened to while nobody looks. How
+        many executions there are is counted only while somebody looks, and for 30 s after: it would cost something
+        where nothing goes wrong.
+    :param keep: how many rows of the last events are kept, 200 by default. Equal ones in a row are one row.
+    :param messages: whether the messages of errors are told, and not only their types. They can hold anything.
+        Arguments and results are never told.
+    :param allowed_hosts: the names (without port) under which the page may be asked for, `"*"` for any; None for any.
+        `serve` allows this machine's own only, so that no page from elsewhere can read along by DNS rebinding.
+    :param max_viewers: how many may look at a time; others are answered 503.
+    :raises TypeError: for what is no policy.
+
+    Read-only: it answers GET and HEAD, and nothing that is sent to it changes anything. It has no login. Mounted in
+    an application that others can reach, it is for you to say who may see it.
+
+    In Starlette and FastAPI: `app.mount("/resilience", Dashboard(pipeline))`, and open `/resilience/`.
+    """
+
+    def __init__(
+        self,
+        *policies: Any,
+        title: str = "resilience",
+        interval: Duration = 1.0,
+        history: bool = True,
+        keep: int = 200,
+        messages: bool = False,
+        allowed_hosts: Iterable[str] | None = None,
+        max_viewers: int = 20,
+    ) -> None:
+        if not isinstance(title, str):
+            raise TypeError(f"title must be a string, not {title!r}")
+        self._page = page(title)
+        self._interval = checks.seconds("interval", interval)
+        if self._interval < 0.1:
+            raise ValueError(f"interval must be at least 0.1 s, not {interval!r}")
+        self._messages = checks.flag("messages", messages)
+        self._hosts = _hosts(allowed_hosts)
+        self._max_viewers = checks.whole("max_viewers", max_viewers)
+        self._is_closed = False
+        self._run = secrets.token_hex(4)  # so that a browser that comes back to another process starts anew
+        self._watch = Watch(
+            Observed(*policies),
+            keep=checks.whole("keep", keep),
+            history=checks.flag("history", history),
+            messages=self._messages,
+        )
+
+    def close(self) -> None:
+        """End the streams, and listen to nothing any more. Not needed where it lives as long as the process."""
+        self._is_closed = True
+        self._watch.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            await self._answer(scope, receive, _Response(send, with_body=scope["method"] == "GET"))
+        elif scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            raise ValueError(f"the dashboard answers http, not {scope['type']!r}")
+
+    async def _answer(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        headers = _fields(scope)
+        if not self._is_allowed(headers.get("host", "")):
+            return await response.whole(421, b"this host name is not one of allowed_hosts\n")
+        if scope["method"] not in {"GET", "HEAD"}:
+            return await response.whole(405, b"the dashboard is read-only\n", (b"allow", b"GET, HEAD"))
+        match _path(scope):
+            case "/":
+                return await response.whole(200, self._page, kind=b"text/html; charset=utf-8")
+            case "":  # the page asks for its data relative to itself: it has to stand in a folder
+                folder = quote(scope["path"].rpartition("/")[2])
+                return await response.whole(307, b"", (b"location", f"{folder}/".encode()))
+            case "/state":
+                update, _ = self._update(0)
+                return await response.whole(200, _json(update), kind=b"application/json")
+            case "/events":
+                return await self._stream(headers.get("last-event-id", ""), receive, response)
+            case _:
+                return await response.whole(404, b"there is no such page\n")
+
+    def _is_allowed(self, host: str) -> bool:
+        if self._hosts is None:
+            return True
+        name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
+        return name in self._hosts
+
+    # --- data ---
+
+    def _update(self, change: int) -> tuple[dict[str, Any], int]:
+        """Return what a viewer is told who has seen the log up to that change, and the change that he is at then."""
+        rows, latest = self._watch.rows(change)
+        now = {
+            "pid": os.getpid(),
+            "rates": self._watch.rates(),
+            **state(self._watch.observed, messages=self._messages),
+        }
+        return {"now": now, "rows": rows}, latest
+
+    async def _stream(self, last_id: str, receive: Receive, response: _Response) -> None:
+        if not response.with_body:
+            return await response.begin(200, kind=b"text/event-stream")
+        if self._watch.viewers >= self._max_viewers:
+            return await response.whole(503, b"too many are looking already\n", (b"retry-after", b"5"))
+        with self._watch.viewing():
+            await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                async for piece in self._pieces(last_id):
+                    await response.send(piece, more=True)
+                await response.send(b"", more=False)
+                tasks.cancel_scope.cancel()
+        return None
+
+    async def _pieces(self, last_id: str) -> AsyncIterator[bytes]:
+        """Go over what a stream consists of: it waits for the reader, who so has one piece to read at a time."""
+        run, _, number = last_id.partition("-")
+        comes_back = run == self._run and number.isascii() and number.isdigit()
+        change = int(number[:18]) if comes_back else 0
+        yield f"retry: {_RECONNECT}\n\n".encode()
+        if not comes_back:
+            yield _event("reset", {}, f"{self._run}-0")
+        ends_at = clock.now() + _STREAM_LASTS
+        told: object = None
+        told_at = 0.0
+        while (now := clock.now()) < ends_at and not self._is_closed:
+            update, change = self._update(change)
+            if update["rows"] or update["now"] != told:
+                told, told_at = update["now"], now
+                yield _event("update", update, f"{self._run}-{change}")
+            elif now - told_at >= _HEARTBEAT:
+                told_at = now
+                yield b": nothing new\n\n"
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next update, or until there will be none."""
+        left = self._interval
+        while left > 0 and not self._is_closed:
+            step = min(left, _STEP)
+            await anyio.sleep(step)
+            left -= step
+
+
+@final
+class _Response:
+    """The answer to one request, with the headers that all have."""
+
+    def __init__(self, send: Send, *, with_body: bool) -> None:
+        self._send = send
+        self.with_body: bool = with_body
+
+    async def whole(self, status: int, body: bytes, *headers: tuple[bytes, bytes], kind: bytes = _TEXT) -> None:
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, (*headers, (b"content-type", kind), length))
+        await self.send(body if self.with_body else b"", more=False)
+
+    async def begin(self, status: int, *headers: tuple[bytes, bytes], kind: bytes) -> None:
+        """Begin a response of unknown length; end it at once where nobody wants its body."""
+        await self._start(status, (*headers, (b"content-type", kind)))
+        if not self.with_body:
+            await self.send(b"", more=False)
+
+    async def send(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _start(self, status: int, headers: _Headers) -> None:
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *HEADERS]})
+
+
+# --- ASGI ------------------------------------------------------------------------------------
+
+
+def _fields(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _path(scope: Scope) -> str:
+    """Return the path below where the dashboard is mounted. Older frameworks cut the mount off, newer ones do not."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    below = path.removeprefix(root)
+    return below if root and path.startswith(root) and below[:1] in {"", "/"} else path
+
+
+def _hosts(names: Iterable[str] | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    given = () if isinstance(names, str) else tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"allowed_hosts must be a sequence of names, not {names!r}")
+    lowered = frozenset(name.lower() for name in given)
+    return None if "*" in lowered else lowered
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _event(kind: str, data: object, number: str) -> bytes:
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), kind.encode(), _json(data))
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    """End the stream when the viewer has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer a server that tells when it begins and ends: there is nothing to do."""
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

@@ -1,0 +1,304 @@
+"use strict";
+
+// All text goes through `textContent`: what a name or a message holds is shown, and never read as markup.
+
+const ROWS = 200;
+const SILENCE = 5; // seconds of the mean that is shown as a number
+
+const RATES = {
+  executions: { trouble: false, always: false },
+  failures: { trouble: true, always: false },
+  retries: { trouble: false, always: true },
+  timeouts: { trouble: true, always: true },
+  rejections: { trouble: true, always: true },
+  fallbacks: { trouble: false, always: true },
+};
+
+const STATES = { closed: "closed", open: "open", half_open: "half-open", isolated: "isolated" };
+
+const KINDS = {
+  retry_scheduled: "retry",
+  retry_gave_up: "gave up",
+  timed_out: "timeout",
+  call_rejected: "refused",
+  circuit_changed: "circuit",
+  fallback_used: "fallback",
+  execution_finished: "failed",
+};
+
+// --- making elements ---
+
+const byId = (id) => document.getElementById(id);
+
+function element(tag, className, text) {
+  const it = document.createElement(tag);
+  if (className) it.className = className;
+  if (text !== undefined) it.textContent = text;
+  return it;
+}
+
+function drawing(tag, attributes, ...children) {
+  const it = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) it.setAttribute(name, value);
+  it.append(...children);
+  return it;
+}
+
+function write(it, text) {
+  if (it.textContent !== text) it.textContent = text;
+}
+
+// Bring the children of `list` into line with `items`, keeping the elements of those that were there before.
+function arrange(list, items, keyOf, make, update) {
+  const old = new Map([...list.children].map((child) => [child.dataset.key, child]));
+  items.forEach((item, place) => {
+    const key = String(keyOf(item));
+    const it = old.get(key) ?? make(item);
+    it.dataset.key = key;
+    old.delete(key);
+    if (list.children[place] !== it) list.insertBefore(it, list.children[place] ?? null);
+    update(it, item);
+  });
+  for (const it of old.values()) it.remove();
+}
+
+function parts(it, names) {
+  return Object.fromEntries(names.map((name) => [name, it.querySelector(`.${name}`)]));
+}
+
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+const perSecond = (value) => (value === 0 ? "0" : value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
+
+// --- rates ---
+
+function makeRate([name]) {
+  const it = element("li", "rate");
+  const curve = drawing("path", { class: "curve" });
+  const area = drawing("path", { class: "area" });
+  const base = drawing("path", { class: "base", d: "M0 19H58" });
+  const chart = drawing("svg", { viewBox: "0 0 58 20", preserveAspectRatio: "none", role: "img" }, area, base, curve);
+  it.append(element("p", "name", name), element("p", "value"), element("p", "total"), chart);
+  return it;
+}
+
+function updateRate(it, [name, rate]) {
+  const known = rate.seconds.filter((count) => count !== null);
+  const recent = known.slice(-SILENCE);
+  const mean = recent.length ? recent.reduce((a, b) => a + b) / recent.length : 0;
+  const most = Math.max(0, ...known);
+  const { value, total, curve, area } = parts(it, ["value", "total", "curve", "area"]);
+  write(value, known.length ? perSecond(mean) : "–");
+  write(total, `${rate.total.toLocaleString("en")} ${RATES[name].always ? "in all" : "while watched"}`);
+  it.classList.toggle("trouble", RATES[name].trouble && mean > 0);
+  it.classList.toggle("quiet", mean === 0);
+  const line = known.length > 1 && most > 0 ? curveOf(rate.seconds, most) : null;
+  curve.setAttribute("d", line ? line.curve : "");
+  area.setAttribute("d", line ? line.area : "");
+  it.querySelector("svg").setAttribute("aria-label", `${name} in the last minute: at most ${most} in a second`);
+}
+
+function curveOf(seconds, most) {
+  const points = seconds
+    .map((count, x) => (count === null ? null : [x, 19 - (17 * count) / most]))
+    .filter((point) => point !== null);
+  const curve = `M${points.map(([x, y]) => `${x} ${y.toFixed(2)}`).join("L")}`;
+  return { curve, area: `${curve}L${points.at(-1)[0]} 20L${points[0][0]} 20Z` };
+}
+
+// --- circuits ---
+
+function makeCard(...more) {
+  const it = element("li", "card");
+  const top = element("div", "top");
+  it.append(top, element("p", "where"), ...more, element("p", "facts"), element("p", "about"));
+  return [it, top];
+}
+
+function lever() {
+  return drawing(
+    "svg",
+    { class: "switch", viewBox: "0 0 44 22", "aria-hidden": "true" },
+    drawing("path", { d: "M1 13H9M35 13H43" }),
+    drawing("path", { class: "lever", d: "M12 13H31" }),
+    drawing("path", { class: "bar", d: "M22 2V20" }),
+    drawing("circle", { class: "pole", cx: 11, cy: 13, r: 2.5 }),
+    drawing("circle", { class: "pole", cx: 33, cy: 13, r: 2.5 }),
+  );
+}
+
+function makeCircuit() {
+  const wait = element("div", "meter thin");
+  wait.append(element("i"));
+  wait.setAttribute("aria-hidden", "true"); // the same as the words below it
+  const [it, top] = makeCard(wait, element("p", "why"));
+  top.append(lever(), element("span", "name"), element("span", "state"));
+  return it;
+}
+
+function updateCircuit(it, circuit) {
+  const { name, where, state, why, facts, about, meter } = parts(it, "name where state why facts about meter".split(" "));
+  it.dataset.state = circuit.state;
+  write(name, circuit.name);
+  write(where, whereOf(circuit));
+  write(state, STATES[circuit.state]);
+  const waits = circuit.state === "open" && circuit.open_for !== null;
+  meter.hidden = !waits;
+  if (waits) meter.firstChild.style.width = `${Math.min(100, (100 * circuit.retry_after) / circuit.open_for)}%`;
+  why.hidden = circuit.state === "closed";
+  write(why, reasonOf(circuit));
+  tell(facts, [["opened", `${circuit.opened.toLocaleString("en")}×`], ["refused", circuit.rejected.toLocaleString("en")]]);
+  write(about, circuit.about);
+}
+
+function reasonOf(circuit) {
+  const after = circuit.last_failure ? ` After ${circuit.last_failure}.` : "";
+  if (circuit.state === "isolated") return "Opened by hand, until a hand closes it.";
+  if (circuit.state === "half_open") return `${plural(circuit.probes, "probe")} under way.${after}`;
+  if (circuit.state !== "open") return "";
+  const seconds = Math.ceil(circuit.retry_after);
+  return (seconds > 0 ? `A probe may go in ${seconds} s.` : "The next call is a probe.") + after;
+}
+
+const whereOf = (it) => `in ${it.pipelines.join(", ")}`;
+
+function tell(it, facts) {
+  const text = facts.map(([name, value]) => `${name} ${value}`).join(";");
+  if (it.dataset.told === text) return;
+  it.dataset.told = text;
+  it.replaceChildren(
+    ...facts.map(([name, value]) => {
+      const fact = element("span", "", `${name} `);
+      fact.append(element("b", "", value));
+      return fact;
+    }),
+  );
+}
+
+// --- bulkheads ---
+
+function makeBulkhead() {
+  const meter = element("div", "meter");
+  meter.append(element("i"));
+  meter.setAttribute("role", "meter");
+  meter.setAttribute("aria-valuemin", "0");
+  const [it, top] = makeCard(meter);
+  top.append(element("span", "name"), element("span", "full-word"));
+  return it;
+}
+
+function updateBulkhead(it, bulkhead) {
+  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
+  const full = bulkhead.in_flight >= bulkhead.limit;
+  write(name, bulkhead.name);
+  write(where, whereOf(bulkhead));
+  write(it.querySelector(".full-word"), full ? "full" : "");
+  meter.classList.toggle("full", full);
+  meter.firstChild.style.width = `${Math.min(100, (100 * bulkhead.in_flight) / bulkhead.limit)}%`;
+  meter.setAttribute("aria-label", `calls running in ${bulkhead.name}`);
+  meter.setAttribute("aria-valuemax", bulkhead.limit);
+  meter.setAttribute("aria-valuenow", bulkhead.in_flight);
+  const queue = bulkhead.queue ? [["waiting", `${bulkhead.queued} of ${bulkhead.queue}`]] : [];
+  const running = [["running", `${bulkhead.in_flight} of ${bulkhead.limit}`]];
+  tell(facts, [...running, ...queue, ["refused", bulkhead.rejected.toLocaleString("en")]]);
+  write(about, bulkhead.about);
+}
+
+// --- the log ---
+
+const rows = new Map(); // number -> row, in the order in which they began
+
+function makeRow() {
+  const it = element("li", "row");
+  it.append(element("time"), element("span", "kind"), element("span", "text"), element("span", "count"));
+  return it;
+}
+
+function updateRow(it, row) {
+  const { kind, text, count } = parts(it, ["kind", "text", "count"]);
+  const at = new Date(row.at * 1000);
+  const time = it.querySelector("time");
+  write(time, at.toLocaleTimeString("en-GB"));
+  time.dateTime = at.toISOString();
+  it.dataset.level = levelOf(row);
+  write(kind, KINDS[row.kind] ?? row.kind);
+  write(text, row.text);
+  write(count, row.count > 1 ? `×${row.count.toLocaleString("en")}` : "");
+}
+
+function levelOf(row) {
+  if (row.state === "closed") return "good";
+  return row.kind === "execution_finished" || (row.level >= 30 && row.level < 40) ? "warning" : row.level >= 40 ? "error" : "calm";
+}
+
+function keep(changed) {
+  for (const row of changed) rows.set(row.number, row);
+  for (const number of [...rows.keys()].slice(0, Math.max(0, rows.size - ROWS))) rows.delete(number);
+}
+
+// --- the whole ---
+
+function show(now) {
+  arrange(byId("rates"), Object.entries(now.rates), ([name]) => name, makeRate, updateRate);
+  arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
+  arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
+  arrange(byId("log"), [...rows.values()].reverse(), (it) => it.number, makeRow, updateRow);
+  for (const it of document.querySelectorAll("section > .empty")) it.hidden = it.previousElementSibling.children.length > 0;
+  write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
+  write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
+  summarize(now);
+  write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
+}
+
+const numberOf = (shown, leftOut) => (leftOut ? `${shown.length} of ${shown.length + leftOut}` : shown.length > 1 ? `${shown.length}` : "");
+
+function summarize(now) {
+  const counts = Object.keys(STATES)
+    .map((state) => [state, now.circuits.filter((it) => it.state === state).length])
+    .filter(([state, count]) => count && state !== "closed");
+  const told = counts.map(([state, count]) => `${plural(count, "circuit")} ${STATES[state]}`).join(", ");
+  const all = now.circuits.length === 1 ? "The circuit is closed" : "All circuits are closed";
+  write(byId("summary"), told || (now.circuits.length ? all : ""));
+  byId("summary").classList.toggle("trouble", counts.length > 0);
+  const title = byId("title").textContent;
+  document.title = told ? `${told} · ${title}` : title;
+}
+
+let latest = null;
+let paused = false;
+
+function link(state, text) {
+  byId("link").dataset.link = state;
+  write(byId("link-text"), text);
+}
+
+function connect() {
+  const source = new EventSource("events");
+  let lost = 0; // the timer that tells of a lost connection
+  source.addEventListener("open", () => {
+    clearTimeout(lost);
+    lost = 0;
+    link("live", "live");
+  });
+  source.addEventListener("reset", () => rows.clear());
+  source.addEventListener("update", (event) => {
+    const update = JSON.parse(event.data);
+    keep(update.rows);
+    latest = update.now;
+    if (!paused) show(latest);
+  });
+  source.addEventListener("error", () => {
+    // A stream ends now and then, and the browser is back at once: only a longer silence is worth a word.
+    lost ||= setTimeout(() => link("lost", "no connection"), 2500);
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000); // it does not try again by itself
+  });
+}
+
+byId("pause").addEventListener("click", () => {
+  paused = !paused;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  write(byId("pause"), paused ? "Paused" : "Pause");
+  if (!paused && latest !== null) show(latest);
+});
+
+connect();

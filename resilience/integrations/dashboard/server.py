@@ -1,0 +1,133 @@
+"""The dashboard by itself, on this machine's loopback address: `serve` returns at once, `aserve` when it is cancelled.
+
+In both cases the server has a thread and an event loop of its own. So it works in blocking programs, under asyncio and
+under trio, and it answers also while the program's own event loop hangs: which is when somebody will want to look.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, final
+
+import anyio
+import anyio.to_thread
+
+from resilience.integrations.dashboard.app import Dashboard
+
+if TYPE_CHECKING:
+    import uvicorn
+
+#: Names of this machine as a browser on it writes them.
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+#: Seconds that open streams have at the end, and that the server's thread is waited for.
+_GRACE: Final = 3
+_PATIENCE: Final = 10.0
+
+
+@final
+class Served:
+    """A dashboard that is being served. Usable as a context manager.
+
+    :param url: where it is to be seen.
+    """
+
+    def __init__(self, server: uvicorn.Server, thread: threading.Thread, url: str, dashboard: Dashboard) -> None:
+        self._server = server
+        self._thread = thread
+        self._dashboard = dashboard
+        self.url: str = url
+
+    def close(self) -> None:
+        """Stop serving, and wait until it has ended. Calling it again does nothing."""
+        self._dashboard.close()
+        self._server.should_exit = True
+        self._thread.join(_PATIENCE)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<dashboard at {self.url}>"
+
+
+def serve(
+    *policies: Any,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    allowed_hosts: Iterable[str] | None = None,
+    **options: Any,
+) -> Served:
+    """Serve a dashboard in a daemon thread, and come back when it can be seen.
+
+    :param policies: as for `Dashboard`; so are further keyword arguments.
+    :param host: the address to bind to. Only programs on this machine can reach the default. Anybody who reaches
+        another one can see the page: it has no login.
+    :param port: the port, 8765 by default; 0 for any that is free, then see `url` of what is returned.
+    :param allowed_hosts: the names under which it may be asked for: by default those of this machine's loopback
+        address, and `host`. Other ones are refused, so that no web page can read along by DNS rebinding.
+    :raises OSError: where the address cannot be bound to.
+    :raises ImportError: where uvicorn is not installed (`pip install 'resilience-pipeline[dashboard]'`).
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError("serve() needs uvicorn: pip install 'resilience-pipeline[dashboard]'") from error
+    name = f"[{host}]" if ":" in host else host
+    dashboard = Dashboard(*policies, allowed_hosts=allowed_hosts or (*_LOOPBACK, name), **options)
+    try:
+        listening = _bind(host, port)
+    except BaseException:
+        dashboard.close()
+        raise
+    config = uvicorn.Config(
+        dashboard,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), name="resilience-dashboard", daemon=True)
+    url = f"http://{name}:{listening.getsockname()[1]}/"
+    thread.start()
+    _wait_for(server, thread)
+    return Served(server, thread, url, dashboard)
+
+
+async def aserve(*policies: Any, **options: Any) -> None:
+    """Do as `serve` until this task is cancelled, under asyncio or trio.
+
+    Start it as a task beside those of your program: `tasks.start_soon(aserve, pipeline)`.
+    """
+    served = serve(*policies, **options)
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(served.close)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind in the thread of the caller, who so gets the error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)

@@ -1,0 +1,83 @@
+"""What the policies hold at this instant, as plain values for JSON: numbers, and names that were written in code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from resilience.integrations.telemetry import Observed
+from resilience.policies.bulkhead import Bulkhead
+from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.timeout import Timeout
+
+#: How many circuits, and how many bulkheads, are shown: a page of more would not be read. There may be one for each
+#: of a thousand hosts; those with trouble come first then.
+MOST: Final = 200
+
+_Json: TypeAlias = dict[str, Any]
+
+
+def state(observed: Observed, *, messages: bool) -> _Json:
+    """Return the state of everything that is observed.
+
+    :param messages: whether the message of a circuit's last failure is told, or its type only.
+    """
+    circuits, bulkheads = [], []
+    for key, pipelines, name, policy in _each_once(observed):
+        where = {"key": key, "name": name, "pipelines": pipelines}
+        if isinstance(policy, CircuitBreaker):
+            circuits.append({**where, **_circuit(policy, messages)})
+        else:
+            bulkheads.append({**where, **_bulkhead(policy)})
+    return {
+        "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
+        "bulkheads": _first(bulkheads, lambda it: bool(it["in_flight"])),
+        "left_out": {"circuits": max(0, len(circuits) - MOST), "bulkheads": max(0, len(bulkheads) - MOST)},
+        "abandoned": Timeout.abandoned(),
+    }
+
+
+def _each_once(observed: Observed) -> Iterator[tuple[str, list[str], str, CircuitBreaker | Bulkhead]]:
+    """Go over the observed policies: one that is in several pipelines comes once, with all their names."""
+    found: dict[int, tuple[str, list[str], str, CircuitBreaker | Bulkhead]] = {}
+    for pipeline, name, policy in observed:
+        known = found.get(id(policy))
+        if known is None:
+            found[id(policy)] = (f"{pipeline}/{name}", [pipeline], name, policy)
+        elif pipeline not in known[1]:
+            known[1].append(pipeline)
+    yield from found.values()
+
+
+def _circuit(policy: CircuitBreaker, messages: bool) -> _Json:
+    stats = policy.stats()
+    failure = stats.last_failure
+    open_for = policy.settings()["open_for"]
+    return {
+        "about": policy.describe().removeprefix(f"{policy.name}: "),
+        "state": stats.state.value,
+        "retry_after": stats.retry_after,
+        "open_for": open_for if isinstance(open_for, float) else None,
+        "last_failure": failure if failure is None or messages else failure.partition(": ")[0],
+        "probes": stats.probes,
+        "opened": stats.opened,
+        "rejected": stats.rejected,
+    }
+
+
+def _bulkhead(policy: Bulkhead) -> _Json:
+    stats = policy.stats()
+    return {
+        "about": policy.describe().removeprefix(f"{policy.name}: "),
+        "limit": stats.limit,
+        "in_flight": stats.in_flight,
+        "queue": policy.settings()["queue"],
+        "queued": stats.queued,
+        "rejected": stats.rejected,
+    }
+
+
+def _first(entries: list[_Json], troubled: Callable[[_Json], bool]) -> list[_Json]:
+    if len(entries) <= MOST:
+        return entries
+    return sorted(entries, key=lambda it: not troubled(it))[:MOST]

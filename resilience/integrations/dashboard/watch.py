@@ -1,0 +1,311 @@
+"""What the page shows: counts per second, the last events, and what the policies hold now.
+
+Events are told in the thread of the call that they happen to. What that thread does for a viewer is one count and
+perhaps one row, in memory that is bounded and the same for all viewers. A viewer reads from there at his own pace,
+from the number on at which he stopped before. So there is no queue for each of them, a slow one costs nobody
+anything, and one who comes back misses only what has been pushed out of the log meanwhile.
+
+`ExecutionFinished` happens in every execution. It is listened to only while somebody looks, and for a while after;
+the other events happen where something goes wrong, and are cheap enough to be remembered before anybody comes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final, TypeAlias, final
+from weakref import finalize, ref
+
+from resilience import events
+from resilience.clock import clock
+from resilience.events import (
+    CallRejected,
+    CircuitChanged,
+    Event,
+    ExecutionFinished,
+    FallbackUsed,
+    Listener,
+    RetryGaveUp,
+    RetryScheduled,
+    TimedOut,
+)
+from resilience.integrations.telemetry import Line, Lines, Observed
+from resilience.outcome import Failure
+
+#: Seconds of which the counts are kept.
+SPAN: Final = 60
+
+#: Seconds for which executions are counted after the last viewer has gone: he may only have reloaded the page.
+LINGER: Final = 30.0
+
+#: Equal events that are no further apart than this, in seconds, are one row with a count.
+_APART = 2.0
+#: ... and no row gets longer than this, in seconds: it should tell when something happened.
+_LONGEST_ROW = 30.0
+
+_TROUBLE: dict[type[Event], str | None] = {
+    RetryScheduled: "retries",
+    RetryGaveUp: None,
+    TimedOut: "timeouts",
+    CallRejected: "rejections",
+    CircuitChanged: None,
+    FallbackUsed: "fallbacks",
+}
+_FROM_EXECUTIONS = ("executions", "failures")
+
+#: What is counted, in the order in which it is shown.
+RATES: Final = (*_FROM_EXECUTIONS, *(name for name in _TROUBLE.values() if name))
+
+_Json: TypeAlias = dict[str, Any]
+
+
+@final
+class Seconds:
+    """How often something happened in each of the last `SPAN` seconds. Its owner holds a lock around it."""
+
+    __slots__ = ("_counts", "_seconds", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * SPAN
+        self._seconds = [-1] * SPAN  # the second that each count belongs to
+        self.total: int = 0
+
+    def add(self, now: float) -> None:
+        """Count one more."""
+        second = int(now)
+        place = second % SPAN
+        if self._seconds[place] != second:
+            self._seconds[place], self._counts[place] = second, 0
+        self._counts[place] += 1
+        self.total += 1
+
+    def complete(self, now: float, since: float) -> list[int | None]:
+        """Return the counts of the last complete seconds, the latest last; None where nobody had counted yet."""
+        current = int(now)
+        return [self._count(second, since) for second in range(current - SPAN + 1, current)]
+
+    def _count(self, second: int, since: float) -> int | None:
+        if second + 1 <= since:
+            return None
+        place = second % SPAN
+        return self._counts[place] if self._seconds[place] == second else 0
+
+
+@final
+@dataclass(slots=True)
+class Row:
+    """One line of the log, or several equal ones.
+
+    :param change: the number of the change of the log that touched it last.
+    :param began: when it began, on the process clock; `ended`: when it happened last.
+    :param at: when it happened last, on the wall clock, in seconds since 1970.
+    """
+
+    number: int
+    change: int
+    began: float
+    ended: float
+    at: float
+    line: Line
+    count: int = 1
+
+    def told(self) -> _Json:
+        """Return what a viewer needs of it."""
+        facts = self.line.facts
+        return {
+            "number": self.number,
+            "at": round(self.at, 3),
+            "count": self.count,
+            "level": self.line.level,
+            "kind": self.line.kind,
+            "text": self.line.text,
+            "state": facts.get("new"),
+        }
+
+
+@final
+class Log:
+    """The last rows. Its owner holds a lock around it."""
+
+    def __init__(self, keep: int) -> None:
+        self._rows: deque[Row] = deque(maxlen=keep)
+        self._latest: dict[object, Row] = {}  # of each key; rows that are in `_rows` only
+        self.changes: int = 0
+
+    def add(self, line: Line, now: float) -> None:
+        """Write a row, or count one more in the row of an equal event just now."""
+        self.changes += 1
+        key = _key(line)
+        row = None if key is None else self._latest.get(key)
+        if row is not None and now - row.ended <= _APART and now - row.began <= _LONGEST_ROW:
+            row.change, row.ended, row.at, row.line = self.changes, now, time.time(), line
+            row.count += 1
+            return
+        if len(self._rows) == self._rows.maxlen:
+            self._forget(self._rows.popleft())
+        row = Row(self.changes, self.changes, now, now, time.time(), line)
+        self._rows.append(row)
+        if key is not None:
+            self._latest[key] = row
+
+    def _forget(self, row: Row) -> None:
+        key = _key(row.line)
+        if self._latest.get(key) is row:
+            del self._latest[key]
+
+    def since(self, change: int) -> list[_Json]:
+        """Return the rows that are new or have changed since that change, in the order in which they began."""
+        return [row.told() for row in self._rows if row.change > change]
+
+
+def _key(line: Line) -> object:
+    """Return what equal events have in common: all that is said in words, and none of the numbers.
+
+    None for the change of a circuit, which is a row of its own: their order is what one wants to know.
+    """
+    if line.kind == "circuit_changed":
+        return None
+    return line.kind, *((name, value) for name, value in sorted(line.facts.items()) if isinstance(value, str))
+
+
+@final
+class Watch:
+    """Listens to the process, as much as is needed, for all the viewers of one dashboard.
+
+    :param keep: how many rows the log has at most.
+    :param history: whether what goes wrong is remembered also before the first viewer comes.
+    :param messages: whether the messages of errors are told.
+    """
+
+    def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
+        self._lock = threading.RLock()  # reentrant: a finalizer may tell an event in the middle of anything
+        self._log = Log(keep)
+        self._rates = {name: Seconds() for name in RATES}
+        self._lines = Lines(
+            self._write, lambda level: True, repeats=sys.maxsize, interval=_APART, messages=messages
+        )  # no line is left out there: the log puts equal ones together
+        self._since = clock.now() if history else inf
+        self._executions_since = inf
+        self._viewers = 0
+        self._left_at = 0.0
+        self._unwatch: Callable[[], None] | None = None
+        self._forget = self._subscribe(*_TROUBLE) if history else None
+        self.observed: Observed = observed
+
+    # --- who listens ---
+
+    @property
+    def viewers(self) -> int:
+        """How many are looking."""
+        return self._viewers
+
+    @contextmanager
+    def viewing(self) -> Iterator[None]:
+        """Count executions while the block lasts, and for a while after."""
+        with self._lock:
+            self._viewers += 1
+            self._look()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._viewers -= 1
+                self._left_at = clock.now()
+
+    def close(self) -> None:
+        """Listen to nothing any more."""
+        with self._lock:
+            for end in (self._unwatch, self._forget):
+                if end is not None:
+                    end()
+            self._unwatch = self._forget = None
+
+    def _look(self) -> None:
+        if self._unwatch is None:
+            others = _TROUBLE if self._forget is None else ()
+            self._unwatch = self._subscribe(ExecutionFinished, *others)
+            self._executions_since = clock.now()
+            if self._forget is None:
+                self._since = self._executions_since
+
+    def _look_away(self, now: float) -> bool:
+        """End the listening that only viewers need, if none has been there for a while; say whether it has ended."""
+        with self._lock:
+            if self._viewers or now - self._left_at < LINGER or self._unwatch is None:
+                return self._unwatch is None
+            self._unwatch()
+            self._unwatch = None
+            self._executions_since = inf
+            return True
+
+    def _subscribe(self, *kinds: type[Event]) -> Callable[[], None]:
+        """Subscribe without being kept alive by it."""
+        end = events.subscribe(_weakly(ref(self)), *kinds)
+        finalize(self, end).atexit = False
+        return end
+
+    # --- what happens ---
+
+    def hear(self, event: Event) -> None:
+        """Count an event, and write its row."""
+        now = clock.now()
+        if isinstance(event, ExecutionFinished):
+            self._finished(event, now)
+            return
+        name = _TROUBLE[type(event)]
+        if name is not None:
+            self._count(name, now)
+        self._lines(event)
+
+    def _finished(self, event: ExecutionFinished, now: float) -> None:
+        if not self._viewers and self._look_away(now):
+            return
+        self._count("executions", now)
+        if isinstance(event.outcome, Failure):
+            self._count("failures", now)
+            if event.attempts == 1:  # of no attempt, or several, the policy that refused it or gave up has told
+                self._lines(event)
+
+    def _count(self, name: str, now: float) -> None:
+        with self._lock:
+            self._rates[name].add(now)
+
+    def _write(self, line: Line) -> None:
+        with self._lock:
+            self._log.add(line, clock.now())
+
+    # --- what is told ---
+
+    def rows(self, change: int) -> tuple[list[_Json], int]:
+        """Return the rows since that change of the log, and the number of its last change."""
+        with self._lock:
+            return self._log.since(change), self._log.changes
+
+    def rates(self) -> _Json:
+        """Return the counts of the last seconds, by name."""
+        now = clock.now()
+        with self._lock:
+            return {
+                name: {
+                    "total": seconds.total,
+                    "seconds": seconds.complete(
+                        now, self._executions_since if name in _FROM_EXECUTIONS else self._since
+                    ),
+                }
+                for name, seconds in self._rates.items()
+            }
+
+
+def _weakly(held: ref[Watch]) -> Listener:
+    def listen(event: Event) -> None:
+        watch = held()
+        if watch is not None:
+            watch.hear(event)
+
+    return listen

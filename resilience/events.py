@@ -36,6 +36,7 @@ __all__ = [
     "AttemptFailed",
     "CallFinished",
     "CallRejected",
+    "Canceller",
     "CircuitChanged",
     "Event",
     "ExecutionFinished",
@@ -48,6 +49,11 @@ __all__ = [
 ]
 
 logger: logging.Logger = logging.getLogger("resilience")
+
+
+#: Who cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
+#: process ends), nobody who would wait for the coroutine any more (``"closed"``), or else the ``"caller"``.
+Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +182,13 @@ class ExecutionFinished(Event):
     :param attempts: how many times the function was entered.
     :param elapsed: seconds from the beginning to the end.
     :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
+    :param cancelled_by: who cancelled it, None where nobody has: see `Canceller`.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any] | None
+    cancelled_by: Canceller | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +202,14 @@ class CallFinished(Event):
     :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
     :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
     :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
+    :param cancelled_by: who cancelled it, None where nobody has: see `Canceller`.
     """
 
     attempt: int
     elapsed: float
     remaining: float
     outcome: Outcome[Any] | None
+    cancelled_by: Canceller | None = None
 
 
 #: A plain function of one event.

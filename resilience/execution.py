@@ -16,11 +16,11 @@ from resilience.clock import clock
 from resilience.context import Context, Facts, Record, get_ambient, own_context
 from resilience.errors import ArgumentMisuse
 from resilience.events import finishing
-from resilience.outcome import Failure, Outcome, Success, genuine
+from resilience.outcome import Failure, Success, genuine
 from resilience.runtimes import blocking, tasks
 
 if TYPE_CHECKING:
-    from resilience.events import Listener
+    from resilience.events import Canceller, Listener
     from resilience.policy import Policy
 
 _UNLIMITED_IN_THREADS = blocking.UNLIMITED
@@ -208,7 +208,7 @@ class Execution:
 
     def _tell(self, record: Record, error: BaseException | None) -> None:
         heard = _heard_by(self._listeners, self._inner)
-        numbers = {"attempts": record.attempts, "elapsed": record.elapsed, "outcome": _outcome(self.value, error)}
+        numbers = {"attempts": record.attempts, "elapsed": record.elapsed, **_ending(self.value, error, self._inner)}
         events.emit(events.ExecutionFinished, self._policy.name, heard, **numbers)
 
 
@@ -220,11 +220,26 @@ def _heard_by(listeners: tuple[Listener, ...], ctx: Context) -> Context:
     return ctx
 
 
-def _outcome(value: object, error: BaseException | None) -> Outcome[Any] | None:
-    """Return how a block ended; None where it was cancelled or interrupted, which is no outcome."""
+def _ending(value: object, error: BaseException | None, ctx: Context) -> dict[str, object]:
+    """Say how a block ended: with an outcome, or cancelled, which is none."""
     if error is None:
-        return Success(value)
-    return Failure(genuine(error)) if isinstance(error, Exception) else None
+        return {"outcome": Success(value)}
+    if isinstance(error, Exception):
+        return {"outcome": Failure(genuine(error))}
+    return {"outcome": None, "cancelled_by": canceller(error, ctx)}
+
+
+#: A timer of an event loop may fire that much before its time, in seconds.
+_EARLIEST = 0.005
+
+
+def canceller(error: BaseException, ctx: Context) -> Canceller:
+    """Say who has cancelled what ran under this context, as far as that can be known from what came through."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return "interrupt"
+    if isinstance(error, GeneratorExit):
+        return "closed"
+    return "deadline" if ctx.remaining() <= _EARLIEST else "caller"
 
 
 # --- the innermost stages, where somebody listens to calls -----------------------------------
@@ -269,5 +284,5 @@ class _Calling:
             attempt=self._ctx.attempt,
             elapsed=clock.now() - self._began,
             remaining=max(0.0, self._ctx.deadline - self._began),
-            outcome=_outcome(self.value, error),
+            **_ending(self.value, error, self._ctx),
         )

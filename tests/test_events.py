@@ -92,7 +92,10 @@ def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock
             events.RetryGaveUp,
             {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed, "reason": "attempts"},
         ),
-        (events.ExecutionFinished, {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed}),
+        (
+            events.ExecutionFinished,
+            {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed, "cancelled_by": None},
+        ),
     ]
 
 
@@ -710,7 +713,14 @@ def test_each_call_of_the_function_is_told_to_who_asks_for_it(world: World, cloc
         await world.execute(quiet, Script("fine").function())
 
     world.run(main)
-    common = {"policy": "p", "operation": "op", "properties": {"a": 1}, "pipeline": "p", "elapsed": 0.25}
+    common = {
+        "policy": "p",
+        "operation": "op",
+        "properties": {"a": 1},
+        "pipeline": "p",
+        "elapsed": 0.25,
+        "cancelled_by": None,
+    }
     assert [facts(event) for event in calls[:2]] == [
         {**common, "time": 1000.25, "attempt": 1, "remaining": 5.0, "outcome": Failure(boom)},
         {**common, "time": 1001.5, "attempt": 2, "remaining": 3.75, "outcome": Success("fine")},
@@ -731,6 +741,33 @@ def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[Any]) 
     [call] = calls
     assert call.outcome is None
     assert 0.005 < call.elapsed < 5
+
+
+@pytest.mark.parametrize(
+    ("error", "timeout", "by"),
+    [
+        (KeyboardInterrupt(), 0.0, "interrupt"),
+        (SystemExit(), None, "interrupt"),
+        (GeneratorExit(), None, "closed"),
+        (asyncio.CancelledError(), 0.0, "deadline"),
+        (asyncio.CancelledError(), 5.0, "caller"),
+        (asyncio.CancelledError(), None, "caller"),
+    ],
+)
+def test_what_was_cancelled_says_by_whom(
+    threads: World, heard: list[Any], calls: list[Any], error: BaseException, timeout: float | None, by: str
+) -> None:
+    """As far as that can be known: an interrupt, a deadline that has passed, or else the caller."""
+
+    def fn(ctx: Context) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        Fallback("x").execute(fn, Context(timeout=timeout))
+    [finished] = heard
+    [call] = calls
+    assert (finished.outcome, finished.cancelled_by) == (None, by)
+    assert (call.outcome, call.cancelled_by) == (None, by)
 
 
 def test_a_function_that_is_not_entered_is_no_call(
@@ -920,7 +957,12 @@ def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
 
 def test_these_are_all_the_kinds() -> None:
     """A kind that is added is subscribed to by default, public, and tested here."""
-    assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {"Event", "Listener", "subscribe"}
+    assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {
+        "Canceller",
+        "Event",
+        "Listener",
+        "subscribe",
+    }
     assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])
 
 

@@ -19,6 +19,7 @@ from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 from typing_extensions import override
 
 from resilience import checks
+from resilience.execution import canceller
 from resilience.integrations.telemetry import (
     DURATION_BUCKETS,
     INSTRUMENTS,
@@ -26,7 +27,6 @@ from resilience.integrations.telemetry import (
     Instrument,
     Measurement,
     Observable,
-    cancellation_reason,
     error_type,
     facts,
     kind_of,
@@ -160,7 +160,7 @@ class Tracing(Policy[Never]):
 
     A span is named after the operation of the execution, or else after the pipeline (where an event listener makes it
     known), or ``"execution"``; that of an attempt has ``" attempt"`` added. A failure makes its status an error. A
-    cancellation does not: the status stays unset, and `resilience.cancellation` says ``"deadline"``, ``"caller"``,
+    cancellation does not: the status stays unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``,
     ``"interrupt"`` or ``"closed"``.
 
     >>> from opentelemetry.sdk.trace import TracerProvider
@@ -210,7 +210,7 @@ class Tracing(Policy[Never]):
             self._fail(span, genuine(error))
             raise
         except BaseException as error:
-            span.set_attribute("resilience.cancellation", cancellation_reason(error, ctx.remaining()))
+            span.set_attribute("resilience.cancelled_by", canceller(error, ctx))
             raise
         finally:
             # A coroutine that another task closes, or the collector, ends where the span never was the current one.

@@ -104,8 +104,14 @@ def _told(kind: type[Event], numbers: dict[str, object]) -> str:
 
 def _numbers_of(event: Event) -> str:
     common = {field.name for field in fields(Event)}
-    numbers = {it.name: getattr(event, it.name) for it in fields(event) if it.name not in common}
+    shown = [it for it in fields(event) if it.name not in common]
+    numbers = {it.name: getattr(event, it.name) for it in shown if not _is_default(it.default, getattr(event, it.name))}
     return " ".join([type(event).__name__, *(f"{name}={_short(value)}" for name, value in numbers.items())])
+
+
+def _is_default(default: object, value: object) -> bool:
+    """Whether there is nothing to say: a number that is there only now and then, and is not there."""
+    return value is default or (isinstance(default, float) and value == default)
 
 
 def _short(value: object) -> str:

@@ -161,7 +161,7 @@ def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> No
     assert [line.partition(" s")[0].rpartition(" in ")[0] for line in log.lines] == [
         "DEBUG Retry: done after 1 attempt",
         "DEBUG Retry: failed after 1 attempt",
-        "DEBUG Retry: cancelled after 1 attempt",
+        "DEBUG Retry: cancelled by its caller, after 1 attempt",
     ]
     assert log.lines[1].endswith(" s with Boom")
 

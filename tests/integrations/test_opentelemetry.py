@@ -358,7 +358,7 @@ def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: W
     *attempts, execution = traced.spans
     assert len(attempts) == 2
     for attempt in attempts:
-        assert attempt.attributes["resilience.cancellation"] == "deadline"
+        assert attempt.attributes["resilience.cancelled_by"] == "deadline"
         assert 0 < attempt.attributes["resilience.remaining"] <= 0.01
         assert (attempt.status.status_code, names(attempt)) == (StatusCode.UNSET, [])
     timed_out = [event for event in execution.events if event.name == "resilience.timed_out"]
@@ -376,7 +376,7 @@ def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Tr
 
     tasks_world.run(main)
     assert traced.only.status.status_code is StatusCode.UNSET
-    assert traced.only.attributes["resilience.cancellation"] == "caller"
+    assert traced.only.attributes["resilience.cancelled_by"] == "caller"
     assert names(traced.only) == []
 
 
@@ -388,7 +388,7 @@ def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         traced.policy().execute(fn)
-    assert traced.only.attributes["resilience.cancellation"] == "interrupt"
+    assert traced.only.attributes["resilience.cancelled_by"] == "interrupt"
     assert traced.only.status.status_code is StatusCode.UNSET
 
 
@@ -408,7 +408,7 @@ def test_a_coroutine_that_is_thrown_away_ends_its_span_in_peace(
         execution.close()
 
     asyncio.run(main())
-    assert traced.only.attributes["resilience.cancellation"] == "closed"
+    assert traced.only.attributes["resilience.cancelled_by"] == "closed"
     assert caplog.records == []
 
 

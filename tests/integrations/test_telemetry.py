@@ -22,7 +22,6 @@ from resilience.integrations.telemetry import (
     Feed,
     Measurement,
     Observed,
-    cancellation_reason,
     error_type,
 )
 from resilience.outcome import Failure, Success
@@ -89,7 +88,7 @@ def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken
     failed = {"error_type": "tests.conftest.Boom"}
     assert of(taken, "retries") == [(1, {**where, **failed})]
     assert of(taken, "give_ups") == [(1, {**where, **failed, "reason": "attempts"})]
-    ended = {"pipeline": "weather", "operation": "op", "outcome": "failure", **failed}
+    ended = {"pipeline": "weather", "operation": "op", "outcome": "failure", **failed, "cancelled_by": ""}
     assert of(taken, "execution.duration") == [(1.5, ended)]
     assert of(taken, "attempt.duration") == [(0.0, ended)] * 2
     assert of(taken, "attempt.remaining") == []
@@ -162,7 +161,7 @@ def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Mea
 
     tasks_world.run(main)
     [(_, labels)] = of(taken, "execution.duration")
-    assert (labels["outcome"], labels["error_type"]) == ("cancelled", "")
+    assert (labels["outcome"], labels["error_type"], labels["cancelled_by"]) == ("cancelled", "", "caller")
 
 
 @pytest.mark.parametrize(
@@ -177,22 +176,6 @@ def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Mea
 def test_an_error_is_named_by_its_class(what: Any, name: str) -> None:
     """Never by its message, which may be anything."""
     assert error_type(what) == name
-
-
-@pytest.mark.parametrize(
-    ("error", "remaining", "reason"),
-    [
-        (KeyboardInterrupt(), 0.0, "interrupt"),
-        (SystemExit(), 1.0, "interrupt"),
-        (GeneratorExit(), 1.0, "closed"),
-        (BaseException(), 0.0, "deadline"),
-        (BaseException(), 1.0, "caller"),
-        (BaseException(), float("inf"), "caller"),
-    ],
-)
-def test_the_reason_of_a_cancellation(error: BaseException, remaining: float, reason: str) -> None:
-    """What can be known of it: an interrupt, a deadline that has passed, or else the caller."""
-    assert cancellation_reason(error, remaining) == reason
 
 
 # --- what is observed ------------------------------------------------------------------------

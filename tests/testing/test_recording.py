@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resilience import CircuitBreaker, Fallback, Policy, Retry, events
+from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry, events
 from resilience.events import (
     AttemptFailed,
+    CallRejected,
     CircuitChanged,
     ExecutionFinished,
     FallbackUsed,
@@ -108,3 +109,11 @@ def test_a_circuits_changes_are_told() -> None:
         CircuitBreaker(1, on_transition=None).capture(script(Boom("down")))
     assert "CircuitBreaker  CircuitChanged old=" in str(recorder)
     assert "retry_after=30 last_failure=Boom: down" in str(recorder)
+
+
+def test_numbers_that_are_there_only_now_and_then_are_told_only_then() -> None:
+    """A refusal without a queue says nothing of one."""
+    bulkhead = Bulkhead(1)
+    with recording(CallRejected) as recorder:
+        bulkhead.execute(lambda ctx: bulkhead.capture(lambda ctx: "never"))
+    assert str(recorder) == "+0 s  Bulkhead  CallRejected reason=BulkheadFull retry_after=None"

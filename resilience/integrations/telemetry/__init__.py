@@ -20,7 +20,7 @@ from resilience.integrations.telemetry.instruments import (
 )
 from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Line, Lines
 from resilience.integrations.telemetry.observed import Feed, ManyPolicies, Member, Observable, Observed
-from resilience.integrations.telemetry.words import Fact, cancellation_reason, error_type, facts, kind_of, scope_of
+from resilience.integrations.telemetry.words import Fact, error_type, facts, kind_of, scope_of
 
 __all__ = [
     "DEFAULT_LEVELS",
@@ -37,7 +37,6 @@ __all__ = [
     "Member",
     "Observable",
     "Observed",
-    "cancellation_reason",
     "error_type",
     "facts",
     "kind_of",

@@ -66,14 +66,14 @@ EXECUTION_DURATION = Instrument(
     "histogram",
     "s",
     "How long executions took, attempts and waits together.",
-    ("pipeline", "operation", "outcome", "error_type"),
+    ("pipeline", "operation", "outcome", "error_type", "cancelled_by"),
 )
 ATTEMPT_DURATION = Instrument(
     "resilience.attempt.duration",
     "histogram",
     "s",
     "How long single calls of functions took.",
-    ("pipeline", "operation", "outcome", "error_type"),
+    ("pipeline", "operation", "outcome", "error_type", "cancelled_by"),
 )
 ATTEMPT_REMAINING = Instrument(
     "resilience.attempt.remaining",
@@ -175,13 +175,13 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
 
 
 def _finished(event: ExecutionFinished) -> Iterator[Measurement]:
-    labels = {"pipeline": event.policy, "operation": event.operation or "", **ending(event.outcome)}
+    labels = {"pipeline": event.policy, "operation": event.operation or "", **ending(event)}
     yield Measurement(EXECUTION_DURATION, event.elapsed, labels)
 
 
 def _called(event: CallFinished) -> Iterator[Measurement]:
     labels = {"pipeline": event.policy, "operation": event.operation or ""}
-    yield Measurement(ATTEMPT_DURATION, event.elapsed, {**labels, **ending(event.outcome)})
+    yield Measurement(ATTEMPT_DURATION, event.elapsed, {**labels, **ending(event)})
     if event.remaining < inf:
         yield Measurement(ATTEMPT_REMAINING, event.remaining, labels)
 

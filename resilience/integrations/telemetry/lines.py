@@ -289,7 +289,8 @@ def _finished(event: ExecutionFinished) -> str:
     times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
     spent = f"after {times} in {event.elapsed:.3g} s"
     if event.outcome is None:
-        return f"{_who(event)}: cancelled {spent}"
+        by = {"caller": "by its caller", "closed": "as nobody waits for it", "interrupt": "by an interrupt"}
+        return f"{_who(event)}: cancelled {by.get(event.cancelled_by or '', 'by a deadline')}, {spent}"
     return (
         f"{_who(event)}: failed {spent} with {_what(event)}"
         if isinstance(event.outcome, Failure)

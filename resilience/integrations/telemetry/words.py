@@ -32,7 +32,7 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     if isinstance(event, TimedOut):
         told["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):
-        told |= ending(event.outcome)
+        told |= ending(event)
     elif (outcome := getattr(event, "outcome", None)) is not None:
         told["error_type"] = error_type(outcome)
     if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
@@ -43,22 +43,19 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     return {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
 
 
-#: A timer of an event loop may fire that much before its time, in seconds.
-_EARLIEST = 0.005
-
-
 def scope_of(event: TimedOut) -> str:
     """Say what timed out: ``"attempt"``, ``"total"``, or the ``"deadline"`` of the caller; ``"unknown"`` otherwise."""
     return "deadline" if event.by_deadline else event.scope or "unknown"
 
 
-def ending(outcome: Outcome[Any] | None) -> dict[str, str]:
+def ending(event: ExecutionFinished | CallFinished) -> dict[str, str]:
     """Say how something ended: what was cancelled or interrupted is no failure."""
+    outcome = event.outcome
     if outcome is None:
-        return {"outcome": "cancelled", "error_type": ""}
+        return {"outcome": "cancelled", "error_type": "", "cancelled_by": event.cancelled_by or ""}
     if isinstance(outcome, Failure):
-        return {"outcome": "failure", "error_type": error_type(outcome)}
-    return {"outcome": "success", "error_type": ""}
+        return {"outcome": "failure", "error_type": error_type(outcome), "cancelled_by": ""}
+    return {"outcome": "success", "error_type": "", "cancelled_by": ""}
 
 
 def error_type(outcome: Outcome[Any] | BaseException) -> str:
@@ -68,18 +65,3 @@ def error_type(outcome: Outcome[Any] | BaseException) -> str:
         return "result"
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def cancellation_reason(error: BaseException, remaining: float) -> str:
-    """Say why something was cut off, as far as it can be known.
-
-    :param error: what came through, no `Exception`.
-    :param remaining: seconds that were left of the deadline of what was cut off.
-    :returns: ``"interrupt"`` (Ctrl-C, the process ends), ``"closed"`` (nobody waits for the coroutine any more),
-        ``"deadline"`` (of a Timeout around, or of the caller), or ``"caller"``.
-    """
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return "interrupt"
-    if isinstance(error, GeneratorExit):
-        return "closed"
-    return "deadline" if remaining <= _EARLIEST else "caller"

@@ -170,7 +170,7 @@ class _Exchange(Exchange[ClientResponse]):
 #: Raised before anything has been sent: no connection could be made, or got from the pool.
 _NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
-#: Bodies that are in memory. Before 3.12.7 or so, a `BytesIO` was closed when it had been sent.
+#: Bodies that are in memory. aiohttp 3.12.0 still closed a `BytesIO` when it had sent it.
 _IN_MEMORY: Final = (
     (payload.BytesPayload, payload.BytesIOPayload)
     if hasattr(payload.IOBasePayload, "_start_position")

@@ -603,6 +603,17 @@ def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit, serve
     assert [it.body for it in server.requests] == [b"payload"]
 
 
+def test_a_file_that_its_user_winds_back_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
+    """In another call: it has a length, so the client would not send it empty either."""
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        file = io.BytesIO(b"payload")
+        request = client.build_request("PUT", server.url, content=file)
+        for _ in range(2):
+            assert client.send(request).status_code == 200
+            file.seek(0)
+    assert [it.body for it in server.requests] == [b"payload", b"payload"]
+
+
 def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
     """The client hands the next hop the same stream; by itself it would send it empty."""
     url = server.script("/from", Answer(307, {"Location": "/to"}))
@@ -775,6 +786,31 @@ def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
 
     kit.run(main)
     assert closed == ["closed"]
+
+
+def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: Kit) -> None:
+    """What comes after 101 belongs to whoever asked for it."""
+    read: list[str] = []
+
+    class Frames(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            read.append("read")
+            yield b""
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self:
+                yield chunk
+
+    async def main() -> None:
+        inner = kit.mock(kit.library.Response(101, stream=Frames()))
+        async with (
+            kit.client(QUICK, inner, read_body=True) as client,
+            client.stream("GET", "http://example.org/") as response,
+        ):
+            assert response.status_code == 101
+
+    kit.run(main)
+    assert read == []
 
 
 def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: FlakyServer) -> None:
@@ -1130,9 +1166,9 @@ def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: Flak
 # --- the time of a body ----------------------------------------------------------------------
 
 
-def dripping(server: FlakyServer, pieces: int = 1000) -> str:
+def dripping(server: FlakyServer) -> str:
     """A body that comes a byte at a time, for longer than anybody waits; never for long without a byte."""
-    return server.script("/drip", Answer(200, body=[b"."] * pieces, drip=_Tick()))  # type: ignore[arg-type]
+    return server.script("/drip", Answer(200, body=[b"."] * 1000, drip=_Tick()))  # type: ignore[arg-type]
 
 
 class _Tick(threading.Event):
@@ -1186,11 +1222,31 @@ def test_a_body_that_stops_is_left_at_its_time(some_kit: Kit, server: FlakyServe
 
 def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, server: FlakyServer) -> None:
     """For events that come for hours: the client's own timeouts are then those of its caller again."""
-    url = dripping(server, 12)
+    held = threading.Event()
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+    timer = threading.Timer(0.3, held.set)
+    timer.start()
 
     async def main() -> None:
         async with some_kit.client(Timeout(0.15), rules=Rules(limit_body=False)) as client:
-            assert (await client.get(url, timeout=None)).content == b"." * 12
+            assert (await client.get(url, timeout=None)).content == b"ab"
+
+    try:
+        some_kit.run(main)
+    finally:
+        timer.join()
+
+
+def test_a_body_that_was_read_in_time_is_there_for_ever(some_kit: Kit, server: FlakyServer) -> None:
+    """With `read_body`, whoever opens a stream has no hurry."""
+
+    async def main() -> None:
+        async with (
+            some_kit.client(Timeout(0.2), read_body=True) as client,
+            client.stream("GET", server.url) as response,
+        ):
+            await some_kit.world.sleep(0.3)
+            assert await client.read(response) == b"ok"
 
     some_kit.run(main)
 

@@ -18,6 +18,7 @@ while nobody listens.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -226,6 +227,16 @@ _KINDS: tuple[type[Event], ...] = (
     ExecutionFinished,
 )
 _subscribing = threading.RLock()
+
+
+def _begin_anew() -> None:
+    """Replace the lock, which a thread that is not in the child of a fork may have held."""
+    global _subscribing
+    _subscribing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @final

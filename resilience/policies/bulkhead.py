@@ -14,6 +14,7 @@ from resilience.clock import clock
 from resilience.context import block_context
 from resilience.errors import BulkheadFull, DeadlineExceeded
 from resilience.policy import Call, Policy
+from resilience.runtimes import forks
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.permits import Permits, Place, Ticket
@@ -73,6 +74,7 @@ class Bulkhead(Policy[Never]):
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Bulkhead"
+        forks.begin_anew_in_child(self, Bulkhead._begin_anew)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -122,6 +124,10 @@ class Bulkhead(Policy[Never]):
         return f"{self.name}: at most {self._permits.limit} at once, {waiting}"
 
     # --- inside ---
+
+    def _begin_anew(self) -> None:
+        """Forget who holds permits and who waits. Who holds one, and forked, gives it back to what there was before."""
+        self._permits = Permits(self._permits.limit, self._permits.queue)
 
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
@@ -184,7 +190,7 @@ class Slot:
 
     def __init__(self, bulkhead: Bulkhead) -> None:
         self._bulkhead = bulkhead
-        self._held = False
+        self._held: Permits[Waiter] | None = None
 
     def __enter__(self) -> None:
         drive(self._acquire(BLOCKING), "Bulkhead.slot()")
@@ -199,14 +205,14 @@ class Slot:
         self._release()
 
     async def _acquire(self, runtime: Runtime) -> None:
-        if self._held:
+        if self._held is not None:
             raise RuntimeError("this slot is in use: ask for another one")
-        if not self._bulkhead._permits.take():
+        permits = self._bulkhead._permits
+        if not permits.take():
             await self._bulkhead._wait(block_context(), runtime)
-        self._held = True
+        self._held = permits
 
     def _release(self) -> None:
-        if not self._held:
-            return
-        self._held = False
-        self._bulkhead._wake(self._bulkhead._permits.give_back())
+        permits, self._held = self._held, None
+        if permits is not None:
+            self._bulkhead._wake(permits.give_back())

@@ -20,6 +20,7 @@ from resilience.errors import CircuitIsolated, CircuitOpen
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Outcome, Success, describe, genuine
 from resilience.policy import Call, Policy
+from resilience.runtimes import forks
 from resilience.state.circuit import (
     Admission,
     Circuit,
@@ -157,6 +158,7 @@ class CircuitBreaker(Policy[Never]):
             "on_transition": on_transition,
             "name": name,
         }
+        forks.begin_anew_in_child(self, CircuitBreaker._begin_anew)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -241,6 +243,14 @@ class CircuitBreaker(Policy[Never]):
         return f"{text}; a probe may take {exact(timeout)} s" if isinstance(timeout, float) else text
 
     # --- inside ---
+
+    def _begin_anew(self) -> None:
+        """Forget the threads of before a fork: their locks, their probes, and what one of them was to report."""
+        self._lock = threading.RLock()
+        self._unreported.clear()
+        self._reporting = False
+        if isinstance(self._circuit.period, HalfOpen):
+            self._circuit.period.probes.clear()
 
     def _admit(self, ctx: Context | None) -> Admission:
         """Admit a call that did not find the circuit closed, or raise."""

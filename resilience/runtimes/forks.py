@@ -1,0 +1,28 @@
+"""The child of a fork: it has one thread, the one that forked, and a copy of everything that the others held.
+
+A lock that another thread held at that moment is never released in the child, a permit or a probe that another
+thread had never comes back. So whoever shares such things between threads begins anew there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_shared: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+
+
+def begin_anew_in_child(thing: object, begin_anew: Callable[[Any], None]) -> None:
+    """Call `begin_anew(thing)` in the child of every fork, for as long as `thing` is there."""
+    _shared[thing] = begin_anew
+
+
+def _in_child() -> None:
+    for thing, begin_anew in list(_shared.items()):
+        begin_anew(thing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -212,6 +212,10 @@ class Context:
         parts.append(f"attempt={self.attempt}")
         return f"<Context {' '.join(parts)}>"
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: its deadline is an instant on the clock of this process."""
+        raise TypeError("a context cannot be copied or pickled; hand over ctx.remaining(), and make another one there")
+
     # --- what it is for ---
 
     @property

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import NOTHING
 
 if TYPE_CHECKING:
     from resilience.context import Context
@@ -355,7 +354,7 @@ def emit(
         policy=policy,
         operation=None if ctx is None else ctx.operation,
         time=clock.now(),
-        properties=NOTHING if ctx is None else ctx.properties,
+        properties={} if ctx is None else dict(ctx.properties),  # plain, so that an event can be copied and pickled
         pipeline=None if record is None else record.executed.name,
         **numbers,
     )

@@ -1,0 +1,119 @@
+"""Policies, contexts and events that are pickled and copied: they do it right, or refuse and say why."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    Context,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+)
+from resilience.backoff import Exponential
+from tests.conftest import Boom
+
+WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda it: pickle.loads(pickle.dumps(it)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+WITHOUT_STATE: list[Policy[Any]] = [
+    Retry(5, on=(OSError, KeyError), backoff=Exponential(1.0, cap=4.0), name="again"),
+    Timeout(3.0, cooperative=True),
+    Fallback("instead", on=KeyError),
+    Policy.wrap(Fallback(None), Retry(), Timeout(2.0), name="all"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COPY)
+@pytest.mark.parametrize("policy", WITHOUT_STATE, ids=lambda it: it.name)
+def test_a_policy_that_shares_nothing_is_copied_as_it_is(policy: Policy[Any], way: str) -> None:
+    """The copy is configured alike, and works by itself."""
+    again = WAYS_TO_COPY[way](policy)
+    assert again is not policy
+    assert repr(again) == repr(policy)
+    assert again.call(len, "four") == 4
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+@pytest.mark.parametrize(
+    "policy",
+    [Bulkhead(1), CircuitBreaker(ConsecutiveFailures(2)), Retry().wrap(Bulkhead(1))],
+    ids=["Bulkhead", "CircuitBreaker", "Pipeline"],
+)
+def test_a_policy_that_all_its_users_share_refuses(policy: Policy[Any], way: str) -> None:
+    """Two of them would let twice as much through; also as a part of a pipeline."""
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        WAYS_TO_COPY[way](policy)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COPY)
+def test_a_context_refuses_and_says_what_to_do(way: str) -> None:
+    """Its deadline means nothing on the clock of another process, and a copy would tell of another execution."""
+    with pytest.raises(TypeError, match=r"hand over ctx\.remaining\(\)"):
+        WAYS_TO_COPY[way](Context(timeout=5.0))
+
+
+@pytest.mark.parametrize("way", [*WAYS_TO_COPY, "asdict"])
+def test_an_event_can_be_sent_to_another_process(way: str) -> None:
+    """And written down as a dictionary: its properties are plain."""
+    told: list[Any] = []
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=told.append)
+    retry.capture(broken_by(Boom("no")), Context(operation="read", properties={"tenant": 7}))
+    CircuitBreaker(1, on_transition=told.append).isolate()
+    for event in told:
+        if way == "asdict":
+            assert dataclasses.asdict(event)["properties"] == dict(event.properties)
+            continue
+        again = WAYS_TO_COPY[way](event)
+        assert (type(again), again.policy, again.properties) == (type(event), event.policy, event.properties)
+    assert [dict(event.properties) for event in told] == [{"tenant": 7}, {}]
+
+
+def test_an_event_is_no_way_to_change_an_execution() -> None:
+    """Its properties are a copy: what a listener does to them is not seen by anybody else."""
+
+    def hear(event: Any) -> None:
+        event.properties["tenant"] = "mine"
+
+    seen: list[Any] = []
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=hear)
+
+    def fn(ctx: Context) -> None:
+        seen.append(ctx.properties["tenant"])
+        raise Boom
+
+    retry.capture(fn, Context(properties={"tenant": 7}))
+    assert seen == [7, 7]
+
+
+def broken_by(error: Exception) -> Callable[[Context], Any]:
+    def fn(ctx: Context) -> None:
+        raise error
+
+    return fn
+
+
+def test_policies_can_be_referred_to_weakly() -> None:
+    """And are gone with their last user, also after they have been used."""
+    for make in (Retry, Fallback, CircuitBreaker, lambda: Bulkhead(1), lambda: Timeout(60.0)):
+        policy: Policy[Any] = make()
+        policy.call(int)
+        alive = weakref.ref(policy)
+        del policy
+        gc.collect()
+        assert alive() is None

@@ -156,7 +156,7 @@ class Pool:
             return self.idle.pop()
         except IndexError:
             worker = Worker()
-            worker.start()
+            contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
             return worker
 
     def retire(self, worker: Worker) -> bool:

@@ -1,0 +1,385 @@
+"""Processes that fork, are interrupted, or end, while policies are in use. Each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+#: What every script begins with.
+PRELUDE = """
+import asyncio, atexit, faulthandler, os, signal, sys, threading, time, warnings
+from resilience import *
+from resilience import events
+
+faulthandler.dump_traceback_later(20, exit=True)  # a hang shows where every thread stands
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "(?s).*fork", DeprecationWarning)  # 3.12 on: with threads
+"""
+
+
+def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    script = PRELUDE + textwrap.dedent(code)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=root, check=False)
+
+
+def printed_by(code: str, *options: str) -> str:
+    """Run a script that has to succeed and complain of nothing; return what it printed."""
+    done = run_python(code, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+# --- fork ------------------------------------------------------------------------------------
+
+#: A thread that stays inside of something, and a child that does not have it.
+FORKING = """
+def beside(function):
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    assert inside.wait(20)
+    return thread
+
+def in_child(function):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+inside, let_go = threading.Event(), threading.Event()
+
+def stay(*args):
+    inside.set()
+    let_go.wait(60)
+
+def take(lock):
+    with lock:
+        stay()
+"""
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
+
+
+def forked(code: str) -> str:
+    return printed_by(textwrap.dedent(FORKING) + textwrap.dedent(code))
+
+
+@forks
+def test_permits_and_places_of_other_threads_are_free_in_the_child() -> None:
+    """Nobody there would ever give them back. The parent's are what they were."""
+    forked(
+        """
+        bulkhead = Bulkhead(1, queue=1)
+        thread = beside(lambda: bulkhead.call(stay))
+        waiting = threading.Thread(target=lambda: bulkhead.call(int), daemon=True)
+        waiting.start()
+        while not bulkhead.stats().queued:
+            time.sleep(0.001)
+
+        def child():
+            assert bulkhead.stats() == type(bulkhead.stats())(1, 0, 0, 0), bulkhead.stats()
+            assert bulkhead.execute(lambda ctx: "in", Context(timeout=10)) == "in"
+
+        in_child(child)
+        assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (1, 1)
+        let_go.set()
+        thread.join()
+        waiting.join()
+        assert bulkhead.stats().in_flight == 0
+        """
+    )
+
+
+@forks
+@pytest.mark.parametrize("how", ["call", "slot"])
+def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> None:
+    """In the child the permit counts no more, so that its end makes none out of nothing."""
+    forked(
+        f"""
+        bulkhead = Bulkhead(1)
+
+        def forking():
+            def child():
+                assert bulkhead.stats().in_flight == 0
+            in_child(child)
+            return os.fork()
+
+        if "{how}" == "call":
+            child = bulkhead.call(forking)
+        else:
+            with bulkhead.slot():
+                child = forking()
+        if child == 0:
+            code = 1
+            with bulkhead.slot():
+                refused = bulkhead.capture(lambda ctx: None)
+                code = 0 if isinstance(refused.error, BulkheadFull) else 2
+            os._exit(code if bulkhead.stats().in_flight == 0 else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert bulkhead.stats().in_flight == 0
+        """
+    )
+
+
+@forks
+@pytest.mark.parametrize(
+    ("lock", "use"),
+    [
+        ("breaker._lock", "breaker.isolate(), breaker.close(), breaker.stats(), breaker.call(int)"),
+        ("bulkhead._permits._lock", "bulkhead.stats(), bulkhead.call(int), bulkhead.resize(3)"),
+        ("events._subscribing", "events.subscribe(print, events.TimedOut)()"),
+    ],
+)
+def test_a_lock_that_another_thread_held_is_free_in_the_child(lock: str, use: str) -> None:
+    """However short it is held: among many forks one comes at that moment, and the child would wait for ever."""
+    forked(
+        f"""
+        breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
+        thread = beside(lambda: take({lock}))
+        in_child(lambda: [{use}])
+        let_go.set()
+        thread.join()
+        {use}
+        """
+    )
+
+
+@forks
+def test_a_probe_and_a_report_of_another_thread_do_not_hold_up_the_child() -> None:
+    """It probes by itself, and tells its own transitions; those of the parent are the parent's to tell."""
+    forked(
+        """
+        told = []
+
+        def hear(event):
+            told.append(event.new.value)
+            if threading.current_thread() is not threading.main_thread():
+                stay()
+
+        reporting = CircuitBreaker(1, on_transition=hear)
+        first = beside(reporting.isolate)
+        inside.clear()
+        probing = CircuitBreaker(1, open_for=[0.0])
+        probing.capture(lambda ctx: 1 / 0)
+        second = beside(lambda: probing.call(stay))
+        reporting.close()  # told by the thread that stays in the listener, once it goes on
+
+        def child():
+            told.clear()
+            reporting.isolate()
+            assert told == ["isolated"], told
+            assert probing.stats().probes == 0
+            probing.call(int)
+            assert probing.state is CircuitState.CLOSED
+
+        in_child(child)
+        let_go.set()
+        first.join()
+        second.join()
+        assert told == ["isolated", "closed"], told
+        assert probing.state is CircuitState.CLOSED
+        """
+    )
+
+
+@forks
+def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
+    """Also where it was a coroutine under a timer that forked."""
+    forked(
+        """
+        pipeline = Policy.wrap(Timeout(30), Bulkhead(1), Timeout(20))
+
+        async def forking():
+            return os.fork()
+
+        child = asyncio.run(pipeline.acall(forking))
+        if child == 0:
+            assert asyncio.run(pipeline.acapture(lambda ctx: asyncio.sleep(0, "fine"))).value == "fine"
+            late = asyncio.run(Timeout(0.01).acapture(lambda ctx: asyncio.sleep(60)))
+            assert isinstance(late.error, TimeoutExceeded)
+            assert pipeline.call(lambda: "fine") == "fine"
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+
+
+# --- interrupts ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent to a process on POSIX only")
+@pytest.mark.parametrize(
+    "run", ["asyncio.run(pipeline.acall(asyncio.sleep, 60))", "trio.run(wait)", "pipeline.call(hang)"]
+)
+@pytest.mark.parametrize("where", ["in the function", "in the queue", "between two attempts"])
+def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str) -> None:
+    """In threads, asyncio and trio, wherever the call waits: no answer, no retry, no count, nothing held."""
+    printed = printed_by(
+        f"""
+        import trio
+
+        bulkhead, told, slot = Bulkhead(1, queue=1), [], None
+        breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
+        breaker.capture(lambda ctx: 1 / 0)
+        everything = (Exception, KeyboardInterrupt)
+        failing = lambda error: True
+        retry = Retry(2, on=everything, backoff=[60])
+        pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
+
+        class Down(Policy):
+            async def around(self, call, ctx):
+                raise ConnectionError("down")
+
+        if "{where}" == "in the queue":
+            slot = bulkhead.slot()
+            slot.__enter__()
+        if "{where}" == "between two attempts":
+            pipeline = Policy.wrap(bulkhead, Fallback("instead", on=everything), retry, Down())
+
+        async def wait():
+            await pipeline.acall(trio.sleep, 60)
+
+        def hang():
+            threading.Event().wait(60)
+
+        started = threading.Event()
+
+        def interrupt():
+            started.wait()
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        began = time.monotonic()
+        try:
+            started.set()
+            {run}
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - began < 30, end=" ")
+        if slot is not None:
+            slot.__exit__(None, None, None)
+        print(bulkhead.stats().in_flight, bulkhead.stats().queued, breaker.stats().probes, breaker.stats().opened)
+        """
+    )
+    assert printed == "interrupted True 0 0 0 1\n"
+
+
+# --- the end ---------------------------------------------------------------------------------
+
+
+def test_policies_work_until_the_very_end() -> None:
+    """At exit, in threads that outlive the main one, in a finalizer: calls are made, and limits hold."""
+    printed = printed_by(
+        """
+        import weakref
+
+        pipeline = Policy.wrap(Retry(2, backoff=[0.01]), Bulkhead(1), Timeout(30))
+
+        class Thing: ...
+
+        thing = Thing()
+        weakref.finalize(thing, lambda: print("finalizer:", pipeline.call(lambda: "fine")))
+        atexit.register(lambda: print("at exit:", Timeout(0.05).capture(lambda ctx: time.sleep(60)).error))
+        atexit.register(lambda: print("at exit:", pipeline.call(lambda: "fine")))
+
+        def late():
+            threading.main_thread().join()
+            print("thread:", pipeline.call(lambda: "fine"))
+
+        threading.Thread(target=late).start()
+        """
+    )
+    assert sorted(printed.splitlines()) == [
+        "at exit: fine",
+        "at exit: no result within 0.05 s",
+        "finalizer: fine",
+        "thread: fine",
+    ]
+
+
+def test_when_threads_are_gone_a_limit_cannot_be_kept_and_says_so() -> None:
+    """In the `__del__` of something that is torn down with its module. Whatever needs no thread still works."""
+    printed = printed_by(
+        """
+        class Last:
+            def __del__(self):
+                print(Policy.wrap(Retry(), Bulkhead(1), CircuitBreaker()).call(len, "four"))
+                print(Timeout(30).capture(lambda ctx: "fine"))
+
+        sys.modules["last"] = Last()  # after the end of `__main__`
+        """
+    )
+    assert printed == "4\nFailure(error=WorkersExhausted('the interpreter is shutting down'))\n"
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "Timeout(0.01).capture(lambda ctx: time.sleep(60))",
+        "threading.Thread(target=lambda: Timeout(60).call(time.sleep, 60), daemon=True).start()",
+        "threading.Thread(target=lambda: full.call(int), daemon=True).start()",
+        "[threading.Thread(target=hammer, daemon=True).start() for _ in range(4)]",
+    ],
+    ids=["abandoned", "waiting for a worker", "in a queue", "calling all the time"],
+)
+def test_the_process_ends_at_once_whatever_daemon_threads_do(busy: str) -> None:
+    """Nobody waits for them, and they say nothing."""
+    began = time.monotonic()
+    printed = printed_by(
+        f"""
+        full = Bulkhead(1, queue=9)
+        slot = full.slot()
+        slot.__enter__()
+        pipeline = Policy.wrap(Retry(), CircuitBreaker(), Bulkhead(9), Timeout(60))
+
+        def hammer():
+            while True:
+                pipeline.call(int)
+
+        {busy}
+        time.sleep(0.1)
+        print("end")
+        """
+    )
+    assert printed == "end\n"
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="threads inherit variables from 3.14 on, where they are told to")
+def test_a_worker_keeps_no_variable_of_the_call_that_started_it() -> None:
+    """Where threads inherit variables: an idle worker would keep what they hold alive."""
+    printed_by(
+        """
+        import contextvars, gc, weakref
+
+        class Heavy: ...
+
+        heavy = Heavy()
+        alive = weakref.ref(heavy)
+        variable = contextvars.ContextVar("variable")
+        token = variable.set(heavy)
+        Timeout(30).call(int)
+        variable.reset(token)
+        del heavy, token
+        Timeout(30).call(int)
+        gc.collect()
+        assert alive() is None
+        """,
+        "-X",
+        "thread_inherit_context=1",
+    )

@@ -1,0 +1,382 @@
+"""What surrounds the policies misbehaves: user code, clocks, signals, event loops, copies. Nothing is lost in it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    DeadlineExceeded,
+    FailureRatio,
+    Fallback,
+    Policy,
+    Rejected,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+    events,
+)
+from resilience.clock import clock as process_clock
+from resilience.policy import Call
+from tests.conftest import Boom, World
+
+LONG = 60.0
+
+
+class Broken(Exception):
+    """What the misbehaving part raises."""
+
+
+def broken(*args: object, **kwargs: object) -> Any:
+    raise Broken("user code")
+
+
+def probing(**settings: Any) -> CircuitBreaker:
+    """Return a breaker whose next call is a probe."""
+    breaker = CircuitBreaker(1, open_for=[0.0], **settings)
+    breaker.isolate()
+    breaker.close()
+    with pytest.raises(ZeroDivisionError), breaker.guard():
+        1 / 0  # noqa: B018
+    return breaker
+
+
+def held(*policies: Policy[Any]) -> list[Any]:
+    """Return what these policies hold while nobody is inside."""
+    bulkheads = [it.stats() for it in policies if isinstance(it, Bulkhead)]
+    breakers = [it.stats() for it in policies if isinstance(it, CircuitBreaker)]
+    return [it for it in bulkheads if it.in_flight or it.queued] + [it for it in breakers if it.probes]
+
+
+async def failing(ctx: Context | None = None) -> None:
+    raise Boom("no")
+
+
+async def fine(ctx: Context | None = None) -> str:
+    return "fine"
+
+
+# --- user code -------------------------------------------------------------------------------
+
+BREAKS_OUT: dict[str, Callable[[], Policy[Any]]] = {
+    "on of a retry": lambda: Retry(on=broken),
+    "ignore of a retry": lambda: Retry(on=Boom, ignore=broken),
+    "backoff of a retry": lambda: Retry(on=Boom, backoff=broken),
+    "delay of a retry": lambda: Retry(on=Boom, backoff=lambda: (broken() for _ in range(3))),
+    "rng of a retry": lambda: Retry(on=Boom, rng=type("Dice", (), {"uniform": broken})()),
+    "on of a breaker": lambda: CircuitBreaker(on=broken),
+    "open_for of a breaker": lambda: CircuitBreaker(1, open_for=lambda: (it or broken() for it in (1.0, 0))),
+    "on of a fallback": lambda: Fallback(on=broken),
+    "handler of a fallback": lambda: Fallback(handler=broken),
+    "a policy before its call": lambda: Before(),
+    "a policy after its call": lambda: After(),
+}
+
+
+class Before(Policy[Any]):
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        broken()
+
+
+class After(Policy[Any]):
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        try:
+            return await call(ctx)
+        finally:
+            broken()
+
+
+@pytest.mark.parametrize("what", BREAKS_OUT)
+def test_what_decides_and_raises_comes_out_and_nothing_is_held(world: World, what: str) -> None:
+    """Wherever it is in a pipeline, permits and probes around it and inside of it are back."""
+    around, inside, outer = Bulkhead(1), Bulkhead(1), probing(ignore=Broken)
+    pipeline = Policy.wrap(outer, around, BREAKS_OUT[what](), inside, Timeout(LONG))
+    error = world.run(lambda: world.attempt(pipeline, failing))
+    assert type(error) is Broken
+    assert held(outer, around, inside) == []
+    assert outer.state is CircuitState.HALF_OPEN
+
+
+def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:
+    """Calls and transitions go on; the transitions of the meantime are told when it comes back, in order."""
+    inside, let_go = threading.Event(), threading.Event()
+    told: list[CircuitState] = []
+
+    def hear(event: events.CircuitChanged) -> None:
+        told.append(event.new)
+        inside.set()
+        assert let_go.wait(20)
+
+    breaker = CircuitBreaker(1, on_transition=hear)
+    blocked = threading.Thread(target=breaker.isolate, daemon=True)
+    blocked.start()
+    assert inside.wait(20)
+    breaker.close()
+    assert world.run(lambda: world.execute(breaker, fine)) == "fine"
+    breaker.isolate()
+    assert told == [CircuitState.ISOLATED]
+    let_go.set()
+    blocked.join(20)
+    assert told == [CircuitState.ISOLATED, CircuitState.CLOSED, CircuitState.ISOLATED]
+
+
+# --- clocks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock_of() -> Iterator[Callable[[Callable[[], Any]], None]]:
+    """Puts another reading in the place of the process clock's."""
+
+    def replace(now: Callable[[], Any]) -> None:
+        process_clock.now = now
+
+    yield replace
+    process_clock.restore()
+
+
+@pytest.mark.parametrize("nth", range(1, 14))
+def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
+    """Whichever reading of it fails: the error comes out, permits and probes are back, the next call works."""
+    bulkhead, breaker = Bulkhead(1, queue=1, max_wait=1.0), probing()
+    pipeline = Policy.wrap(Timeout(LONG), Retry(2, on=Boom, backoff=[0]), breaker, bulkhead, Timeout(LONG / 2))
+    readings = itertools.count(1)
+
+    def now() -> float:
+        if next(readings) == nth:
+            raise Broken("the clock")
+        return time.monotonic()
+
+    async def main() -> tuple[Any, Any]:
+        clock_of(now)
+        first = await world.attempt(pipeline, failing)
+        process_clock.restore()
+        breaker.close()
+        return first, await world.attempt(pipeline, fine)
+
+    first, second = world.run(main)
+    assert type(first) in (Broken, Boom)
+    assert second == "fine"
+    assert held(bulkhead, breaker) == []
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, clock_of: Any, nth: int) -> None:
+    """A ticket that nobody waits with would take the next permit with it."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
+    readings = itertools.count(1)
+
+    def now() -> float:
+        if next(readings) == nth:
+            raise Broken("the clock")
+        return time.monotonic()
+
+    async def main() -> Any:
+        with bulkhead.slot():
+            clock_of(now)
+            error = await world.attempt(bulkhead, fine)
+            process_clock.restore()
+        return error
+
+    assert type(world.run(main)) is Broken
+    assert held(bulkhead) == []
+    assert world.run(lambda: world.execute(bulkhead, fine)) == "fine"
+
+
+ODD_CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
+    "goes backwards": lambda: (1e6 - n for n in itertools.count()).__next__,
+    "jumps by days": lambda: (86_400.0 * n for n in itertools.count()).__next__,
+    "is no number": lambda: lambda: math.nan,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
+@pytest.mark.parametrize("how", ODD_CLOCKS)
+def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of: Any, how: str) -> None:
+    """No call hangs, and none leaves anything behind; what comes out is the failure or an error of ours."""
+    breaker = CircuitBreaker(FailureRatio(0.5, min_calls=2, window=1.0), open_for=0.1)
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.01)
+    pipelines: list[Policy[Any]] = [
+        Retry(3, on=Boom, backoff=[0.001], max_elapsed=1.0),
+        Timeout(0.5, cooperative=True),
+        breaker,
+        bulkhead,
+    ]
+
+    async def main() -> list[Any]:
+        clock_of(ODD_CLOCKS[how]())
+        errors = [await world.attempt(policy, failing, Context(timeout=5)) for policy in pipelines for _ in range(4)]
+        process_clock.restore()
+        return errors
+
+    assert {type(error) for error in world.run(main)} <= {Boom, *_OURS}
+    assert held(breaker, bulkhead) == []
+
+
+_OURS = {DeadlineExceeded, TimeoutExceeded, BulkheadFull} | set(Rejected.__subclasses__())
+
+
+# --- depth -----------------------------------------------------------------------------------
+
+
+class Plain(Policy[Any]):
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        return await call(ctx)
+
+
+class Handing(Policy[Any]):
+    """Hands its call on, so that it cannot be lowered."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        return await self.on(call, ctx)
+
+    async def on(self, call: Call[Any], ctx: Context) -> Any:
+        return await call(ctx)
+
+
+KINDS: list[Callable[[], Policy[Any]]] = [
+    lambda: Retry(2, on=KeyError, backoff=[0]),
+    lambda: Bulkhead(1),
+    lambda: CircuitBreaker(3),
+    lambda: Fallback(on=KeyError),
+    lambda: Timeout(LONG),
+    Plain,
+]
+
+
+def test_two_hundred_policies_deep(world: World) -> None:
+    """All kinds in turn, all of them around one call, which answers and fails as if there were none."""
+    policies = [KINDS[number % len(KINDS)]() for number in range(200)]
+    pipeline = Policy.wrap(*policies)
+    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+    assert type(world.run(lambda: world.attempt(pipeline, failing))) is Boom
+    assert held(*policies) == []
+
+
+def test_pipelines_in_pipelines_fifty_deep(world: World) -> None:
+    """Each with a name and a listener of its own, so that none of them is dissolved."""
+    told: list[Any] = []
+    pipeline: Policy[Any] = Plain()
+    for number in range(50):
+        pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[told.append])
+    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+    assert len(pipeline.policies) == 51  # type: ignore[attr-defined]
+
+
+def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
+    """A hundred of them: each takes several frames of the interpreter's thousand."""
+    pipeline = Policy.wrap(*[Handing() for _ in range(100)])
+    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_too_deep_a_pipeline_fails_as_any_recursion_does(world: World) -> None:
+    """With a `RecursionError`; the permits that were taken on the way are back."""
+    policies: list[Policy[Any]] = [Bulkhead(1) if number % 2 else Plain() for number in range(5000)]
+    error = world.run(lambda: world.attempt(Policy.wrap(*policies), fine))
+    assert type(error) is RecursionError
+    assert held(*policies) == []
+
+
+# --- signals and loops -----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no such timers on this platform")
+def test_a_signal_handler_may_use_the_policies_that_it_interrupts() -> None:
+    """Between any two instructions of the same thread, also while that holds the lock of the same policy."""
+    bulkhead, breaker, timeout = Bulkhead(2, queue=2, max_wait=0.001), CircuitBreaker(2, open_for=[0.0]), Timeout(LONG)
+    heard = [0, 0]
+
+    def use() -> None:
+        for act in (
+            lambda: bulkhead.call(int),
+            lambda: bulkhead.resize(2),
+            lambda: breaker.call(broken),
+            breaker.isolate,
+            breaker.close,
+            lambda: timeout.call(int),
+            events.subscribe(heard.append, events.TimedOut),
+            lambda: Policy.wrap(breaker, bulkhead, timeout).call(int),
+        ):
+            try:
+                act()
+            except (Broken, Rejected):
+                pass
+
+    def interrupt(number: int, frame: object) -> None:
+        heard[0] += 1
+        if heard[0] - heard[1] == 1:  # not inside of itself
+            use()
+        heard[1] = heard[0]
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        end = time.monotonic() + 10
+        while heard[1] < 200 and time.monotonic() < end:
+            use()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard[1] > 0
+    assert held(bulkhead, breaker) == []
+
+
+def every_way_to_wait(bulkhead: Bulkhead) -> list[Callable[[], Awaitable[Any]]]:
+    """Return coroutine functions that wait for a delay, a timer, a queue, a deadline."""
+    calls = itertools.count(1)
+
+    async def second_try() -> str:
+        if next(calls) == 1:
+            raise Boom
+        return "fine"
+
+    async def until_cut_off() -> None:
+        async with deadline(0.02):
+            await asyncio.sleep(LONG)
+
+    async def queue() -> Any:
+        slot = bulkhead.slot()
+        slot.__enter__()
+        thread = threading.Timer(0.02, slot.__exit__, (None, None, None))
+        thread.start()
+        try:
+            return await Timeout(LONG).wrap(bulkhead).acall(fine)
+        finally:
+            thread.join()
+
+    return [
+        lambda: Retry(on=Boom, backoff=[0.01]).acall(second_try),
+        lambda: Timeout(0.02).acall(asyncio.sleep, LONG),
+        until_cut_off,
+        queue,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["debug", "uvloop", "uvloop, debug"])
+def test_other_event_loops_do_the_same(kind: str) -> None:
+    """asyncio's debug mode, which checks from which thread a loop is called, and uvloop, which is written in C."""
+    factory = pytest.importorskip("uvloop").new_event_loop if "uvloop" in kind else None
+    bulkhead = Bulkhead(1, queue=1)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(wait() for wait in every_way_to_wait(bulkhead)), return_exceptions=True)
+
+    with asyncio.Runner(debug="debug" in kind, loop_factory=factory) as runner:
+        outcomes = runner.run(main())
+    assert [outcomes[0], outcomes[3]] == ["fine", "fine"]
+    assert [type(outcomes[1]), type(outcomes[2])] == [TimeoutExceeded, DeadlineExceeded]
+    assert held(bulkhead) == []

@@ -1,0 +1,103 @@
+"""Lines that would come again and again are written a few times in each interval; the others are counted.
+
+The count is told once the interval is over, by the next event that comes. There is no thread that would do it
+earlier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from resilience.events import CircuitChanged, Event
+from resilience.integrations.telemetry.words import Fact
+
+if TYPE_CHECKING:
+    from resilience.integrations.telemetry.lines import Line
+
+Key: TypeAlias = tuple[object, ...]
+
+#: How many different lines are kept track of: names are few, unless somebody writes ids into them.
+_MOST = 1000
+
+
+def key_of(event: Event) -> Key | None:
+    """Return what lines have in common that are repeats of one another; None for a kind that is never left out."""
+    if isinstance(event, CircuitChanged):
+        return None
+    return type(event), event.pipeline, event.policy, event.operation
+
+
+@final
+class _Interval:
+    """The lines of one key since `began`: how many were written, how many left out, and the latest of those."""
+
+    __slots__ = ("began", "latest", "left_out", "written")
+
+    def __init__(self, began: float) -> None:
+        self.began: float = began
+        self.written: int = 0
+        self.left_out: int = 0
+        self.latest: Line | None = None
+
+
+@final
+class Repeats:
+    """Decides which lines are written."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._lock = threading.RLock()  # what a finalizer closes may tell an event in the middle of another
+        self._intervals: dict[Key, _Interval] = {}  # in the order in which they began
+
+    def due(self, line: Line | None, key: Key | None, now: float) -> list[Line]:
+        """Return the lines to write now: counts of intervals that are over, then this line if it is not left out."""
+        if line is None and not self._intervals:
+            return []
+        with self._lock:
+            lines = list(self._over(now))
+            if line is not None and (key is None or self._admits(line, key, now)):
+                lines.append(line)
+        return lines
+
+    def all_left_out(self) -> list[Line]:
+        """Return the counts that nobody has told yet, and forget them."""
+        with self._lock:
+            lines = [line for interval in tuple(self._intervals.values()) for line in _count(interval, None)]
+            self._intervals.clear()
+        return lines
+
+    def _over(self, now: float) -> Iterator[Line]:
+        while (oldest := next(iter(self._intervals.items()), None)) is not None:
+            key, first = oldest
+            if now - first.began < self._seconds and len(self._intervals) <= _MOST:
+                return
+            if self._intervals.pop(key, None) is first:
+                yield from _count(first, now)
+
+    def _admits(self, line: Line, key: Key, now: float) -> bool:
+        interval = self._intervals.get(key)
+        if interval is None:
+            interval = self._intervals[key] = _Interval(now)
+        if interval.written < self._most:
+            interval.written += 1
+            return True
+        interval.left_out += 1
+        interval.latest = line
+        return False
+
+
+def _count(interval: _Interval, now: float | None) -> Iterator[Line]:
+    """Tell how many lines were left out, with the latest of them."""
+    line, count = interval.latest, interval.left_out
+    if line is None:
+        return
+    told: dict[str, Fact] = {**line.facts, "left_out": count}
+    since = ""
+    if now is not None:
+        told["seconds"] = round(now - interval.began, 3)
+        since = f" in {now - interval.began:.3g} s"
+    more = "" if count == 1 else f" (and {count - 1} more{since})"
+    yield line._replace(text=f"{line.text}{more}", facts=told)

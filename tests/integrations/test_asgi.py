@@ -190,8 +190,8 @@ class TestCutOff:
     def test_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:
         """Half of a response must not look like a whole one."""
         with pytest.raises(DeadlineExceeded, match="cut off") as caught:
-            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "20"}))
-        assert 0 < caught.value.timeout <= 0.02
+            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"}))
+        assert 0 < caught.value.timeout <= 0.3
 
     def test_changes_nothing_for_who_is_in_time(self, tasks_world: Any) -> None:
         """A request that ends before its deadline, or has none, is what it was."""
@@ -305,7 +305,7 @@ class TestInStarlette:
 
         app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware, cut_off=True)])
         with asgi_service(app) as url, pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(url, headers={EXPECTED: "200"})
+            httpx.get(url, headers={EXPECTED: "500"})
 
     def test_pipelined_requests_do_not_inherit_from_one_another(self) -> None:
         """uvicorn begins the second request inside the first one's last `send`."""

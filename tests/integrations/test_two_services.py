@@ -139,7 +139,7 @@ def test_no_work_begins_after_the_caller_has_given_up(pair: Pair) -> None:
         assert pair.log.ended.wait(PATIENCE)
         ended = time.monotonic()
     assert ended < given_up + SLACK
-    assert len(pair.log.began) >= 2
+    assert pair.log.began
     assert all(began < given_up + SLACK for began in pair.log.began)
     assert all(later < earlier for earlier, later in zip(pair.log.given, pair.log.given[1:], strict=False))
     assert max(pair.log.given) <= 0.5
@@ -167,11 +167,11 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
 
     with pair.serve(work) as url, httpx.Client(timeout=PATIENCE) as client:
         began = time.monotonic()
-        client.get(url, headers={HEADER: "300"})
+        client.get(url, headers={HEADER: "500"})
         assert stopped.wait(PATIENCE)
-        assert time.monotonic() - began < 0.3 + SLACK
+        assert time.monotonic() - began < 0.5 + SLACK
     assert len(pair.log.began) == 1
-    assert 0 < pair.log.given[0] <= 0.3
+    assert 0 < pair.log.given[0] <= 0.5
 
 
 @pytest.mark.parametrize("pair", MIXED, indirect=True)

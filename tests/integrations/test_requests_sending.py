@@ -14,10 +14,13 @@ import requests
 from typing_extensions import override
 
 from resilience import (
+    Context,
+    Policy,
     Retry,
     Timeout,
     TimeoutExceeded,
 )
+from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
@@ -229,6 +232,29 @@ def test_a_file_that_is_still_being_read_is_not_sent_again(server: FlakyServer, 
     file.let_go.set()
     server.wait_until(lambda: Timeout.abandoned() == 0)
     assert [it.body for it in server.requests] == [b"x" * 10]
+
+
+class Stubborn(Policy):
+    """Tries again whatever anybody says."""
+
+    @override
+    async def around(self, call: Any, ctx: Context) -> Any:
+        try:
+            return await call(ctx)
+        except TimeoutExceeded:
+            return await call(ctx)
+
+
+@pytest.mark.parametrize("body", [SlowFile(b"x"), iter([b"x"])], ids=["file", "generator"])
+def test_a_policy_that_does_not_ask_is_refused(server: FlakyServer, session: Make, body: Any) -> None:
+    """A policy of the user's own cannot have a body sent that is being read, or was used up."""
+    server.script("/", Answer(hold=threading.Event()))
+    with pytest.raises(NotRepeatable):
+        session(Stubborn().wrap(Timeout(0.5))).put(server.url, data=body)
+    if isinstance(body, SlowFile):
+        body.let_go.set()
+    server.wait_until(lambda: server.requests)
+    assert [it.body for it in server.requests] == [b"x"]
 
 
 # --- responses --------------------------------------------------------------------------------

@@ -57,6 +57,12 @@ def test_without_a_deadline_a_timeout_is_handed_on(session: Make, given: Any) ->
     assert recorder.timeouts == [given]
 
 
+def test_a_timeout_of_no_form_is_refused(session: Make) -> None:
+    """As requests does."""
+    with deadline(PATIENCE), pytest.raises(ValueError, match="a pair"):
+        session().get("http://nowhere", timeout=(1, 2, 3))
+
+
 def test_connecting_and_waiting_share_the_time(server: FlakyServer, session: Make, monkeypatch) -> None:
     """The time that connecting took is taken off what is left for the answer."""
     seen: list[urllib3.Timeout] = []

@@ -47,6 +47,17 @@ class Refused(Exception):
     """Was not to be expected, and is no failure: the dependency has answered."""
 
 
+@pytest.mark.parametrize("policy", [CircuitBreaker(), Bulkhead(1)])
+def test_statistics_are_facts(policy: Any) -> None:
+    """What was true at one instant can be compared, and is not to be changed or added to."""
+    stats = policy.stats()
+    assert stats == policy.stats()
+    for name in ("rejected", "comment"):
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(stats, name, 1)
+    assert not hasattr(stats, "__dict__")
+
+
 # --- a breaker -------------------------------------------------------------------------------
 
 

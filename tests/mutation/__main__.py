@@ -12,16 +12,16 @@ fault. Survivors are printed; those that `equivalent.py` explains are counted ap
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TextIO
 
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.trial import ROOT, Copy
+from tests.mutation.trial import ROOT, Report, Trials, run
 
 _EVERY_POLICY = ["test_bad_input.py", "test_events.py", "test_pipeline.py"]
 _EVERY_POLICY += ["composition/test_order.py", "composition/test_any_pipeline.py"]
@@ -69,32 +69,37 @@ class Score:
             print(f"    - {mutant.before}\n    + {mutant.after}", flush=True)
 
 
-def try_all(copies: list[Copy], module: str, faults: list[Mutant]) -> Score:
-    """Try the mutants of a module, as many at a time as there are copies."""
-    files, tracing = ([f"tests/{name}" for name in names] for names in (TESTS[module], TRACING.get(module, [])))
-    survey = copies[0].survey(module, files)
-    for copy in copies:
-        copy.warm([*files, *tracing])
-    seconds = survey.all_seconds
-    print(f"\n{module}: {len(faults)} mutants, {len(survey.seconds)} tests in {seconds:.0f} s", flush=True)
-    score, idle = Score(), list(copies)
-    running: dict[int, tuple[Mutant, Copy, bool]] = {}
-    todo = [(mutant, False) for mutant in reversed(faults)]
-    while todo or running:
-        while todo and idle:
-            (mutant, again), copy = todo.pop(), idle.pop()
-            where, tests = (tracing, []) if again else (files, survey.coming_by(mutant.line))
-            running[copy.start(module, mutant.source, where, tests, max(seconds, 30.0))] = mutant, copy, again
-        pid, status = os.waitpid(-1, 0)
-        mutant, copy, again = running.pop(pid)
-        idle.append(copy)
-        if not status and tracing and not again:
-            todo.append((mutant, True))
-        else:
-            score.count(module, mutant, killed=bool(status))
-    for copy in copies:
-        copy.restore(module)
+def try_all(module: str, faults: list[Mutant], workers: int) -> Score:
+    """Try the mutants of a module, in a process of their own: another module is imported without a fault."""
+    score = Score()
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        with os.fdopen(write, "w") as pipe:
+            trials = Trials(module, faults, tests_of(module, TRACING), workers, tell(pipe, faults))
+            run(trials, tests_of(module, TESTS))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        for line in pipe:
+            number, killed = json.loads(line)
+            score.count(module, faults[number], killed)
+    os.waitpid(pid, 0)
     return score
+
+
+def tests_of(module: str, which: dict[str, list[str]]) -> list[str]:
+    return [f"tests/{name}" for name in which.get(module, [])]
+
+
+def tell(pipe: TextIO, faults: list[Mutant]) -> Report:
+    """Tell the other end of a pipe how a mutant ended."""
+
+    def report(mutant: Mutant, killed: bool) -> None:
+        print(json.dumps([faults.index(mutant), killed]), file=pipe, flush=True)
+
+    return report
 
 
 def main() -> int:
@@ -112,11 +117,9 @@ def main() -> int:
     if options.sample:
         faults = random.Random(options.seed).sample(faults, min(options.sample, len(faults)))
     scores: dict[str, Score] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        copies = [Copy(Path(scratch, str(number))) for number in range(options.workers)]
-        for module in TESTS:
-            if chosen := [mutant for name, mutant in faults if name == module]:
-                scores[module] = try_all(copies, module, chosen)
+    for module in TESTS:
+        if chosen := [mutant for name, mutant in faults if name == module]:
+            scores[module] = try_all(module, chosen, options.workers)
     survivors = [mutant for score in scores.values() for mutant in score.survivors]
     total = Score(sum(it.killed for it in scores.values()), sum(it.equivalent for it in scores.values()), survivors)
     print(f"\n{'':28} mutants  killed  equivalent  survived    score")

@@ -54,18 +54,22 @@ _FOR_CHECKERS = {"abstractmethod", "final", "overload", "override"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: where it is, and the lines before and after it."""
+    """One fault: where it is, and the lines before and after it.
+
+    :param inside: whether it is in a function, and so in nothing that is made as the module is imported.
+    """
 
     line: int
     operator: str
     before: str
     after: str
     source: str
+    inside: bool
 
 
 def mutants(source: str) -> list[Mutant]:
     """Return every mutant of a module that is not the same program, each once, in the order of their lines."""
-    seen = {_program(source)}
+    seen = {_program(source), ""}
     found = []
     for operator, mutated in [*_from_cosmic_ray(source), *_left_out(source)]:
         program = _program(mutated)
@@ -132,16 +136,22 @@ def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
 # --- what is the same program ----------------------------------------------------------------
 
 
-def _program(source: str) -> str:
-    """What a module does, as text: without what only type checkers and readers see."""
+def _program(source: str, *, outline: bool = False) -> str:
+    """What a module does, as text: without what only type checkers and readers see.
+
+    :param outline: without what functions do when they are called.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return ""  # no program at all, so it is left out as one that has been seen
-    return ast.dump(_CodeAlone().visit(tree))
+    return ast.dump(_CodeAlone(outline).visit(tree))
 
 
 class _CodeAlone(ast.NodeTransformer):
+    def __init__(self, outline: bool) -> None:
+        self._outline = outline
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
         return self._function(node)
 
@@ -152,6 +162,8 @@ class _CodeAlone(ast.NodeTransformer):
         if any(isinstance(it, ast.Name) and it.id == "overload" for it in node.decorator_list):
             return None
         node.returns = None
+        if self._outline:
+            node.body = [ast.Pass()]
         self._undecorate(node)
         return self.generic_visit(node)
 
@@ -200,5 +212,6 @@ def _mutant(operator: str, source: str, mutated: str) -> Mutant:
     for tag, start, end, new_start, new_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
         if tag != "equal":
             before, after = (" ".join(" ".join(it).split()) for it in (old[start:end], new[new_start:new_end]))
-            return Mutant(start + 1, operator, before, after, mutated)
+            inside = _program(source, outline=True) == _program(mutated, outline=True)
+            return Mutant(start + 1, operator, before, after, mutated, inside)
     raise AssertionError("nothing differs")

@@ -1,171 +1,247 @@
-"""Trying a mutant: the tests run in a copy of the tree, in a process that is forked from this one.
+"""Trying mutants: the tests of a module are collected once, and each mutant runs in a fork of that process.
 
-The third-party libraries are in memory by then, and the library itself is not: each process imports its mutant. A
-first run, without a fault, notes which tests come by which line and how long each takes. A mutant then meets the
-tests that come by its line, the quickest first.
+There the functions of the module get the code of the mutant, and `linecache` its source, so that policies are lowered
+from it. A first fork, without a fault, notes which tests come by which line and how long each takes; a mutant then
+meets the tests that come by its line, the quickest first.
+
+What is made as the module is imported (constants, classes, decorators) cannot be given to a module that has been: such
+a mutant is imported, in a copy of the tree.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import anyio._backends._asyncio
-import anyio._backends._trio  # noqa: F401  (imported once, before the forks)
 import hypothesis
 import pytest
 from coverage import Coverage, CoverageData
 
+from tests.mutation.mutants import Mutant
+
 ROOT = Path(__file__).parents[2]
-_COPIED = ["resilience", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md"]
+
+#: A fork that uses more processor time, or that has not ended after so many seconds, loops or hangs.
+PROCESSOR_SECONDS, SECONDS = 60, 300
+
+_COPIED = ["resilience", "tests", "pyproject.toml"]
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is in memory already
+
+#: Told of each mutant, and whether it was killed.
+Report = Callable[[Mutant, bool], None]
+
+
+@dataclass
+class Trials:
+    """A plugin of pytest that runs the collected tests once for each mutant, instead of once.
+
+    :param module: the path of the module, as in `state/windows.py`.
+    :param tracing: files of tests that trace on their own, so that nobody can note what they come by. They see what
+        has survived the others.
+    """
+
+    module: str
+    faults: list[Mutant]
+    tracing: list[str]
+    workers: int
+    report: Report
+    _running: dict[int, tuple[Mutant, bool]] = field(default_factory=dict)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Try every mutant."""
+        last = [item for item in session.items if item.nodeid.partition("::")[0] in self.tracing]
+        items = [item for item in session.items if item not in last]
+        survey = _survey(session, items, ROOT / "resilience" / self.module)
+        print(f"\n{self.module}: {len(self.faults)} mutants, {len(session.items)} tests", flush=True)
+        todo = [(mutant, False) for mutant in reversed(self.faults)]
+        while todo or self._running:
+            while todo and len(self._running) < self.workers:
+                mutant, again = todo.pop()
+                pid = self._start(session, mutant, last if again else survey.coming_by(mutant.line, items))
+                self._running[pid] = mutant, again
+            pid, status = os.waitpid(-1, 0)
+            mutant, again = self._running.pop(pid)
+            if not status and last and not again:
+                todo.append((mutant, True))
+            else:
+                self.report(mutant, bool(status))
+        return True
+
+    def _start(self, session: pytest.Session, mutant: Mutant, items: list[pytest.Item]) -> int:
+        name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
+
+        def work() -> int:
+            if mutant.inside:
+                try:
+                    give_code(importlib.import_module(name), mutant.source)
+                    return _run(session, items)
+                except ValueError:  # another number of free variables
+                    pass
+            return _import_and_run(self.module, mutant, [item.nodeid for item in items])
+
+        return _fork(work)
+
+
+def run(trials: Trials, files: list[str]) -> None:
+    """Collect the tests, in a process of their own, and try the mutants of a module."""
+    os.chdir(ROOT)
+    register_profile()
+    code = pytest.main([*_OPTIONS, "--capture=no", "--no-summary", *files, *trials.tracing], plugins=[trials])
+    assert code == pytest.ExitCode.OK, code
+
+
+def register_profile() -> None:
+    """The same examples each time, and no search for the smallest: nobody reads it."""
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases)
+
+
+# --- in a fork -------------------------------------------------------------------------------
+
+
+def _fork(work: Callable[[], int], limited: bool = True) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        if limited:
+            os.dup2(nowhere, 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+            signal.alarm(SECONDS)
+        os._exit(work())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(70)
+
+
+def _run(session: pytest.Session, items: list[pytest.Item], around: Callable[[str], object] = id) -> int:
+    """Run tests until one fails."""
+    for item in items:
+        around(item.nodeid)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if session.testsfailed:
+            return 1
+    return 0
+
+
+def give_code(module: ModuleType, source: str) -> None:
+    """Give the functions of a module the code that they have in this source."""
+    file = str(module.__file__)
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    codes = {code.co_qualname: code for code in _codes(compile(source, file, "exec", dont_inherit=True))}
+    for function in _functions(module):
+        function.__code__ = codes[function.__code__.co_qualname]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield inner
+            yield from _codes(inner)
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions of a module and the methods of its classes, whatever they are wrapped in."""
+    spaces = [vars(module), *(vars(it) for it in vars(module).values() if isinstance(it, type))]
+    for value in [value for space in spaces for value in space.values()]:
+        for it in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
+            if isinstance(it, FunctionType) and it.__code__.co_filename == module.__file__:
+                yield it
+
+
+# --- which tests -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of the tests of a module."""
+    """Which tests come by which line of a module, and how long each takes."""
 
-    seconds: dict[str, float]  # by test
+    seconds: dict[str, float]
     by_line: dict[int, set[str]]
 
-    @property
-    def all_seconds(self) -> float:
-        """How long all of them take."""
-        return sum(self.seconds.values())
-
-    def coming_by(self, line: int) -> list[str]:
-        """The tests that come by a line, the quickest first; none where it runs only as the module is imported."""
-        return sorted(self.by_line.get(line, ()), key=lambda test: self.seconds.get(test, 0.0))
+    def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
+        """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
+        tests = self.by_line.get(line) or self.seconds.keys()
+        chosen = [item for item in items if item.nodeid in tests]
+        return sorted(chosen, key=lambda item: self.seconds[item.nodeid])
 
 
-class Copy:
-    """A copy of the tree."""
+def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Survey:
+    """Run the tests without a fault; they have to pass. A busy machine may let one wait in vain, so there are tries."""
+    with tempfile.TemporaryDirectory() as scratch:
+        data, times = Path(scratch, "data"), Path(scratch, "times")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        for name in _COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif (ROOT / name).exists():
-                shutil.copy(ROOT / name, path / name)
+        def work() -> int:
+            clock = _Clock()
+            session.config.pluginmanager.register(clock)
+            coverage = Coverage(data_file=str(data), include=[str(file)], config_file=False)
+            coverage.start()
+            code = _run(session, items, coverage.switch_context)
+            coverage.stop()
+            coverage.save()
+            times.write_text(json.dumps(clock.seconds))
+            return code
 
-    @property
-    def output(self) -> str:
-        """What the tests of the last trial printed."""
-        return (self._path / "output").read_text(errors="replace")
-
-    def survey(self, module: str, files: list[str]) -> Survey:
-        """Run the tests of a module as it is; they have to pass."""
-        data, times = self._path / "survey.data", self._path / "survey.json"
-        surveyor = _Surveyor(self._path / "resilience" / module, data, times)
-        for _ in range(3):  # a busy machine may let a test wait in vain
-            _, status = os.waitpid(self._fork(lambda: self._run(files, surveyor), None), 0)
+        for _ in range(3):
+            _, status = os.waitpid(_fork(work, limited=False), 0)
             if not status:
                 break
         else:
-            sys.exit(f"the tests of {module} fail without any fault in it:\n{self.output[-5000:]}")
+            sys.exit(f"the tests of {file} fail without any fault in it")
         contexts = CoverageData(str(data))
         contexts.read()
-        [file] = contexts.measured_files()
-        by_line = {line: set(tests) - {""} for line, tests in contexts.contexts_by_lineno(file).items()}
-        return Survey(json.loads(times.read_text()), by_line)
-
-    def warm(self, files: list[str]) -> None:
-        """Import the tests once, so that what they compile to is there for every trial."""
-        os.waitpid(self._fork(lambda: self._run(["--collect-only", *files], self), None), 0)
-
-    def start(self, module: str, source: str, files: list[str], tests: list[str], seconds: float) -> int:
-        """Begin to run these tests (none: all of these files) with this source in the module's place."""
-        target = self._path / "resilience" / module
-        target.write_text(source, encoding="utf-8")
-        for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
-            compiled.unlink()
-        wanted = sorted({test.partition("::")[0] for test in tests}) or files
-        return self._fork(lambda: self._run(wanted, _Chooser(tests)), seconds)
-
-    def restore(self, module: str) -> None:
-        """Put the module back as it is without a fault."""
-        shutil.copy(ROOT / "resilience" / module, self._path / "resilience" / module)
-
-    def _fork(self, work: Callable[[], int], seconds: float | None) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            self._become(seconds)
-            os._exit(work())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(70)
-
-    def _become(self, seconds: float | None) -> None:
-        """Work in the copy from here on, and not for ever: a mutant may loop, hang or fill the memory."""
-        output = os.open(self._path / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.chdir(self._path)
-        os.environ["PYTHONPATH"] = str(self._path)
-        sys.path.insert(0, str(self._path))
-        for name in [it for it in sys.modules if it.partition(".")[0] in ("tests", "resilience")]:
-            del sys.modules[name]
-        if seconds is not None:
-            sys.dont_write_bytecode = True
-            cpu = int(3 * seconds) + 5
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 5))
-            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            signal.alarm(int(6 * seconds) + 20)
-
-    def _run(self, files: list[str], plugin: object) -> int:
-        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # nobody reads the smallest example
-        hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases)
-        code = int(pytest.main([*_OPTIONS, *files], plugins=[plugin]))
-        sys.stdout.flush()
-        return code
+        lines = contexts.contexts_by_lineno(str(file))
+        return Survey(json.loads(times.read_text()), {line: set(tests) - {""} for line, tests in lines.items()})
 
 
-class _Surveyor:
-    """A plugin of pytest: notes which tests come by which line of a module, and how long each takes."""
+class _Clock:
+    """A plugin of pytest that notes how long each test takes."""
 
-    def __init__(self, module: Path, data: Path, times: Path) -> None:
-        self._module, self._data, self._times = module, data, times
-        self._seconds: dict[str, float] = {}
-
-    def pytest_sessionstart(self) -> None:
-        self._coverage = Coverage(data_file=str(self._data), include=[str(self._module)], config_file=False)
-        self._coverage.start()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._coverage.switch_context(item.nodeid)
-        return (yield)
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
-
-    def pytest_sessionfinish(self) -> None:
-        self._coverage.stop()
-        self._coverage.save()
-        self._times.write_text(json.dumps(self._seconds))
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
 
-class _Chooser:
-    """A plugin of pytest: runs these tests in this order; all of them where none are named."""
+# --- what has to be imported -----------------------------------------------------------------
 
-    def __init__(self, tests: list[str]) -> None:
-        self._place = {test: place for place, test in enumerate(tests)}
+_NEW_INTERPRETER = """
+import sys, pytest
+from tests.mutation.trial import register_profile
+register_profile()
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self._place:
-            chosen = [item for item in items if item.nodeid in self._place]
-            items[:] = sorted(chosen, key=lambda item: self._place[item.nodeid])
+
+def _import_and_run(module: str, mutant: Mutant, tests: list[str]) -> int:
+    """Run the tests in a copy of the tree, in a new interpreter."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in _COPIED:
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, Path(scratch, name))
+        Path(scratch, "resilience", module).write_text(mutant.source, encoding="utf-8")
+        files = sorted({test.partition("::")[0] for test in tests})
+        environment = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", _NEW_INTERPRETER, *_OPTIONS, *files]
+        return subprocess.run(command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, check=False).returncode

@@ -35,11 +35,11 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 
-#: A fork that uses more processor time, or that has not ended after so many seconds, loops or hangs.
-PROCESSOR_SECONDS, SECONDS = 60, 300
+#: Seconds after which a fork that has not ended hangs.
+LONGEST = 300
 
 _COPIED = ["resilience", "tests", "pyproject.toml"]
-_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
+_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-o", "faulthandler_timeout=0"]
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is in memory already
 
 #: Told of each mutant, and whether it was killed.
@@ -61,6 +61,7 @@ class Trials:
     workers: int
     report: Report
     _running: dict[int, tuple[Mutant, bool]] = field(default_factory=dict)
+    _limit: float = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -68,6 +69,7 @@ class Trials:
         last = [item for item in session.items if item.nodeid.partition("::")[0] in self.tracing]
         items = [item for item in session.items if item not in last]
         survey = _survey(session, items, ROOT / "resilience" / self.module)
+        self._limit = 2 * survey.processor_seconds + 10
         print(f"\n{self.module}: {len(self.faults)} mutants, {len(session.items)} tests", flush=True)
         todo = [(mutant, False) for mutant in reversed(self.faults)]
         while todo or self._running:
@@ -95,7 +97,7 @@ class Trials:
                     pass
             return _import_and_run(self.module, mutant, [item.nodeid for item in items])
 
-        return _fork(work)
+        return _fork(work, self._limit)
 
 
 def run(trials: Trials, files: list[str]) -> None:
@@ -115,7 +117,8 @@ def register_profile() -> None:
 # --- in a fork -------------------------------------------------------------------------------
 
 
-def _fork(work: Callable[[], int], limited: bool = True) -> int:
+def _fork(work: Callable[[], int], limit: float | None = None) -> int:
+    """Work in a fork, which may use so many seconds of processor time: a mutant may loop, hang or fill the memory."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -123,11 +126,11 @@ def _fork(work: Callable[[], int], limited: bool = True) -> int:
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
-        if limited:
+        if limit is not None:
             os.dup2(nowhere, 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            signal.alarm(SECONDS)
+            signal.alarm(LONGEST)
         os._exit(work())
     except BaseException:
         traceback.print_exc()
@@ -179,6 +182,7 @@ class Survey:
 
     seconds: dict[str, float]
     by_line: dict[int, set[str]]
+    processor_seconds: float
 
     def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
         """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
@@ -204,15 +208,15 @@ def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Su
             return code
 
         for _ in range(3):
-            _, status = os.waitpid(_fork(work, limited=False), 0)
+            _, status, used = os.wait4(_fork(work), 0)
             if not status:
                 break
         else:
             sys.exit(f"the tests of {file} fail without any fault in it")
         contexts = CoverageData(str(data))
         contexts.read()
-        lines = contexts.contexts_by_lineno(str(file))
-        return Survey(json.loads(times.read_text()), {line: set(tests) - {""} for line, tests in lines.items()})
+        by_line = {line: set(tests) - {""} for line, tests in contexts.contexts_by_lineno(str(file)).items()}
+        return Survey(json.loads(times.read_text()), by_line, used.ru_utime + used.ru_stime)
 
 
 class _Clock:

@@ -600,6 +600,22 @@ def test_each_retries_exhausted_is_a_fresh_one(world: World, clock: FakeClock) -
     assert run(world, retry, script) is not run(world, retry, script)
 
 
+def test_every_refusal_is_told_though_it_is_always_the_same_error(world: World, clock: FakeClock) -> None:
+    """Attempts that never come to the function fail all the same; `ctx.failures` tells of each of them."""
+
+    class Refusing(Policy[Any]):
+        error = Boom("closed")
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            raise self.error
+
+    ctx = Context()
+    script = Script("never")
+    run(world, Policy.wrap(Retry(4, on=Boom, backoff=[1]), Refusing()), script, ctx)
+    assert [str(failed) for failed in ctx.failures] == ["Boom(closed)"] * 4
+    assert (script.calls, ctx.attempts) == (0, 0)
+
+
 # --- time ---
 
 

@@ -87,6 +87,8 @@ def resilience_middleware(
         except Exception as error:
             _expect_second_coming(request, error)
             raise
+        finally:
+            exchange.let_go()
         return exchange.with_limit(_checked(response))
 
     return middleware
@@ -151,6 +153,10 @@ class _Exchange(Exchange[ClientResponse]):
             self.failed(error, sent=not isinstance(error, _NEVER_SENT))
             raise
         return self.received(response, response.status, response.headers, ctx)
+
+    def let_go(self) -> None:
+        """Forget the request, and its body: a connection that is kept remembers us, by the context it was made in."""
+        del self._request, self._handler
 
     def with_limit(self, response: ClientResponse) -> ClientResponse:
         """Return a response of which the body fails where it has not been read in time."""

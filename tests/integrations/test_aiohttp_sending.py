@@ -22,7 +22,7 @@ from resilience import (
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from tests.integrations.aiohttp_sessions import QUICK, attempt, note, pieces, run, session
-from tests.integrations.servers import Answer, FlakyServer, unused_url
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 
 
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset"), Answer(fault="close")])
@@ -151,6 +151,25 @@ def test_another_middlewares_second_try_is_another_request(server: FlakyServer) 
 
     run(main)
     assert entered == ["again"]  # aiohttp has seen no failure
+
+
+def test_a_connection_that_is_kept_does_not_keep_the_request(server: FlakyServer) -> None:
+    """An upload is not held in memory for as long as its connection lives."""
+
+    class Upload(io.BytesIO):
+        """A body that can be watched."""
+
+    async def main() -> None:
+        async with session(Timeout(PATIENCE)) as one:
+            body = Upload(b"large")
+            assert (await attempt(one.put(server.url, data=body))).status == 200
+            gone = weakref.ref(body)
+            del body
+            gc.collect()
+            assert gone() is None
+            assert server.open_connections == 1
+
+    run(main)
 
 
 @pytest.mark.parametrize("kind", ["GET", "POST", "PUT", "never sent", "switched off"])

@@ -1209,8 +1209,7 @@ def test_a_body_that_stops_is_left_at_its_time(some_kit: Kit, server: FlakyServe
 
     async def main() -> None:
         async with some_kit.client(Timeout(0.15)) as client:
-            error = await client.failure("GET", url, timeout=None)
-            assert isinstance(error, (TimeoutExceeded, some_kit.library.ReadTimeout))
+            assert type(await client.failure("GET", url, timeout=None)) is TimeoutExceeded
 
     began = time.monotonic()
     try:
@@ -1218,6 +1217,21 @@ def test_a_body_that_stops_is_left_at_its_time(some_kit: Kit, server: FlakyServe
     finally:
         held.set()
     assert time.monotonic() - began < PATIENT
+
+
+def test_a_body_that_is_too_slow_for_the_client_is_the_clients_matter(some_kit: Kit, server: FlakyServer) -> None:
+    """Its read timeout was shorter than the time that was left."""
+    held = threading.Event()
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+
+    async def main() -> None:
+        async with some_kit.client(Timeout(PATIENT)) as client:
+            assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
+
+    try:
+        some_kit.run(main)
+    finally:
+        held.set()
 
 
 def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, server: FlakyServer) -> None:

@@ -13,6 +13,8 @@ from resilience.runtimes.tasks import timer_until
 if TYPE_CHECKING:
     from resilience.integrations.httpx.sending import Sending
 
+_TIMED_OUT = classes("TimeoutException")
+
 
 @final
 class Body(Stream):
@@ -25,9 +27,13 @@ class Body(Stream):
     @override
     def __iter__(self) -> Iterator[bytes]:
         self._sending.begin_wait()
-        for chunk in self._stream:
-            yield chunk
-            self._sending.begin_wait()
+        try:
+            for chunk in self._stream:
+                yield chunk
+                self._sending.begin_wait()
+        except _TIMED_OUT:
+            self._sending.begin_wait()  # raises, if it was our time that is over
+            raise
 
     @override
     def close(self) -> None:

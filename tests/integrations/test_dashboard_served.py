@@ -55,7 +55,7 @@ def updates(url: str) -> Iterator[Iterator[Any]]:
     """The updates of an open stream."""
     with httpx.Client(trust_env=False, timeout=PATIENCE) as client, client.stream("GET", f"{url}events") as response:
         data = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
-        yield filter(None, map(json.loads, data))
+        yield (it for it in map(json.loads, data) if "now" in it)
 
 
 # --- served ----------------------------------------------------------------------------------

@@ -97,9 +97,10 @@ class Dashboard:
         self._max_viewers = checks.whole("max_viewers", max_viewers)
         self._is_closed = False
         self._run = secrets.token_hex(4)  # so that a browser that comes back to another process starts anew
+        self._keep = checks.whole("keep", keep)
         self._watch = Watch(
             Observed(*policies),
-            keep=checks.whole("keep", keep),
+            keep=self._keep,
             history=checks.flag("history", history),
             messages=self._messages,
         )
@@ -181,7 +182,7 @@ class Dashboard:
         change = int(number[:18]) if comes_back else 0
         yield f"retry: {_RECONNECT}\n\n".encode()
         if not comes_back:
-            yield _event("reset", {}, f"{self._run}-0")
+            yield _event("reset", {"keep": self._keep}, f"{self._run}-0")
         ends_at = clock.now() + _STREAM_LASTS
         told: object = None
         told_at = 0.0

@@ -2,7 +2,6 @@
 
 // All text goes through `textContent`: what a name or a message holds is shown, and never read as markup.
 
-const ROWS = 200;
 const SILENCE = 5; // seconds of the mean that is shown as a number
 
 const RATES = {
@@ -207,6 +206,7 @@ function updateBulkhead(it, bulkhead) {
 // --- the log ---
 
 const rows = new Map(); // number -> row, in the order in which they began
+let most = 0; // how many are kept
 
 function makeRow() {
   const it = element("li", "row");
@@ -233,7 +233,7 @@ function levelOf(row) {
 
 function keep(changed) {
   for (const row of changed) rows.set(row.number, row);
-  for (const number of [...rows.keys()].slice(0, Math.max(0, rows.size - ROWS))) rows.delete(number);
+  for (const number of [...rows.keys()].slice(0, Math.max(0, rows.size - most))) rows.delete(number);
 }
 
 // --- the whole ---
@@ -242,7 +242,7 @@ function show(now) {
   arrange(byId("rates"), Object.entries(now.rates), ([name]) => name, makeRate, updateRate);
   arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
   arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
-  arrange(byId("log"), [...rows.values()].reverse(), (it) => it.number, makeRow, updateRow);
+  arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
   for (const it of document.querySelectorAll("section > .empty")) it.hidden = it.previousElementSibling.children.length > 0;
   write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
   write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
@@ -280,7 +280,10 @@ function connect() {
     lost = 0;
     link("live", "live");
   });
-  source.addEventListener("reset", () => rows.clear());
+  source.addEventListener("reset", (event) => {
+    rows.clear();
+    most = JSON.parse(event.data).keep;
+  });
   source.addEventListener("update", (event) => {
     const update = JSON.parse(event.data);
     keep(update.rows);

@@ -120,6 +120,7 @@ class Row:
         facts = self.line.facts
         return {
             "number": self.number,
+            "change": self.change,
             "at": round(self.at, 3),
             "count": self.count,
             "level": self.line.level,

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
+from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -131,6 +132,17 @@ def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log,
 
     world.run(main)
     assert log.lines == [f"WARNING Retry: Retry gave up after 1 attempt in 0 s, as {why}; the last failure was Boom"]
+
+
+def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
+    """503 and 429 are different stories."""
+    log.begin()
+
+    async def main() -> None:
+        await world.attempt(Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function())
+
+    world.run(main)
+    assert log.lines[0] == "INFO Retry: attempt 1 failed with TransientStatus 429, the next one is in 1 s"
 
 
 def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -19,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience.integrations.httpx import ResilienceTransport
 from resilience.integrations.prometheus import instrument
 from resilience.integrations.telemetry import INSTRUMENTS
 from tests.conftest import Boom, FakeClock, Script, World
@@ -82,6 +84,18 @@ def test_events_are_counted_under_the_names_of_prometheus(world: World, clock: F
     assert scraped.value("execution_duration_seconds_bucket", **where, outcome="success", le="2.5") == 1
     assert scraped.value("attempt_duration_seconds_count", **where, outcome="failure", error_type=boom) == 2
     assert scraped.value("attempt_remaining_seconds_count", **where) == 2
+
+
+def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
+    """Though its caller sees a response, and no error."""
+    scraped.instrument()
+    answer = httpx.MockTransport(lambda request: httpx.Response(503))
+    transport = ResilienceTransport(Policy.wrap(Retry(2, backoff=[1]), name="api"), transport=answer)
+    with httpx.Client(transport=transport) as client:
+        assert client.get("https://example.org/").status_code == 503
+    found = scraped.samples().items()
+    retries = {dict(labels)["error_type"]: value for (name, labels), value in found if "retries_total" in name}
+    assert retries == {"503": 1}
 
 
 def test_timeouts_are_told_apart(threads: World, scraped: Scraped) -> None:

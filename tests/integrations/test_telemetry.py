@@ -16,7 +16,7 @@ from resilience import (
     Retry,
     Timeout,
 )
-from resilience.integrations.http import PerHost
+from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import (
     INSTRUMENTS,
     Feed,
@@ -164,6 +164,17 @@ def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Mea
     assert (labels["outcome"], labels["error_type"], labels["cancelled_by"]) == ("cancelled", "", "caller")
 
 
+class Odd(Exception):
+    """Has the attributes of some client's errors, of which one raises."""
+
+    def __init__(self, status_code: object) -> None:
+        self.status_code = status_code
+
+    @property
+    def status(self) -> int:
+        raise RuntimeError("not read yet")
+
+
 @pytest.mark.parametrize(
     ("what", "name"),
     [
@@ -171,10 +182,15 @@ def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Mea
         (Failure(Boom("secret")), "tests.conftest.Boom"),
         (ConnectionError("secret"), "ConnectionError"),
         (Success("bad"), "result"),
+        (TransientStatus("secret", status=503), "503"),
+        (Odd(404), "404"),
+        (Odd(200), "tests.integrations.test_telemetry.Odd"),
+        (Odd("500"), "tests.integrations.test_telemetry.Odd"),
+        (Odd(None), "tests.integrations.test_telemetry.Odd"),
     ],
 )
-def test_an_error_is_named_by_its_class(what: Any, name: str) -> None:
-    """Never by its message, which may be anything."""
+def test_an_error_is_named_by_its_class_or_its_http_status(what: Any, name: str) -> None:
+    """Never by its message, which may be anything; a foreign attribute that raises has nothing to say."""
     assert error_type(what) == name
 
 

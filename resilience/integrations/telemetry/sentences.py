@@ -15,7 +15,7 @@ from resilience.events import (
     RetryScheduled,
     TimedOut,
 )
-from resilience.integrations.telemetry.words import scope_of
+from resilience.integrations.telemetry.words import scope_of, status_of
 from resilience.outcome import Failure
 
 _RAN_OUT = {
@@ -33,9 +33,13 @@ def _who(event: Event) -> str:
 
 
 def _what(event: RetryScheduled | RetryGaveUp | FallbackUsed | ExecutionFinished) -> str:
-    """Name what failed by its class, without the module."""
+    """Name what failed by its class, without the module, and its HTTP status where it has one."""
     outcome: Any = event.outcome
-    return type(outcome.error).__name__ if isinstance(outcome, Failure) else "a result that was not good enough"
+    if not isinstance(outcome, Failure):
+        return "a result that was not good enough"
+    status = status_of(outcome.error)
+    name = type(outcome.error).__name__
+    return name if status is None else f"{name} {status}"
 
 
 def _scheduled(event: RetryScheduled) -> str:

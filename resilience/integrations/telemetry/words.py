@@ -59,9 +59,26 @@ def ending(event: ExecutionFinished | CallFinished) -> dict[str, str]:
 
 
 def error_type(outcome: Outcome[Any] | BaseException) -> str:
-    """Name what failed: the class of an error with its module (builtins without); ``"result"`` for a result."""
+    """Name what failed: an HTTP status, or the class of an error with its module (builtins without).
+
+    ``"result"`` for a result that was not good enough.
+    """
     error = outcome.error if isinstance(outcome, Failure) else outcome
     if not isinstance(error, BaseException):
         return "result"
+    if (status := status_of(error)) is not None:
+        return str(status)
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error stands for: our own `TransientStatus`, and those of many clients."""
+    for name in ("status", "status_code"):
+        try:
+            status = getattr(error, name, None)
+        except Exception:  # a property of a foreign class
+            continue
+        if type(status) is int and 400 <= status <= 599:
+            return status
+    return None

@@ -199,22 +199,30 @@ def test_a_probe_and_a_report_of_another_thread_do_not_hold_up_the_child() -> No
 
 @forks
 def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
-    """Also where it was a coroutine under a timer that forked."""
+    """The loop of another thread is not there, nor its calls: one under a timer and inside, one in the queue."""
     forked(
         """
-        pipeline = Policy.wrap(Timeout(30), Bulkhead(1), Timeout(20))
+        pipeline = Policy.wrap(Timeout(30), Bulkhead(1, queue=1), Timeout(20))
 
-        async def forking():
-            return os.fork()
+        async def wait_inside():
+            inside.set()
+            await asyncio.to_thread(let_go.wait, 60)
 
-        child = asyncio.run(pipeline.acall(forking))
-        if child == 0:
+        async def both():
+            await asyncio.gather(pipeline.acall(wait_inside), pipeline.acall(asyncio.sleep, 0))
+
+        asyncio.run(pipeline.acall(asyncio.sleep, 0))
+        thread = beside(lambda: asyncio.run(both()))
+
+        def child():
             assert asyncio.run(pipeline.acapture(lambda ctx: asyncio.sleep(0, "fine"))).value == "fine"
             late = asyncio.run(Timeout(0.01).acapture(lambda ctx: asyncio.sleep(60)))
             assert isinstance(late.error, TimeoutExceeded)
             assert pipeline.call(lambda: "fine") == "fine"
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        in_child(child)
+        let_go.set()
+        thread.join()
         """
     )
 

@@ -89,6 +89,16 @@ def test_a_write_that_was_refused_is_repeated(side: Side) -> None:
     side.run(main)
 
 
+def test_a_write_that_was_answered_is_repeated_if_the_answer_does_not_do(side: Side) -> None:
+    """Then nothing is in doubt: it is what the policy asks for."""
+
+    async def main() -> None:
+        client = side.client(Retry(5, on_result=lambda value: value < 3, backoff=[0]))
+        assert await done(client.incr("n")) == 3
+
+    side.run(main)
+
+
 @pytest.mark.parametrize(
     ("command", "may"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
@@ -14,13 +15,14 @@ from resilience import (
     CircuitBreaker,
     Policy,
     Retry,
+    deadline,
 )
 from resilience.integrations.redis import (
     AsyncPolicyRetry,
     PolicyRetry,
     protect,
 )
-from tests.integrations.redis.clients import Count, Side, done, failure
+from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
 from tests.integrations.redis.server import RedisServer
 
 
@@ -34,6 +36,7 @@ def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
         assert hash(copied) == hash(retry)
         copied.update_supported_errors([ResponseError])
         assert copied != retry
+        assert copy.deepcopy(copied) == copied
     assert retry != kind(CircuitBreaker(5))
     assert retry != kind(retry.policy, repeat_writes=True)
     assert retry._retries == 0  # none that redis-py would make by itself
@@ -107,3 +110,59 @@ def test_protecting_again_replaces_the_policy() -> None:
     client = protect(protect(redis.Redis(), Retry(3)), Retry(5))
     assert repr(client.get_retry()) == "PolicyRetry(Retry(attempts=5))"
     assert client.connection_pool.connection_class.__mro__.count(redis.Connection) == 1
+
+
+def test_another_policy_inside_of_an_attempt_has_an_execution_of_its_own() -> None:
+    """Only what the same client asks for is a part of the attempt: a password may come from another redis."""
+    inner, outer = Count(), Count()
+
+    def unused(error: Exception) -> None:
+        pytest.fail("nothing has failed")
+
+    def do() -> str:
+        asked = PolicyRetry(outer).call_with_retry(lambda: "a part", unused)
+        return asked + PolicyRetry(inner).call_with_retry(lambda: ", and another", unused)
+
+    assert PolicyRetry(outer).call_with_retry(do, unused) == "a part, and another"
+    assert (outer.calls, inner.calls) == (1, 1)
+
+
+def test_a_task_that_outlives_the_attempt_in_which_it_began_is_on_its_own() -> None:
+    """Its commands are executions like others."""
+    count = Count()
+    retry = AsyncPolicyRetry(count)
+
+    async def nothing(error: Exception | None = None) -> None: ...
+
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def later() -> None:
+            await over.wait()
+            await retry.call_with_retry(nothing, nothing)
+
+        async def start() -> asyncio.Task[None]:
+            return asyncio.create_task(later())
+
+        task = await retry.call_with_retry(start, nothing)
+        over.set()
+        await task
+        assert count.calls == 2
+
+    asyncio.run(main())
+
+
+def test_a_timeout_that_is_not_ours_passes_unchanged() -> None:
+    """Also where there is a deadline."""
+
+    async def do() -> None:
+        raise TimeoutError("its own")
+
+    async def fail(error: Exception) -> None: ...
+
+    async def main() -> None:
+        with deadline(PATIENCE), pytest.raises(TimeoutError, match="its own") as caught:
+            await AsyncPolicyRetry(Count()).call_with_retry(do, fail)
+        assert type(caught.value) is TimeoutError
+
+    asyncio.run(main())

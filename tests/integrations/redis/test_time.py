@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -23,6 +24,7 @@ from resilience.integrations.redis import (
     OutcomeUnknown,
     protect,
 )
+from tests.conftest import FakeClock
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
@@ -59,6 +61,46 @@ def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: Redis
         assert time.monotonic() - began < PATIENCE / 2
         server.thaw()
 
+    side.run(main)
+
+
+def test_a_deadline_ends_sending_to_a_frozen_server(server: RedisServer) -> None:
+    """A value that is larger than what the kernel takes in. (asyncio would take it, and go on sending by itself.)"""
+    side = Side("threads", server)
+
+    async def main() -> None:
+        client = side.client(Count())
+        await done(client.ping())
+        server.freeze()
+        began = time.monotonic()
+        with deadline(0.2):
+            await failure(redis.TimeoutError, lambda: client.set("a", b"x" * 30_000_000))
+        assert time.monotonic() - began < PATIENCE / 2
+        server.thaw()
+
+    side.run(main)
+
+
+def test_an_answer_that_comes_after_the_deadline_is_nobodys(
+    server: RedisServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time was over between sending and reading: the connection that has the answer is given up."""
+    side = Side("threads", server)
+
+    def send_and_wait(self: Any, *args: Any, **kwargs: Any) -> None:
+        send(self, *args, **kwargs)
+        clock.advance(2.0)
+
+    async def main() -> None:
+        client = side.client(Count())
+        await done(client.set("a", "mine"))
+        await done(client.set("b", "other"))
+        with monkeypatch.context() as patched, deadline(1.0):
+            patched.setattr(redis.Connection, "send_packed_command", send_and_wait)
+            await failure(redis.TimeoutError, lambda: client.get("a"))
+        assert await done(client.get("b")) == b"other"
+
+    send = redis.Connection.send_packed_command
     side.run(main)
 
 

@@ -1513,6 +1513,31 @@ def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
         gc.enable()
 
 
+def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer) -> None:
+    """It looks at its exchange, which does not look back."""
+    left: list[weakref.ref[Any]] = []
+
+    async def main() -> None:
+        request = kit.library.Request("GET", server.url)
+        transport = kit.transport(Timeout(PATIENT), kit.network())
+        if kit.blocking:
+            response = transport.handle_request(request)
+            assert response.read() == b"ok"
+            transport.close()
+        else:
+            response = await transport.handle_async_request(request)
+            assert await response.aread() == b"ok"
+            await transport.aclose()
+        left.append(weakref.ref(response))
+
+    gc.disable()
+    try:
+        kit.run(main)
+        assert left[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_many_attempts_keep_few_responses(kit: Kit) -> None:
     """An execution that goes on for hours holds no more than one of a minute."""
     answered: list[weakref.ref[Any]] = []

@@ -9,14 +9,24 @@ only begun under the policy, or both would wait for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
+from typing_extensions import override
 
 from resilience.context import Context
-from resilience.integrations.grpc import calls
+from resilience.integrations.grpc.calls import (
+    Call,
+    OutOfTime,
+    checked,
+    is_replayable,
+    method_of,
+    out_of_time,
+    ran_out,
+)
 from resilience.policy import Policy
 
 __all__ = ["aio_interceptors"]
@@ -41,8 +51,42 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Iterable[str] = ()) -
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """
-    runner = _Runner(policy, calls.checked(policy, unrepeatable))
+    runner = _Runner(policy, checked(policy, unrepeatable))
     return [_UnaryUnary(runner), _UnaryStream(runner), _StreamUnary(runner), _StreamStream(runner)]
+
+
+class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._runner.run(_Reply, _Answer, continuation, client_call_details, request)
+
+
+class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._runner.run(_Replies, _StreamAnswer, continuation, client_call_details, request)
+
+
+class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        kind = _Reply if is_replayable(request_iterator) else _Start
+        return await self._runner.run(kind, _Answer, continuation, client_call_details, request_iterator)
+
+
+class _StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        kind = _Replies if is_replayable(request_iterator) else _Start
+        return await self._runner.run(kind, _StreamAnswer, continuation, client_call_details, request_iterator)
 
 
 @final
@@ -53,117 +97,67 @@ class _Runner:
         self._policy = policy
         self._unrepeatable = unrepeatable
 
-    async def reply(self, call: _Call) -> Any:
-        """Make a call that has one reply; return it when it has come."""
-        kept = calls.Kept()
-
-        async def send(ctx: Context) -> Any:
-            outcome = await call.begin(ctx)
-            try:
-                reply = await outcome
-            except grpc.RpcError as error:
-                await self._look_at(error, ctx, call)
-                raise
-            kept.keep(reply, outcome)
-            return reply
-
-        return kept.call_of(await self._run(send, call), _Answer)
-
-    async def replies(self, call: _Call) -> Any:
-        """Make a call that has many replies; return it when the first has come."""
-
-        async def send(ctx: Context) -> _Stream:
-            outcome = await call.begin(ctx)
-            try:
-                return await _Stream.begun(outcome)
-            except grpc.RpcError as error:
-                await self._look_at(error, ctx, call)
-                raise
-
-        replies = await self._run(send, call)
-        return replies if isinstance(replies, _Stream) else _StreamAnswer(replies)
-
-    async def start(self, call: _Call, answer: Callable[[Any], Any]) -> Any:
-        """Begin a call; return it at once."""
-        kept = calls.Kept()
-
-        async def send(ctx: Context) -> Any:
-            outcome = await call.begin(ctx)
-            kept.keep(outcome, outcome)
-            return outcome
-
-        return kept.call_of(await self._run(send, call), answer)
-
-    async def _run(self, send: Callable[[Context], Awaitable[Any]], call: _Call) -> Any:
+    async def run(
+        self,
+        kind: type[Call],
+        answer: Callable[[Any], Any],
+        continuation: Callable[..., Any],
+        details: Any,
+        request: Any,
+    ) -> Any:
+        may_repeat = kind is not _Start and method_of(details) not in self._unrepeatable
+        call = kind(continuation, details, lambda: request, repeatable=may_repeat)
         try:
-            return await self._policy.aexecute(send, calls.context_of(call.details))
-        except calls.OutOfTime as error:
+            return call.of(await self._policy.aexecute(call, call.context()), answer)
+        except OutOfTime as error:
             status = error.status
         try:
             raise status
         finally:
             del status  # no cycle: error -> traceback -> this frame -> error
 
-    async def _look_at(self, error: Any, ctx: Context, call: _Call) -> None:
-        """Give a failed call its hints; raise in its place what the policies have to see instead."""
-        if calls.ran_out(error, ctx):
-            await asyncio.sleep(ctx.remaining())  # gRPC's timer is a little early
-            raise calls.out_of_time(error) from error
-        calls.add_hints(error, repeatable=calls.method_of(call.details) not in self._unrepeatable)
+
+class _AsyncCall(Call):
+    @override
+    async def __call__(self, ctx: Context) -> Any:
+        outcome = await self.begin(ctx)
+        try:
+            reply = await self.wait(outcome)
+        except grpc.RpcError as error:
+            if ran_out(error, ctx):
+                await asyncio.sleep(ctx.remaining())  # gRPC's timer is a little early
+                raise out_of_time(error) from error
+            self.failed(error)
+            raise
+        self.keep(reply, reply if isinstance(reply, _Stream) else outcome)
+        return reply
+
+    @abstractmethod
+    async def wait(self, outcome: Any) -> Any:
+        """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
 
 
 @final
-class _Call:
-    """A call that can be begun several times."""
-
-    def __init__(self, continuation: Callable[..., Awaitable[Any]], details: Any, request: Any) -> None:
-        self._continuation = continuation
-        self.details = details
-        self._request = request
-
-    async def begin(self, ctx: Context) -> Any:
-        """Begin an attempt, with the time that is left."""
-        it = self.details  # a named tuple, or whatever an interceptor before this one has made
-        details = grpc.aio.ClientCallDetails(it.method, ctx.timeout(), it.metadata, it.credentials, it.wait_for_ready)
-        return await self._continuation(details, self._request)
+class _Reply(_AsyncCall):
+    @override
+    async def wait(self, outcome: Any) -> Any:
+        return await outcome
 
 
-class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
-
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await self._runner.reply(_Call(continuation, client_call_details, request))
-
-
-class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
-
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await self._runner.replies(_Call(continuation, client_call_details, request))
+@final
+class _Replies(_AsyncCall):
+    @override
+    async def wait(self, outcome: Any) -> _Stream:
+        return await _Stream.begun(outcome)
 
 
-class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
+@final
+class _Start(_AsyncCall):
+    """The start of a call alone; what may be used up is never sent twice."""
 
-    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        call = _Call(continuation, client_call_details, request_iterator)
-        if calls.is_replayable(request_iterator):
-            return await self._runner.reply(call)
-        return await self._runner.start(call, _Answer)
-
-
-class _StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
-
-    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        call = _Call(continuation, client_call_details, request_iterator)
-        if calls.is_replayable(request_iterator):
-            return await self._runner.replies(call)
-        return await self._runner.start(call, _StreamAnswer)
+    @override
+    async def wait(self, outcome: Any) -> Any:
+        return outcome
 
 
 @final

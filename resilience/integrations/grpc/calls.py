@@ -9,6 +9,8 @@ the status that gRPC's callers know.
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, final
 
@@ -16,6 +18,7 @@ import grpc  # type: ignore[import-untyped]
 
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded
+from resilience.integrations.http import NotRepeatable
 from resilience.policy import Policy
 
 #: gRPC tells us when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
@@ -37,19 +40,69 @@ class OutOfTime(DeadlineExceeded):
         self.status: Any = status
 
 
-@final
-class Kept:
-    """The call that belongs to each reply, so that the one that comes out of the policies comes with its call."""
+class Call(ABC):
+    """A call on its way through a policy: the function that the policy calls for each attempt.
 
-    def __init__(self) -> None:
+    Derived from it are the ways to make one in either world: `__call__(ctx)` makes an attempt with `begin(ctx)`, and
+    hands what that raises to `out_of_time` or to `failed`.
+
+    :param continuation: makes an attempt; given by grpc.
+    :param details: what grpc tells about the call.
+    :param requests: returns what is to be sent, for each attempt anew.
+    :param repeatable: whether the call may be made again once it has been begun.
+    """
+
+    def __init__(
+        self, continuation: Callable[..., Any], details: Any, requests: Callable[[], Any], *, repeatable: bool
+    ) -> None:
+        self._continuation = continuation
+        self._details = details
+        self._requests = requests
+        self._may_repeat = repeatable
+        self._has_begun = False
         self._calls: list[tuple[object, Any]] = []
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the call may be made now, or again. A Retry asks this."""
+        return self._may_repeat or not self._has_begun
+
+    @abstractmethod
+    def __call__(self, ctx: Context) -> Any:
+        """Make an attempt."""
+
+    def context(self) -> Context:
+        """Return the context of the execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
+        outer = current_context()
+        timeout = None if self._details.timeout is None else max(0.0, self._details.timeout)
+        operation = outer.operation or method_of(self._details)
+        return Context(timeout=timeout, operation=operation, properties=outer.properties)
+
+    def begin(self, ctx: Context) -> Any:
+        """Begin an attempt, with the time that is left, and return what grpc makes of it.
+
+        :raises NotRepeatable: if it must not be made, because it has been begun before.
+        """
+        timeout = ctx.timeout()
+        if not self.repeatable:
+            raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
+        self._has_begun = True
+        return self._continuation(_limited(self._details, timeout), self._requests())
+
+    def failed(self, error: Any) -> None:
+        """Tell Retry what it has to know of a failed attempt, as attributes of the error."""
+        pushback = _pushback(error)
+        if pushback is not None and pushback >= 0:
+            error.retry_after = pushback / 1000
+        if not self.repeatable or (pushback is not None and pushback < 0):
+            error.repeatable = False
+
     def keep(self, reply: object, call: Any) -> None:
-        """Remember the call of a reply."""
+        """Remember which of grpc's calls a reply came from."""
         self._calls.append((reply, call))
 
-    def call_of(self, reply: object, answer: Callable[[Any], Any]) -> Any:
-        """Return the call that this very reply came from; where a policy has answered instead, what `answer` makes."""
+    def of(self, reply: object, answer: Callable[[Any], Any]) -> Any:
+        """Return grpc's call that this very reply came from; where a policy has answered instead, `answer(reply)`."""
         for each, call in self._calls:
             if each is reply:
                 return call
@@ -74,12 +127,14 @@ def method_of(details: Any) -> str:
     return method.decode() if isinstance(method, bytes) else method
 
 
-def context_of(details: Any) -> Context:
-    """Return the context of an execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
-    outer = current_context()
-    timeout = None if details.timeout is None else max(0.0, details.timeout)
-    operation = outer.operation or method_of(details)
-    return Context(timeout=timeout, operation=operation, properties=outer.properties)
+def _limited(details: Any, timeout: float | None) -> Any:
+    """Return the details of a call with another timeout."""
+    replace = getattr(details, "_replace", None)  # grpc's own are named tuples
+    if replace is not None:
+        return replace(timeout=timeout)
+    changed = copy.copy(details)
+    changed.timeout = timeout
+    return changed
 
 
 def is_replayable(requests: object) -> bool:
@@ -96,15 +151,6 @@ def ran_out(error: Any, ctx: Context) -> bool:
 def out_of_time(error: Any) -> OutOfTime:
     """Return what the policies see in the place of a call that ran into our deadline."""
     return OutOfTime("the call ran into the deadline of the execution", status=error)
-
-
-def add_hints(error: Any, *, repeatable: bool) -> None:
-    """Tell Retry what it has to know of a failed call, as attributes of the error."""
-    pushback = _pushback(error)
-    if pushback is not None and pushback >= 0:
-        error.retry_after = pushback / 1000
-    if not repeatable or (pushback is not None and pushback < 0):
-        error.repeatable = False
 
 
 def _pushback(error: Any) -> int | None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
+from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.integrations.grpc import calls
+from resilience.integrations.grpc.calls import (
+    Call,
+    OutOfTime,
+    checked,
+    is_replayable,
+    method_of,
+    out_of_time,
+    ran_out,
+)
 from resilience.policy import Policy
 
 __all__ = ["PolicyInterceptor"]
@@ -43,96 +53,89 @@ class PolicyInterceptor(
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Iterable[str] = ()) -> None:
-        self._unrepeatable = calls.checked(policy, unrepeatable)
+        self._unrepeatable = checked(policy, unrepeatable)
         self._policy = policy
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call of one request and one reply."""
-        return self._reply(_Call(continuation, client_call_details, lambda: request), repeatable=True)
-
-    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        """Make a call of many requests and one reply."""
-        replayable = calls.is_replayable(request_iterator)
-        requests = (lambda: iter(request_iterator)) if replayable else (lambda: request_iterator)
-        return self._reply(_Call(continuation, client_call_details, requests), repeatable=replayable)
+        return self._run(_Reply, continuation, client_call_details, lambda: request)
 
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call of one request and many replies."""
-        return self._replies(_Call(continuation, client_call_details, lambda: request))
+        return self._run(_Replies, continuation, client_call_details, lambda: request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        """Make a call of many requests and one reply."""
+        if is_replayable(request_iterator):
+            return self._run(_Reply, continuation, client_call_details, lambda: iter(request_iterator))
+        return self._run(_Reply, continuation, client_call_details, lambda: request_iterator, repeatable=False)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         """Make a call of many requests and many replies."""
-        if calls.is_replayable(request_iterator):
-            return self._replies(_Call(continuation, client_call_details, lambda: iter(request_iterator)))
-        return self._start(_Call(continuation, client_call_details, lambda: request_iterator))
+        if is_replayable(request_iterator):
+            return self._run(_Replies, continuation, client_call_details, lambda: iter(request_iterator))
+        return self._run(_Start, continuation, client_call_details, lambda: request_iterator, repeatable=False)
 
-    def _reply(self, call: _Call, *, repeatable: bool) -> Any:
-        kept = calls.Kept()
-
-        def send(ctx: Context) -> Any:
-            outcome = call.begin(ctx)
-            try:
-                reply = outcome.result()
-            except grpc.RpcError as error:
-                self._look_at(error, ctx, call, repeatable)
-                raise
-            kept.keep(reply, outcome)
-            return reply
-
-        return kept.call_of(self._run(send, call), _Answer)
-
-    def _replies(self, call: _Call) -> Any:
-        def send(ctx: Context) -> _Stream:
-            outcome = call.begin(ctx)
-            try:
-                return _Stream(outcome)
-            except grpc.RpcError as error:
-                self._look_at(error, ctx, call, repeatable=True)
-                raise
-
-        replies = self._run(send, call)
-        return replies if isinstance(replies, _Stream) else _Answer(replies)
-
-    def _start(self, call: _Call) -> Any:
-        kept = calls.Kept()
-
-        def send(ctx: Context) -> Any:
-            outcome = call.begin(ctx)
-            kept.keep(outcome, outcome)
-            return outcome
-
-        return kept.call_of(self._run(send, call), _Answer)
-
-    def _run(self, send: Callable[[Context], Any], call: _Call) -> Any:
+    def _run(
+        self,
+        kind: type[Call],
+        continuation: Callable[..., Any],
+        details: Any,
+        requests: Callable[[], Any],
+        *,
+        repeatable: bool = True,
+    ) -> Any:
+        may_repeat = repeatable and method_of(details) not in self._unrepeatable
+        call = kind(continuation, details, requests, repeatable=may_repeat)
         try:
-            return self._policy.execute(send, calls.context_of(call.details))
-        except calls.OutOfTime as error:
+            return call.of(self._policy.execute(call, call.context()), _Answer)
+        except OutOfTime as error:
             status = error.status
         try:
             raise status
         finally:
             del status  # no cycle: error -> traceback -> this frame -> error
 
-    def _look_at(self, error: Any, ctx: Context, call: _Call, repeatable: bool) -> None:
-        """Give a failed call its hints; raise in its place what the policies have to see instead."""
-        if calls.ran_out(error, ctx):
-            clock.sleep(ctx.remaining())  # gRPC's timer is a little early
-            raise calls.out_of_time(error) from error
-        calls.add_hints(error, repeatable=repeatable and calls.method_of(call.details) not in self._unrepeatable)
+
+class _BlockingCall(Call):
+    @override
+    def __call__(self, ctx: Context) -> Any:
+        outcome = self.begin(ctx)
+        try:
+            reply = self.wait(outcome)
+        except grpc.RpcError as error:
+            if ran_out(error, ctx):
+                clock.sleep(ctx.remaining())  # gRPC's timer is a little early
+                raise out_of_time(error) from error
+            self.failed(error)
+            raise
+        self.keep(reply, reply if isinstance(reply, _Stream) else outcome)
+        return reply
+
+    @abstractmethod
+    def wait(self, outcome: Any) -> Any:
+        """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
 
 
 @final
-class _Call:
-    """A call that can be begun several times."""
+class _Reply(_BlockingCall):
+    @override
+    def wait(self, outcome: Any) -> Any:
+        return outcome.result()
 
-    def __init__(self, continuation: Callable[..., Any], details: Any, requests: Callable[[], Any]) -> None:
-        self._continuation = continuation
-        self.details = details
-        self._requests = requests
 
-    def begin(self, ctx: Context) -> Any:
-        """Begin an attempt, with the time that is left."""
-        return self._continuation(self.details._replace(timeout=ctx.timeout()), self._requests())
+@final
+class _Replies(_BlockingCall):
+    @override
+    def wait(self, outcome: Any) -> _Stream:
+        return _Stream(outcome)
+
+
+@final
+class _Start(_BlockingCall):
+    @override
+    def wait(self, outcome: Any) -> Any:
+        return outcome
 
 
 @final

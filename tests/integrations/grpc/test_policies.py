@@ -15,12 +15,14 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
+    Policy,
     Retry,
     Timeout,
     TimeoutExceeded,
     deadline,
 )
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
+from resilience.integrations.http import NotRepeatable
 from tests.integrations.grpc.services import (
     EXCEEDED,
     FINE,
@@ -84,6 +86,39 @@ class TestRetry:
         dependency.steps = [UNAVAILABLE, b"fine"]
         assert status(lambda: client.call(NOW, "One", settings={"unrepeatable": ["/test.Test/One"]})) is UNAVAILABLE
         assert len(dependency.seen) == 1
+
+    @pytest.mark.parametrize("cooperative", [False, True])
+    def test_repeats_no_such_method_that_a_timeout_cut_off(
+        self, client: Client, dependency: Dependency, cooperative: bool
+    ) -> None:
+        """The error is the Timeout's then, and knows nothing of the call; the call itself tells."""
+        dependency.steps = [Dependency.hang, b"fine"]
+        policy = NOW.wrap(Timeout(0.3, cooperative=cooperative))
+        with pytest.raises(TimeoutExceeded):
+            client.call(policy, "One", settings={"unrepeatable": ["/test.Test/One"]})
+        assert len(dependency.seen) == 1
+
+    @pytest.mark.parametrize("method", ["Join", "Chat"])
+    def test_of_another_make_sends_no_requests_twice(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A policy that asks nobody gets an error, instead of sending nothing and calling it a success."""
+
+        class Twice(Policy[Any]):
+            async def around(self, call: Any, ctx: Context) -> Any:
+                await call(ctx)
+                return await call(ctx)
+
+        with pytest.raises(NotRepeatable):
+            client.call(Twice(), method, iter([b"a", b"b"]))
+        assert len(dependency.seen) <= 1  # 0: the client was gone before the call had arrived
+
+    @pytest.mark.parametrize("method", ["Join", "Chat"])
+    def test_may_wait_for_what_has_not_been_sent(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A call that a breaker has refused is made once it may be."""
+        breaker = CircuitBreaker(1, open_for=0.05)
+        breaker.capture(lambda ctx: 1 / 0)
+        policy = Retry(20, on=CircuitOpen, backoff=[0.02]).wrap(breaker)
+        assert client.call(policy, method, iter([b"a", b"b"])) == FINE[method]
+        assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
     def test_waits_as_long_as_the_server_asks(self, client: Client, dependency: Dependency) -> None:
         """`grpc-retry-pushback-ms` is the least that a Retry waits."""

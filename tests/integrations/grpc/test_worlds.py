@@ -103,6 +103,17 @@ class TestBlocking:
             assert outer.unary_unary("/test.Test/One")(b"") == b"cached"
 
 
+def test_requests_that_may_be_used_up_are_not_sent_after_a_timeout(target: str, dependency: Dependency) -> None:
+    """The second time they would be none, and the server would say that it is fine."""
+    dependency.steps = [Dependency.hang, b"fine"]
+    policy = NOW.wrap(Timeout(0.3))
+    with grpc.insecure_channel(target) as plain:
+        channel = grpc.intercept_channel(plain, PolicyInterceptor(policy))
+        with pytest.raises(TimeoutExceeded):
+            channel.stream_unary("/test.Test/Join")(iter([b"a", b"b"]))
+    assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
+
+
 class TestAsyncio:
     """What only grpc.aio has."""
 

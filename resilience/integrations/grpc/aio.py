@@ -111,6 +111,9 @@ class _Runner:
             return call.of(await self._policy.aexecute(call, call.context()), answer)
         except OutOfTime as error:
             status = error.status
+        except Exception as error:
+            call.mark(error)
+            raise
         try:
             raise status
         finally:
@@ -124,10 +127,10 @@ class _AsyncCall(Call):
         try:
             reply = await self.wait(outcome)
         except grpc.RpcError as error:
+            self.failed(error)
             if ran_out(error, ctx):
                 await asyncio.sleep(ctx.remaining())  # gRPC's timer is a little early
                 raise out_of_time(error) from error
-            self.failed(error)
             raise
         self.keep(reply, reply if isinstance(reply, _Stream) else outcome)
         return reply

@@ -94,8 +94,16 @@ class Call(ABC):
         pushback = _pushback(error)
         if pushback is not None and pushback >= 0:
             error.retry_after = pushback / 1000
-        if not self.repeatable or (pushback is not None and pushback < 0):
+        elif pushback is not None:
             error.repeatable = False
+
+    def mark(self, error: Exception) -> None:
+        """Mark an error, also one of a policy, with which a Retry further out must not make the call again."""
+        if not self.repeatable and getattr(error, "repeatable", True) is not False:
+            try:
+                error.repeatable = False  # type: ignore[attr-defined]
+            except Exception:  # one that refuses attributes goes without
+                return
 
     def keep(self, reply: object, call: Any) -> None:
         """Remember which of grpc's calls a reply came from."""

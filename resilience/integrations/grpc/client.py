@@ -91,6 +91,9 @@ class PolicyInterceptor(
             return call.of(self._policy.execute(call, call.context()), _Answer)
         except OutOfTime as error:
             status = error.status
+        except Exception as error:
+            call.mark(error)
+            raise
         try:
             raise status
         finally:
@@ -104,10 +107,10 @@ class _BlockingCall(Call):
         try:
             reply = self.wait(outcome)
         except grpc.RpcError as error:
+            self.failed(error)
             if ran_out(error, ctx):
                 clock.sleep(ctx.remaining())  # gRPC's timer is a little early
                 raise out_of_time(error) from error
-            self.failed(error)
             raise
         self.keep(reply, reply if isinstance(reply, _Stream) else outcome)
         return reply

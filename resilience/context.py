@@ -11,10 +11,12 @@ time on CPython 3.11 to 3.13).
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from math import inf, isinf
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from resilience import checks
@@ -184,7 +186,7 @@ class Context:
     _facts: Facts
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
     _runtime: Runtime | None  # None outside an execution
-    _function: Callable[..., Any] | None  # what is executed, where it is handed its context
+    _function: weakref.ref[Any] | None  # the object that is executed, where it is one that has something to say
     _report: Record  # set where this very context was passed to an execution: what happened in that
 
     def __init__(
@@ -358,8 +360,18 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
 def own_context(parent: Context, function: Callable[..., Any] | None) -> Context:
     """Make the context of one execution: of `function`, where that is handed its context."""
     ctx = derive(parent, parent.deadline, parent.attempt, parent._timer)
-    ctx._function = function
+    # Weakly: what a client begins meanwhile copies the ambient context, and an event loop keeps that with a pooled
+    # connection. (A plain function has nothing to say, and what cannot be referred to weakly goes without.)
+    ctx._function = None
+    if function is not None and type(function) is not FunctionType:
+        with contextlib.suppress(TypeError):
+            ctx._function = weakref.ref(function)
     return ctx
+
+
+def executed_object(ctx: Context) -> object:
+    """Return the callable object that is executed with this context; None for a plain function."""
+    return None if ctx._function is None else ctx._function()
 
 
 def unlimited(runtime: Runtime) -> Context:

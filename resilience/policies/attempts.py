@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from resilience import checks, events
 from resilience.clock import FOREVER, clock
-from resilience.context import Context, History, block_context, get_ambient, restore_ambient, set_ambient
+from resilience.context import (
+    Context,
+    History,
+    block_context,
+    executed_object,
+    get_ambient,
+    restore_ambient,
+    set_ambient,
+)
 from resilience.errors import DeadlineExceeded, RetriesExhausted
 from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -66,7 +74,7 @@ class Course:
         reason: _Reason
         if self.attempt == retry._attempts:
             reason = "attempts"
-        elif _read(_carrier(outcome), "repeatable") is False or _read(ctx._function, "repeatable") is False:
+        elif _read(_carrier(outcome), "repeatable") is False or _read(executed_object(ctx), "repeatable") is False:
             reason = "unrepeatable"
         else:
             delay = next(self._delays)

@@ -20,6 +20,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
 from resilience.checks import exact
+from resilience.context import executed_object
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.matching import transient
@@ -137,7 +138,7 @@ class _Body(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        exchange = ctx._function
+        exchange = executed_object(ctx)
         if isinstance(exchange, Exchange):
             exchange.body_may_last_until(ctx.deadline)
         return await call(ctx)

@@ -35,8 +35,8 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 
-#: Seconds after which a fork that has not ended hangs.
-LONGEST = 300
+#: A test that takes so many times as long as it does without a fault, and so many seconds more, loops or hangs.
+TIMES, PROCESSOR_SECONDS, SECONDS = 3, 5, 30
 
 _COPIED = ["resilience", "tests", "pyproject.toml"]
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-o", "faulthandler_timeout=0"]
@@ -61,7 +61,6 @@ class Trials:
     workers: int
     report: Report
     _running: dict[int, tuple[Mutant, bool]] = field(default_factory=dict)
-    _limit: float = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -69,13 +68,12 @@ class Trials:
         last = [item for item in session.items if item.nodeid.partition("::")[0] in self.tracing]
         items = [item for item in session.items if item not in last]
         survey = _survey(session, items, ROOT / "resilience" / self.module)
-        self._limit = 2 * survey.processor_seconds + 10
         print(f"\n{self.module}: {len(self.faults)} mutants, {len(session.items)} tests", flush=True)
         todo = [(mutant, False) for mutant in reversed(self.faults)]
         while todo or self._running:
             while todo and len(self._running) < self.workers:
                 mutant, again = todo.pop()
-                pid = self._start(session, mutant, last if again else survey.coming_by(mutant.line, items))
+                pid = self._start(session, survey, mutant, last if again else survey.coming_by(mutant.line, items))
                 self._running[pid] = mutant, again
             pid, status = os.waitpid(-1, 0)
             mutant, again = self._running.pop(pid)
@@ -85,19 +83,19 @@ class Trials:
                 self.report(mutant, bool(status))
         return True
 
-    def _start(self, session: pytest.Session, mutant: Mutant, items: list[pytest.Item]) -> int:
+    def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant, items: list[pytest.Item]) -> int:
         name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
 
         def work() -> int:
             if mutant.inside:
                 try:
                     give_code(importlib.import_module(name), mutant.source)
-                    return _run(session, items)
+                    return _run(session, items, survey.limit)
                 except ValueError:  # another number of free variables
                     pass
             return _import_and_run(self.module, mutant, [item.nodeid for item in items])
 
-        return _fork(work, self._limit)
+        return _fork(work)
 
 
 def run(trials: Trials, files: list[str]) -> None:
@@ -117,8 +115,7 @@ def register_profile() -> None:
 # --- in a fork -------------------------------------------------------------------------------
 
 
-def _fork(work: Callable[[], int], limit: float | None = None) -> int:
-    """Work in a fork, which may use so many seconds of processor time: a mutant may loop, hang or fill the memory."""
+def _fork(work: Callable[[], int], *, quiet: bool = True) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -126,11 +123,8 @@ def _fork(work: Callable[[], int], limit: float | None = None) -> int:
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
-        if limit is not None:
+        if quiet:
             os.dup2(nowhere, 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
-            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            signal.alarm(LONGEST)
         os._exit(work())
     except BaseException:
         traceback.print_exc()
@@ -138,10 +132,10 @@ def _fork(work: Callable[[], int], limit: float | None = None) -> int:
         os._exit(70)
 
 
-def _run(session: pytest.Session, items: list[pytest.Item], around: Callable[[str], object] = id) -> int:
-    """Run tests until one fails."""
+def _run(session: pytest.Session, items: list[pytest.Item], before: Callable[[str], object]) -> int:
+    """Run tests until one fails. `before` is called with the name of each."""
     for item in items:
-        around(item.nodeid)
+        before(item.nodeid)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         if session.testsfailed:
             return 1
@@ -182,7 +176,15 @@ class Survey:
 
     seconds: dict[str, float]
     by_line: dict[int, set[str]]
-    processor_seconds: float
+
+    def limit(self, test: str) -> None:
+        """Limit this process to what the next test may need: a mutant may loop, hang or fill the memory."""
+        seconds = TIMES * self.seconds.get(test, 30.0)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        processor = int(used.ru_utime + used.ru_stime + seconds) + PROCESSOR_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (processor, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        signal.alarm(int(seconds) + SECONDS)
 
     def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
         """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
@@ -208,7 +210,7 @@ def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Su
             return code
 
         for _ in range(3):
-            _, status, used = os.wait4(_fork(work), 0)
+            _, status = os.waitpid(_fork(work, quiet=False), 0)
             if not status:
                 break
         else:
@@ -216,7 +218,7 @@ def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Su
         contexts = CoverageData(str(data))
         contexts.read()
         by_line = {line: set(tests) - {""} for line, tests in contexts.contexts_by_lineno(str(file)).items()}
-        return Survey(json.loads(times.read_text()), by_line, used.ru_utime + used.ru_stime)
+        return Survey(json.loads(times.read_text()), by_line)
 
 
 class _Clock:
@@ -248,4 +250,7 @@ def _import_and_run(module: str, mutant: Mutant, tests: list[str]) -> int:
         files = sorted({test.partition("::")[0] for test in tests})
         environment = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", _NEW_INTERPRETER, *_OPTIONS, *files]
-        return subprocess.run(command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, timeout=900, check=False
+        )
+        return done.returncode

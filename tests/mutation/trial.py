@@ -87,12 +87,8 @@ class Trials:
         name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
 
         def work() -> int:
-            if mutant.inside:
-                try:
-                    give_code(importlib.import_module(name), mutant.source)
-                    return _run(session, items, survey.limit)
-                except ValueError:  # another number of free variables
-                    pass
+            if mutant.inside and give_code(importlib.import_module(name), mutant.source):
+                return _run(session, items, survey.limit)
             return _import_and_run(self.module, mutant, [item.nodeid for item in items])
 
         return _fork(work)
@@ -142,13 +138,17 @@ def _run(session: pytest.Session, items: list[pytest.Item], before: Callable[[st
     return 0
 
 
-def give_code(module: ModuleType, source: str) -> None:
-    """Give the functions of a module the code that they have in this source."""
+def give_code(module: ModuleType, source: str) -> bool:
+    """Give the functions of a module the code that they have in this source; false where one would not fit."""
     file = str(module.__file__)
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     codes = {code.co_qualname: code for code in _codes(compile(source, file, "exec", dont_inherit=True))}
     for function in _functions(module):
-        function.__code__ = codes[function.__code__.co_qualname]
+        code = codes[function.__code__.co_qualname]
+        if code.co_freevars != function.__code__.co_freevars:
+            return False
+        function.__code__ = code
+    return True
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

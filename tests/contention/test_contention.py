@@ -38,6 +38,9 @@ OPERATIONS = int(os.environ.get("RESILIENCE_STORM", "20000"))
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
+#: A busy machine holds calls up for longer than they have.
+pytestmark = pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
+
 
 # --- bulkhead --------------------------------------------------------------------------------
 

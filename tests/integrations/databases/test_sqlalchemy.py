@@ -227,6 +227,16 @@ def test_a_deadline_interrupts_a_statement_and_is_taken_back(engine: Engine) -> 
         assert connection.execute(text(LONG)).scalar() == 100_000
 
 
+def test_another_database_is_not_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing that every database would understand."""
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    monkeypatch.setattr(engine.dialect, "name", "another")
+    with deadline(PATIENCE):
+        unit_of_work(AGAIN, engine)(lambda connection: connection.execute(text("select 1")))()
+    assert statements == ["select 1"]
+
+
 def test_limits_can_be_left_out(engine: Engine) -> None:
     """Then no statement of ours is sent."""
     statements: list[str] = []

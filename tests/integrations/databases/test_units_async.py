@@ -56,6 +56,12 @@ def test_without_a_deadline_nothing_is_limited(path: Path) -> None:
     connection.close()
 
 
+def test_a_connection_of_another_driver_is_left_alone() -> None:
+    """There is nothing that every database would understand."""
+    with deadline(5.0), StatementLimits(object()):
+        pass
+
+
 def test_a_block_does_not_begin_when_the_time_is_over(path: Path) -> None:
     """0 would mean no limit to the database."""
     connection = connecting(path)()

@@ -17,6 +17,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         self._program = program("redis-server")
         self._folder = folder
+        self.socket: Path = folder / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -25,6 +26,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
+        options += ["--unixsocket", str(self.socket)]
         self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL)
         patience = time.monotonic() + 20
         while not self._answers():

@@ -19,7 +19,7 @@ from resilience.integrations.redis import (
     protect,
 )
 from tests.conftest import FakeClock
-from tests.integrations.redis.clients import NO_HANDSHAKE, QUICK, Count, Side, done, failure, warm
+from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
 
@@ -34,6 +34,23 @@ def test_a_command_is_one_execution_from_connecting_to_its_answer(side: Side) ->
         await done(client.pipeline(transaction=False).set("b", 2).get("b").execute())
         assert await done(client.pipeline().incr("b").get("a").execute()) == [3, b"1"]
         assert count.calls == 4
+
+    side.run(main)
+
+
+def test_a_client_over_a_unix_socket_is_no_different(side: Side, server: RedisServer) -> None:
+    """Every class of connections is protected, and keeps its own timeouts."""
+
+    async def main() -> None:
+        count = Count()
+        client = side.client(count, unix_socket_path=str(server.socket))
+        assert await done(client.incr("n")) == 1
+        assert count.calls == 1
+        connection = client.connection_pool.make_connection()
+        assert isinstance(connection, (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection))
+        assert connection.socket_timeout == PATIENCE
+        connection.socket_timeout = connection.socket_connect_timeout = 3.0
+        assert (connection.socket_timeout, connection.socket_connect_timeout) == (3.0, 3.0)
 
     side.run(main)
 

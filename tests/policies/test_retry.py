@@ -600,6 +600,16 @@ def test_each_retries_exhausted_is_a_fresh_one(world: World, clock: FakeClock) -
     assert run(world, retry, script) is not run(world, retry, script)
 
 
+def test_notes_that_are_no_text_are_left_where_they_are(world: World, clock: FakeClock) -> None:
+    """Somebody may have put anything there; ours is added all the same, and once."""
+    error = Boom("no")
+    error.__notes__ = [42, "theirs"]  # type: ignore[list-item]
+    for _ in range(2):
+        assert run(world, Retry(2, on=Boom, backoff=[1]), Script(error)) is error
+        assert notes_of(error)[:2] == [42, "theirs"]
+        assert [str(note).partition(":")[0] for note in notes_of(error)[2:]] == ["resilience"]
+
+
 def test_every_refusal_is_told_though_it_is_always_the_same_error(world: World, clock: FakeClock) -> None:
     """Attempts that never come to the function fail all the same; `ctx.failures` tells of each of them."""
 

@@ -589,3 +589,15 @@ def test_asking_for_the_attempts_needs_no_loop_and_makes_no_attempt(clock: FakeC
     retry = Retry(on=Boom, on_retry=told.append)
     retry.attempts()
     assert told == []
+
+
+def test_an_attempt_is_what_its_block_is_entered_with(threads: World) -> None:
+    """`with attempt as it:` names it; one that is left without having been entered changes nothing."""
+    for attempt in Retry().attempts():
+        with attempt as entered:
+            assert entered is attempt
+            assert current_context().attempt == 1
+    [attempt] = Retry().attempts()
+    with deadline(5.0) as ctx:
+        assert not attempt.__exit__(None, None, None)
+        assert current_context() is ctx

@@ -17,6 +17,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, events
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.app import _STREAM_LASTS
+from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES
 from resilience.integrations.dashboard.state import MOST
 from resilience.integrations.dashboard.watch import LINGER
 from resilience.integrations.http import PerHost
@@ -302,6 +303,48 @@ def test_executions_are_counted_second_by_second_while_somebody_looks(
     assert rates["executions"]["seconds"][-4:] == [None, 3, 0, 2]
     assert len(rates["executions"]["seconds"]) == 59
     assert (rates["executions"]["total"], rates["failures"]["total"]) == (6, 1)
+
+
+def test_what_happens_is_told_for_each_pipeline(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """So that executions inside of others can be told from them; as the mean of the last complete seconds."""
+    inside = Policy.wrap(Retry(2, on=Boom, backoff=[0]), name="inside")
+    outside = Policy.wrap(Fallback("x"), name="outside")
+    app = make()
+
+    async def main() -> Any:
+        async with Viewer(app) as viewer:
+            await viewer.until(lambda it: bool(it.updates()))
+            for _ in range(4):
+                for _ in range(3):
+                    outside.execute(lambda ctx: inside.execute(fail()))
+                clock.advance(1)
+            return (await told(app))["now"]
+
+    now = run(main)
+    rates = {it["name"]: {name: rate["present"] for name, rate in it["rates"].items()} for it in now["pipelines"]}
+    none = dict.fromkeys(RATES, 0.0)
+    assert rates == {
+        "inside": {**none, "executions": 3.0, "failures": 3.0, "retries": 3.0},
+        "outside": {**none, "executions": 3.0, "fallbacks": 3.0},
+    }
+    assert now["rates"]["executions"]["present"] == 6.0
+    assert now["rates"]["executions"]["total"] == 24
+
+
+def test_of_very_many_pipelines_some_are_told_apart(make: Callable[..., Dashboard]) -> None:
+    """Memory is bounded, and the counts of the process are whole."""
+    app = make()
+
+    async def main() -> Any:
+        async with Viewer(app) as viewer:
+            await viewer.until(lambda it: bool(it.updates()))
+            for number in range(MOST_PIPELINES + 10):
+                Policy.wrap(Retry(), name=f"p{number}").call(int)
+            return (await told(app))["now"]
+
+    now = run(main)
+    assert len(now["pipelines"]) == MOST_PIPELINES
+    assert now["rates"]["executions"]["total"] == MOST_PIPELINES + 10
 
 
 def test_no_count_is_lost_between_threads(make: Callable[..., Dashboard]) -> None:

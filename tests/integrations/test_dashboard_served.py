@@ -217,6 +217,7 @@ def test_a_circuit_opens_before_ones_eyes(tmp_path: Path) -> None:
         assert MARKUP in await page.value("document.querySelector('#log').textContent")
         assert await page.value("document.title") == "1 circuit open · shop & co"
         await page.until("document.querySelector('.rate[data-key=rejections] .total').textContent === '3 in all'")
+        assert await page.value("document.querySelector('#pipelines .name').textContent") == f"shop {MARKUP}"
         breaker.close()
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         assert await page.value("document.images.length") == 0

@@ -155,7 +155,7 @@ class Dashboard:
         rows, latest = self._watch.rows(change)
         now = {
             "pid": os.getpid(),
-            "rates": self._watch.rates(),
+            **self._watch.rates(),
             **state(self._watch.observed, messages=self._messages),
         }
         return {"now": now, "rows": rows}, latest

@@ -2,8 +2,6 @@
 
 // All text goes through `textContent`: what a name or a message holds is shown, and never read as markup.
 
-const SILENCE = 5; // seconds of the mean that is shown as a number
-
 const RATES = {
   executions: { trouble: false, always: false },
   failures: { trouble: true, always: false },
@@ -83,14 +81,12 @@ function makeRate([name]) {
 
 function updateRate(it, [name, rate]) {
   const known = rate.seconds.filter((count) => count !== null);
-  const recent = known.slice(-SILENCE);
-  const mean = recent.length ? recent.reduce((a, b) => a + b) / recent.length : 0;
   const most = Math.max(0, ...known);
   const { value, total, curve, area } = parts(it, ["value", "total", "curve", "area"]);
-  write(value, known.length ? perSecond(mean) : "–");
+  write(value, known.length ? perSecond(rate.present) : "–");
   write(total, `${rate.total.toLocaleString("en")} ${RATES[name].always ? "in all" : "while watched"}`);
-  it.classList.toggle("trouble", RATES[name].trouble && mean > 0);
-  it.classList.toggle("quiet", mean === 0);
+  it.classList.toggle("trouble", RATES[name].trouble && rate.present > 0);
+  it.classList.toggle("quiet", rate.present === 0);
   const line = known.length > 1 && most > 0 ? curveOf(rate.seconds, most) : null;
   curve.setAttribute("d", line ? line.curve : "");
   area.setAttribute("d", line ? line.area : "");
@@ -103,6 +99,20 @@ function curveOf(seconds, most) {
     .filter((point) => point !== null);
   const curve = `M${points.map(([x, y]) => `${x} ${y.toFixed(2)}`).join("L")}`;
   return { curve, area: `${curve}L${points.at(-1)[0]} 20L${points[0][0]} 20Z` };
+}
+
+// --- pipelines ---
+
+function makePipeline() {
+  const it = element("li", "card");
+  it.append(element("p", "name"), element("p", "facts"));
+  return it;
+}
+
+function updatePipeline(it, pipeline) {
+  write(it.querySelector(".name"), pipeline.name);
+  const seen = Object.entries(pipeline.rates).filter(([, rate]) => rate.total > 0);
+  tell(it.querySelector(".facts"), seen.map(([name, rate]) => [name, perSecond(rate.present)]));
 }
 
 // --- circuits ---
@@ -240,6 +250,8 @@ function keep(changed) {
 
 function show(now) {
   arrange(byId("rates"), Object.entries(now.rates), ([name]) => name, makeRate, updateRate);
+  arrange(byId("pipelines"), now.pipelines, (it) => it.name, makePipeline, updatePipeline);
+  byId("pipelines").parentElement.hidden = now.pipelines.length === 0;
   arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
   arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);

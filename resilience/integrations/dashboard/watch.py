@@ -35,11 +35,9 @@ from resilience.events import (
     RetryScheduled,
     TimedOut,
 )
+from resilience.integrations.dashboard.rates import Rates
 from resilience.integrations.telemetry import Line, Lines, Observed
 from resilience.outcome import Failure
-
-#: Seconds of which the counts are kept.
-SPAN: Final = 60
 
 #: Seconds for which executions are counted after the last viewer has gone: he may only have reloaded the page.
 LINGER: Final = 30.0
@@ -49,6 +47,7 @@ _APART = 2.0
 #: ... and no row gets longer than this, in seconds: it should tell when something happened.
 _LONGEST_ROW = 30.0
 
+#: What is listened to always, and as what it is counted.
 _TROUBLE: dict[type[Event], str | None] = {
     RetryScheduled: "retries",
     RetryGaveUp: None,
@@ -57,44 +56,7 @@ _TROUBLE: dict[type[Event], str | None] = {
     CircuitChanged: None,
     FallbackUsed: "fallbacks",
 }
-_FROM_EXECUTIONS = ("executions", "failures")
-
-#: What is counted, in the order in which it is shown.
-RATES: Final = (*_FROM_EXECUTIONS, *(name for name in _TROUBLE.values() if name))
-
 _Json: TypeAlias = dict[str, Any]
-
-
-@final
-class Seconds:
-    """How often something happened in each of the last `SPAN` seconds. Its owner holds a lock around it."""
-
-    __slots__ = ("_counts", "_seconds", "total")
-
-    def __init__(self) -> None:
-        self._counts = [0] * SPAN
-        self._seconds = [-1] * SPAN  # the second that each count belongs to
-        self.total: int = 0
-
-    def add(self, now: float) -> None:
-        """Count one more."""
-        second = int(now)
-        place = second % SPAN
-        if self._seconds[place] != second:
-            self._seconds[place], self._counts[place] = second, 0
-        self._counts[place] += 1
-        self.total += 1
-
-    def complete(self, now: float, since: float) -> list[int | None]:
-        """Return the counts of the last complete seconds, the latest last; None where nobody had counted yet."""
-        current = int(now)
-        return [self._count(second, since) for second in range(current - SPAN + 1, current)]
-
-    def _count(self, second: int, since: float) -> int | None:
-        if second + 1 <= since:
-            return None
-        place = second % SPAN
-        return self._counts[place] if self._seconds[place] == second else 0
 
 
 @final
@@ -187,7 +149,7 @@ class Watch:
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = threading.RLock()  # reentrant: a finalizer may tell an event in the middle of anything
         self._log = Log(keep)
-        self._rates = {name: Seconds() for name in RATES}
+        self._rates = Rates()
         self._lines = Lines(
             self._write, lambda level: True, repeats=sys.maxsize, interval=_APART, messages=messages
         )  # no line is left out there: the log puts equal ones together
@@ -261,21 +223,21 @@ class Watch:
             return
         name = _TROUBLE[type(event)]
         if name is not None:
-            self._count(name, now)
+            self._count(name, event, now)
         self._lines(event)
 
     def _finished(self, event: ExecutionFinished, now: float) -> None:
         if not self._viewers and self._look_away(now):
             return
-        self._count("executions", now)
+        self._count("executions", event, now)
         if isinstance(event.outcome, Failure):
-            self._count("failures", now)
+            self._count("failures", event, now)
             if event.attempts == 1:  # of no attempt, or several, the policy that refused it or gave up has told
                 self._lines(event)
 
-    def _count(self, name: str, now: float) -> None:
+    def _count(self, name: str, event: Event, now: float) -> None:
         with self._lock:
-            self._rates[name].add(now)
+            self._rates.add(name, event.pipeline, now)
 
     def _write(self, line: Line) -> None:
         with self._lock:
@@ -289,18 +251,9 @@ class Watch:
             return self._log.since(change), self._log.changes
 
     def rates(self) -> _Json:
-        """Return the counts of the last seconds, by name."""
-        now = clock.now()
+        """Return what was counted: `rates` of the process, and of `pipelines`."""
         with self._lock:
-            return {
-                name: {
-                    "total": seconds.total,
-                    "seconds": seconds.complete(
-                        now, self._executions_since if name in _FROM_EXECUTIONS else self._since
-                    ),
-                }
-                for name, seconds in self._rates.items()
-            }
+            return self._rates.told(clock.now(), self._executions_since, self._since)
 
 
 def _weakly(held: ref[Watch]) -> Listener:

@@ -40,8 +40,13 @@ TESTS = {
     "policies/timeout.py": ["policies/test_timeout.py", "runtimes/test_workers.py", *_EVERY_POLICY],
 }
 
-#: Tests that trace on their own, so that nobody can note what they come by: they see what survived the others.
-TRACING = {"state/permits.py": ["state/test_permits_steps.py"]}
+#: Tests that trace on their own, or start other processes, so that nobody can note what they come by: they see what
+#: has survived the others.
+APART = {
+    "state/permits.py": ["state/test_permits_steps.py"],
+    "policies/bulkhead.py": ["composition/test_processes.py"],
+    "policies/circuit_breaker.py": ["composition/test_processes.py"],
+}
 
 
 @dataclass
@@ -77,7 +82,7 @@ def try_all(module: str, faults: list[Mutant], workers: int) -> Score:
     if not pid:
         os.close(read)
         with os.fdopen(write, "w") as pipe:
-            trials = Trials(module, faults, tests_of(module, TRACING), workers, tell(pipe, faults))
+            trials = Trials(module, faults, tests_of(module, APART), workers, tell(pipe, faults))
             run(trials, tests_of(module, TESTS))
         os._exit(0)
     os.close(write)

@@ -51,13 +51,12 @@ class Trials:
     """A plugin of pytest that runs the collected tests once for each mutant, instead of once.
 
     :param module: the path of the module, as in `state/windows.py`.
-    :param tracing: files of tests that trace on their own, so that nobody can note what they come by. They see what
-        has survived the others.
+    :param apart: files of tests of which nobody can note what they come by. They see what has survived the others.
     """
 
     module: str
     faults: list[Mutant]
-    tracing: list[str]
+    apart: list[str]
     workers: int
     report: Report
     _running: dict[int, tuple[Mutant, bool]] = field(default_factory=dict)
@@ -65,31 +64,35 @@ class Trials:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try every mutant."""
-        last = [item for item in session.items if item.nodeid.partition("::")[0] in self.tracing]
-        items = [item for item in session.items if item not in last]
+        items = session.items
         survey = _survey(session, items, ROOT / "resilience" / self.module)
         print(f"\n{self.module}: {len(self.faults)} mutants, {len(session.items)} tests", flush=True)
         todo = [(mutant, False) for mutant in reversed(self.faults)]
         while todo or self._running:
             while todo and len(self._running) < self.workers:
                 mutant, again = todo.pop()
-                pid = self._start(session, survey, mutant, last if again else survey.coming_by(mutant.line, items))
+                pid = self._start_apart(mutant) if again else self._start(session, survey, mutant)
                 self._running[pid] = mutant, again
             pid, status = os.waitpid(-1, 0)
             mutant, again = self._running.pop(pid)
-            if not status and last and not again:
+            if not status and self.apart and not again:
                 todo.append((mutant, True))
             else:
                 self.report(mutant, bool(status))
         return True
 
-    def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant, items: list[pytest.Item]) -> int:
+    def _start_apart(self, mutant: Mutant) -> int:
+        return _fork(lambda: _import_and_run(self.module, mutant, self.apart))
+
+    def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant) -> int:
         name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
+        items = survey.coming_by(mutant.line, session.items)
 
         def work() -> int:
             if mutant.inside and give_code(importlib.import_module(name), mutant.source):
                 return _run(session, items, survey.limit)
-            return _import_and_run(self.module, mutant, [item.nodeid for item in items])
+            files = {item.nodeid.partition("::")[0] for item in items}
+            return _import_and_run(self.module, mutant, sorted(files))
 
         return _fork(work)
 
@@ -98,7 +101,7 @@ def run(trials: Trials, files: list[str]) -> None:
     """Collect the tests, in a process of their own, and try the mutants of a module."""
     os.chdir(ROOT)
     register_profile()
-    code = pytest.main([*_OPTIONS, "--capture=no", "--no-summary", *files, *trials.tracing], plugins=[trials])
+    code = pytest.main([*_OPTIONS, "--capture=no", "--no-summary", *files], plugins=[trials])
     assert code == pytest.ExitCode.OK, code
 
 
@@ -241,13 +244,12 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def _import_and_run(module: str, mutant: Mutant, tests: list[str]) -> int:
-    """Run the tests in a copy of the tree, in a new interpreter."""
+def _import_and_run(module: str, mutant: Mutant, files: list[str]) -> int:
+    """Run the tests of these files in a copy of the tree, in a new interpreter."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in _COPIED:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, Path(scratch, name))
         Path(scratch, "resilience", module).write_text(mutant.source, encoding="utf-8")
-        files = sorted({test.partition("::")[0] for test in tests})
         environment = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", _NEW_INTERPRETER, *_OPTIONS, *files]
         done = subprocess.run(

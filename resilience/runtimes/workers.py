@@ -95,13 +95,18 @@ class Job:
         self._done.release()
 
     def drop(self) -> None:
-        """Let go of an outcome that nobody wants."""
-        value, self._value, self._error = self._value, None, None
-        pool.count_abandoned(-1)
+        """Let go of an outcome that nobody wants. A function of ours that holds on to outcomes is told."""
+        value, error, self._value, self._error = self._value, self._error, None, None
         try:
             close_coroutine(value)
+            dropped = getattr(type(self._function), "_resilience_dropped", None)  # of the type: a mock has everything
+            if dropped is not None:
+                dropped(self._function, value if error is None else error)
         except Exception:
             logger.exception("closing what an abandoned call returned raised")
+        finally:
+            del value, error  # no cycle
+            pool.count_abandoned(-1)
 
 
 @final

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from resilience.clock import clock
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.integrations.http.rules import NotRepeatable, Rules, TransientStatus
@@ -42,7 +41,7 @@ class Exchange(ABC, Generic[R]):
         self._host = host
         self._why_not_again: str | None = None
         self._lock = threading.Lock()  # an attempt that was walked away from ends in its own time
-        self._open: list[R] = []
+        self._open: list[tuple[R, float]] = []  # responses, and the deadlines of the attempts that brought them
         self._is_over = False
         self._budget = inf  # the deadline that the caller has set
         self._body_deadline = inf
@@ -82,16 +81,13 @@ class Exchange(ABC, Generic[R]):
 
         :raises DeadlineExceeded: if it came after the caller had left. It was closed then.
         """
-        timer = ctx._timer
         with self._lock:
-            late = self._is_over or (ctx.runtime is BLOCKING and timer is not None and clock.now() >= timer.deadline)
+            late = self._is_over
             if not late:
-                self._open = [*(it for it in self._open if not _is_closed(it)), response]  # bounded, however many come
-                longer = self._body_may_last_until
-                self._body_deadline = ctx.deadline if longer is None else longer
+                still_open = (it for it in self._open if not _is_closed(it[0]))
+                self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
         if late:
-            # Nobody else would close it. (Tasks are cancelled, not left behind: there it is always in time.)
-            drive(BLOCKING.close(response), type(self).__qualname__)
+            drive(BLOCKING.close(response), type(self).__qualname__)  # nobody else would
             raise DeadlineExceeded("the response came after its time")
         failure = self._rules.failure_of(status, headers, response)
         if failure is None:
@@ -153,7 +149,7 @@ class Exchange(ABC, Generic[R]):
 
     def _answer_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None for any other error, which will be raised."""
-        if isinstance(error, TransientStatus) and any(it is error.response for it in self._open):
+        if isinstance(error, TransientStatus) and any(it is error.response for it, _ in self._open):
             return error.response
         self._mark(error)  # also one that a policy made, and the client had no part in
         return None
@@ -163,9 +159,20 @@ class Exchange(ABC, Generic[R]):
         with self._lock:
             self._is_over = True
             received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
-            if not any(it is kept for it in received):
-                self._body_deadline = inf  # a fallback's response has a time of its own, if any
-        return [it for it in received if it is not kept]
+        longer = self._body_may_last_until
+        for response, deadline in received:
+            if response is kept:  # a fallback's response has a time of its own, if any
+                self._body_deadline = deadline if longer is None else longer
+        return [response for response, _ in received if response is not kept]
+
+    def _resilience_dropped(self, outcome: object) -> None:
+        """Close the response that an attempt brought when its caller had left: a worker thread tells us."""
+        response = outcome.response if isinstance(outcome, TransientStatus) else outcome
+        with self._lock:
+            is_ours = any(it is response for it, _ in self._open)
+            self._open = [it for it in self._open if it[0] is not response]
+        if is_ours:
+            drive(BLOCKING.close(response), type(self).__qualname__)
 
     def _why_not(self, *, sent: bool) -> str | None:
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)

@@ -32,6 +32,7 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
+    Policy,
     Rejected,
     Retry,
     Timeout,
@@ -41,6 +42,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import TaskWaiter
+from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.contention.beside import PATIENCE, Call, Group, beside, until
 
@@ -357,6 +359,79 @@ def test_the_earliest_limit_ends_the_wait(world: World, limits: dict[str, float]
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
+def test_what_ended_a_wait_is_told_to_the_second() -> None:
+    """How long it was, by whom, and of two limits at the same instant the budget of the whole execution."""
+    told: list[Any] = []
+    unsubscribe = events.subscribe(told.append, events.CallRejected)
+    bulkhead = Bulkhead(1, queue=2, max_wait=5.0, name="inventory")
+    with virtual_time() as clock, bulkhead.slot():
+        clock.advance(100.0)
+        with pytest.raises(BulkheadFull, match=r"1 call is running after 5 s in the queue") as full:
+            bulkhead.call(len, "")
+        for budget in (2.0, 5.0):
+            with pytest.raises(DeadlineExceeded, match="while the call waited in the queue") as late:
+                bulkhead.execute(lambda ctx: None, Context(timeout=budget))
+            assert late.value.policy == "inventory"
+    unsubscribe()
+    assert (full.value.policy, full.value.limit, full.value.queue) == ("inventory", 1, 2)
+    assert [(event.reason, event.waited) for event in told] == [
+        ("BulkheadFull", 5.0),
+        ("DeadlineExceeded", 2.0),
+        ("DeadlineExceeded", 5.0),
+    ]
+
+
+@pytest.mark.parametrize(("limit", "says"), [(1, "1 call is running"), (2, "2 calls are running")])
+def test_a_refusal_says_how_many_are_running(limit: int, says: str) -> None:
+    """In words, and as numbers."""
+    bulkhead = Bulkhead(limit)
+    with ExitStack() as inside:
+        for _ in range(limit):
+            inside.enter_context(bulkhead.slot())
+        with pytest.raises(BulkheadFull) as full:
+            bulkhead.call(len, "")
+    assert str(full.value) == f"{says} and nobody may wait"
+    assert (full.value.limit, full.value.queue) == (limit, 0)
+
+
+def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
+    """The earlier of the two, though it is not the one that has a timer."""
+    bulkhead = Bulkhead(1, queue=1)
+    pipeline = Policy.wrap(Timeout(LONG, name="outer"), Timeout(SHORT, cooperative=True, name="inner"), bulkhead)
+
+    async def main() -> Any:
+        async with beside(world) as group:
+            await group.inside(bulkhead)
+            return await works(world, pipeline)
+
+    error = run(world, main)
+    assert type(error) is TimeoutExceeded
+    assert error.policy == "inner"
+    assert facts(bulkhead)[1:3] == (0, 0)
+
+
+def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
+    """A permit lies there already, given back by somebody who has not come to look at the queue: no wake-up is lost."""
+    bulkhead = Bulkhead(1, queue=2)
+    served: list[str] = []
+
+    def call(name: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
+        thread.start()
+        return thread
+
+    assert bulkhead._permits.take()
+    first = call("first")
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    bulkhead._permits.free.append(None)  # the first half of giving back
+    second = call("second")
+    first.join(PATIENCE)
+    second.join(PATIENCE)
+    assert served == ["first", "second"]
+    assert bulkhead._permits.settle() == []  # the second half
+    assert facts(bulkhead) == (1, 0, 0, 0)
+
+
 def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> None:
     """It cuts nothing off, but what waits inside obeys the deadline that it carries."""
     bulkhead = Bulkhead(1, queue=1)
@@ -547,6 +622,17 @@ def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:
     assert facts(bulkhead) == (1, 0, 0, 0)
     coroutine.close()
     assert facts(bulkhead) == (1, 0, 0, 0)
+
+
+def test_a_closed_loops_waiter_with_nobody_behind_it_costs_nobody_a_permit() -> None:
+    """The permit that was meant for it lies free again."""
+    bulkhead = Bulkhead(1, queue=1)
+    with bulkhead.slot():
+        coroutine = _left_waiting(bulkhead)
+    assert facts(bulkhead) == (1, 0, 0, 0)
+    coroutine.close()
+    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert bulkhead.call(len, "four") == 4
 
 
 def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:

@@ -162,23 +162,24 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
+        began = clock.now() if self._timed else 0.0
         admission: Any = self._circuit.period  # of whatever state; below it is what admitted this call
         if type(admission) is not Closed:
             if type(admission) is Open and (now := clock.now()) < admission.until:
                 raise self._refusal(admission, now, ctx)
             admission = self._admit(ctx)
-        began = clock.now() if self._timed else 0.0
         try:
-            result = await call(ctx)
-        except Exception as error:
-            self._settle(admission, Failure(genuine(error)), began, ctx)
-            raise
+            try:
+                result = await call(ctx)
+            except Exception as error:
+                self._settle(admission, Failure(genuine(error)), began, ctx)
+                raise
+            # A success that would change nothing is not recorded: the common case, without the lock.
+            if not admission.quiet or self._on_result is not None:
+                self._settle(admission, Success(result), began, ctx)
         except BaseException:
-            self._release(admission)
+            self._release(admission)  # cancelled, or interrupted before its result was recorded
             raise
-        # A success that would change nothing is not recorded: the common case, without the lock.
-        if not admission.quiet or self._on_result is not None:
-            self._settle(admission, Success(result), began, ctx)
         return result
 
     # --- for everybody ---
@@ -367,11 +368,12 @@ class Guard:
         admission, self._admission = self._admission, None
         if admission is None:
             return
-        if error is None:
-            self._breaker._settle(admission, _BLOCK_DONE, self._began, block_context())
-        elif isinstance(error, Exception):
-            self._breaker._settle(admission, Failure(error), self._began, block_context())
-        else:
+        try:
+            if error is None:
+                self._breaker._settle(admission, _BLOCK_DONE, self._began, block_context())
+            elif isinstance(error, Exception):
+                self._breaker._settle(admission, Failure(error), self._began, block_context())
+        finally:
             self._breaker._release(admission)
 
     async def __aenter__(self) -> None:

@@ -1,0 +1,101 @@
+"""Ctrl-C at every place where the interpreter looks for it: the beginning of every function of the library.
+
+A signal handler runs between two instructions of the main thread, wherever that is, and `KeyboardInterrupt` comes out
+there. So each scene is run once to count the functions that it enters, and then interrupted at each of them.
+All but `__exit__`: what comes before the first line of that is before everything that could be done about it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import resilience
+from resilience import Bulkhead, CircuitBreaker, CircuitState, Fallback, Policy, Retry, Timeout
+from tests.conftest import Boom
+
+OURS = str(Path(resilience.__file__).parent)
+
+
+class Interruptions:
+    """Counts the functions of the library that are entered, and interrupts one of them."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        self.count = 0
+
+    def __enter__(self) -> Interruptions:
+        self._before = sys.gettrace()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.settrace(self._before)
+
+    def _entered(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename.startswith(OURS) and frame.f_code.co_name != "__exit__":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+
+
+def failing() -> None:
+    raise Boom("no")
+
+
+def enter(block: Any) -> None:
+    with block:
+        pass
+
+
+def fail_in(block: Any) -> None:
+    with block:
+        raise Boom("no")
+
+
+SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
+    "a probe that succeeds": lambda breaker, bulkhead: breaker.call(int),
+    "a probe that fails": lambda breaker, bulkhead: breaker.call(failing),
+    "a guarded block": lambda breaker, bulkhead: enter(breaker.guard()),
+    "a guarded block that fails": lambda breaker, bulkhead: fail_in(breaker.guard()),
+    "a call in a bulkhead": lambda breaker, bulkhead: bulkhead.call(int),
+    "a call in a bulkhead that fails": lambda breaker, bulkhead: bulkhead.call(failing),
+    "a pipeline": lambda breaker, bulkhead: Policy.wrap(
+        Fallback("instead", on=BaseException), Timeout(60, cooperative=True), breaker, bulkhead, Retry(1)
+    ).call(failing),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before it could be
+@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scene", SCENES)
+def test_an_interrupt_at_any_function_leaves_nothing_held(scene: str) -> None:
+    """No permit stays out, and no probe keeps its slot; and it is an interrupt that comes out."""
+    interrupted(scene, 0)  # the first execution of a policy enters more functions than all later ones
+    number = interrupted(scene, 0)
+    assert number > 3
+    assert [at for at in range(1, number + 1) if interrupted(scene, at) != at] == []
+
+
+def interrupted(scene: str, at: int) -> int:
+    """Play the scene, interrupted at that function; return where, or how many functions it entered."""
+    breaker, bulkhead = CircuitBreaker(1, open_for=[0.0]), Bulkhead(1)
+    breaker.capture(lambda ctx: 1 / 0)
+    play = SCENES[scene]
+    came_out: list[BaseException] = []
+    with Interruptions(at) as interruptions:
+        try:
+            play(breaker, bulkhead)
+        except (Boom, KeyboardInterrupt) as error:
+            came_out.append(error)
+    assert bulkhead.stats().in_flight == 0, f"a permit is out after an interrupt at function {at}"
+    assert breaker.stats().probes == 0, f"a probe is out after an interrupt at function {at}"
+    if at:
+        assert [type(error) for error in came_out] == [KeyboardInterrupt]
+        assert breaker.state in CircuitState
+    return interruptions.count

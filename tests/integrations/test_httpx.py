@@ -1008,8 +1008,8 @@ def test_a_response_that_comes_too_late_is_closed(sync_kit: Kit, attempts: int) 
 def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
     """With one connection, the second attempt waits for that of the first one, which nobody reads."""
     limits = sync_kit.library.Limits(max_connections=1)
-    inner = sync_kit.network_that_first(lambda: time.sleep(0.3), after=True, limits=limits)
-    policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.15))
+    inner = sync_kit.network_that_first(lambda: time.sleep(0.5), after=True, limits=limits)
+    policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.3))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         assert client.get(server.url, timeout=None).content == b"ok"
         server.wait_until(lambda: Timeout.abandoned() == 0)
@@ -1238,11 +1238,11 @@ def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, 
     """For events that come for hours: the client's own timeouts are then those of its caller again."""
     held = threading.Event()
     url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
-    timer = threading.Timer(0.3, held.set)
+    timer = threading.Timer(0.8, held.set)
     timer.start()
 
     async def main() -> None:
-        async with some_kit.client(Timeout(0.15), rules=Rules(limit_body=False)) as client:
+        async with some_kit.client(Timeout(0.5), rules=Rules(limit_body=False)) as client:
             assert (await client.get(url, timeout=None)).content == b"ab"
 
     try:
@@ -1256,10 +1256,10 @@ def test_a_body_that_was_read_in_time_is_there_for_ever(some_kit: Kit, server: F
 
     async def main() -> None:
         async with (
-            some_kit.client(Timeout(0.2), read_body=True) as client,
+            some_kit.client(Timeout(0.5), read_body=True) as client,
             client.stream("GET", server.url) as response,
         ):
-            await some_kit.world.sleep(0.3)
+            await some_kit.world.sleep(0.6)
             assert await client.read(response) == b"ok"
 
     some_kit.run(main)

@@ -407,7 +407,7 @@ def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
 def slow_body(server: FlakyServer) -> Iterator[str]:
     """A body that stops for longer than an attempt may take."""
     held = threading.Event()
-    timer = threading.Timer(0.4, held.set)
+    timer = threading.Timer(0.8, held.set)
     timer.start()
     try:
         yield server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
@@ -419,14 +419,14 @@ def slow_body(server: FlakyServer) -> Iterator[str]:
 
 def test_a_body_may_take_longer_than_an_attempt(server: FlakyServer) -> None:
     """It has the time of the whole call: an attempt ends with the headers."""
-    policies = standard(attempt_timeout=0.2, total_timeout=PATIENT)
+    policies = standard(attempt_timeout=0.5, total_timeout=PATIENT)
     with slow_body(server) as url, client_of(policies) as client:
         assert client.get(url).content == b"ab"
 
 
 def test_in_a_task_too(tasks_world: Any, server: FlakyServer) -> None:
     """Where the client's own timeouts are its own again, once the attempt is over."""
-    policies = standard(attempt_timeout=0.2, total_timeout=PATIENT)
+    policies = standard(attempt_timeout=0.5, total_timeout=PATIENT)
 
     async def main(url: str) -> None:
         inner = httpx.AsyncHTTPTransport(verify=False)

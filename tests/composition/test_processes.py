@@ -234,8 +234,15 @@ def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
 @pytest.mark.parametrize(
     "run", ["asyncio.run(pipeline.acall(asyncio.sleep, 60))", "trio.run(wait)", "pipeline.call(hang)"]
 )
-@pytest.mark.parametrize("where", ["in the function", "in the queue", "between two attempts"])
-def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "reached"),
+    [
+        ("in the function", "bulkhead.stats().in_flight"),
+        ("in the queue", "bulkhead.stats().queued"),
+        ("between two attempts", "told"),
+    ],
+)
+def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str, reached: str) -> None:
     """In threads, asyncio and trio, wherever the call waits: no answer, no retry, no count, nothing held."""
     printed = printed_by(
         f"""
@@ -245,8 +252,7 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str
         breaker = CircuitBreaker(1, open_for=[0.0], on=BaseException)
         breaker.capture(lambda ctx: 1 / 0)
         everything = (Exception, KeyboardInterrupt)
-        failing = lambda error: True
-        retry = Retry(2, on=everything, backoff=[60])
+        retry = Retry(2, on=everything, backoff=[60], on_retry=told.append)
         pipeline = Policy.wrap(Fallback("instead", on=everything), retry, breaker, bulkhead, Timeout(60))
 
         class Down(Policy):
@@ -265,17 +271,15 @@ def test_ctrl_c_ends_a_call_and_leaves_everything_as_it_was(run: str, where: str
         def hang():
             threading.Event().wait(60)
 
-        started = threading.Event()
-
         def interrupt():
-            started.wait()
-            time.sleep(0.1)
+            while not {reached}:
+                time.sleep(0.001)
+            time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt, daemon=True).start()
         began = time.monotonic()
         try:
-            started.set()
             {run}
         except KeyboardInterrupt:
             print("interrupted", time.monotonic() - began < 30, end=" ")

@@ -237,6 +237,8 @@ def too_late(policy: str) -> DeadlineExceeded:
 def _asked_delay(outcome: Outcome[Any]) -> float:
     """Return the delay in seconds that an error or a result asks for, 0 for none or for rubbish."""
     asked = _read(_carrier(outcome), "retry_after")
+    if asked is None:
+        return 0.0
     try:
         return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
     except (TypeError, ValueError):

@@ -79,7 +79,7 @@ class Bulkhead(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         permits = self._permits
-        if not permits.take():
+        if not permits.take() and self._may_wait(ctx):
             await self._wait(ctx, ctx.runtime)
         try:
             return await call(ctx)
@@ -129,12 +129,16 @@ class Bulkhead(Policy[Never]):
         """Forget who holds permits and who waits. Who holds one, and forked, gives it back to what there was before."""
         self._permits = Permits(self._permits.limit, self._permits.queue)
 
+    def _may_wait(self, ctx: Context) -> bool:
+        """Whether a call that found no permit may queue for one. If nobody may, take one after all (false) or refuse."""
+        if self._permits.queue:
+            return True
+        if not self._permits.take_or_refuse():
+            raise self._full(ctx, "and nobody may wait")
+        return False
+
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
-        if not self._permits.queue:
-            if not self._permits.take_or_refuse():
-                raise self._full(ctx, "and nobody may wait")
-            return
         began = clock.now()
         waiter = runtime.waiter()
         ticket = self._join(waiter)
@@ -172,7 +176,8 @@ class Bulkhead(Policy[Never]):
         return error
 
     def _tell(self, ctx: Context, reason: str, waited: float) -> None:
-        events.emit(events.CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
+        if events.is_heard(events.CallRejected, ctx):
+            events.emit(events.CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
 
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
         """Wake those who were granted a permit. One whose world has ended passes it on."""
@@ -208,8 +213,8 @@ class Slot:
         if self._held is not None:
             raise RuntimeError("this slot is in use: ask for another one")
         permits = self._bulkhead._permits
-        if not permits.take():
-            await self._bulkhead._wait(block_context(), runtime)
+        if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):
+            await self._bulkhead._wait(ctx, runtime)
         self._held = permits
 
     def _release(self) -> None:

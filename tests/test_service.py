@@ -55,7 +55,7 @@ def test_the_services_print_their_telemetry(runs: dict[str, subprocess.Completed
     lines = iter(runs[""].stdout.splitlines())
     for pattern in (
         r"-- Small failures --",
-        r"INFO stock \(GET 127\.0\.0\.1\): attempt 1 failed with TransientStatus, the next one is in ",
+        r"INFO stock \(GET 127\.0\.0\.1\): attempt 1 failed with TransientStatus 503, the next one is in ",
         r"200  figs: 12",
         r"WARNING stock .* an attempt took longer than the 0\.4 s of attempt",
         r"ERROR circuit depot: closed -> open for 1 s",

@@ -91,7 +91,7 @@ def main() -> int:
 
     depot = Depot()
     with serving(depot.app) as depot_url:
-        shop = Shop(depot_url, **SABOTAGE.get(options.sabotage, {}))
+        shop = Shop(depot_url, open_for=4.0 if options.serve else 1.0, **SABOTAGE.get(options.sabotage, {}))
         with serving(shop.app, options.port) as url:
             if options.serve:
                 print(

@@ -35,8 +35,10 @@ class Shop:
     ATTEMPT = 0.4  # seconds that the depot has for one answer
     AT_ONCE = 6  # calls of the depot
 
-    def __init__(self, depot: str, *, tell: bool = True, at_once: int = AT_ONCE, opens_after: int = 5) -> None:
-        self.breaker = CircuitBreaker(opens_after, open_for=1.0, name="depot")
+    def __init__(
+        self, depot: str, *, tell: bool = True, at_once: int = AT_ONCE, opens_after: int = 5, open_for: float = 1.0
+    ) -> None:
+        self.breaker = CircuitBreaker(opens_after, open_for=open_for, name="depot")
         self.pipeline = Policy.wrap(
             Timeout(2.0, name="in all"),
             Retry(3, backoff=Exponential(0.05)),

@@ -11,6 +11,8 @@ const RATES = {
   fallbacks: { trouble: false, always: true },
 };
 
+const FEW = 3; // cards of a kind that fit below one another
+
 const STATES = { closed: "closed", open: "open", half_open: "half-open", isolated: "isolated" };
 
 const KINDS = {
@@ -65,7 +67,10 @@ function parts(it, names) {
 
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-const perSecond = (value) => (value === 0 ? "0" : value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
+function perSecond(value) {
+  if (value === 0) return "0";
+  return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+}
 
 // --- rates ---
 
@@ -146,7 +151,8 @@ function makeCircuit() {
 }
 
 function updateCircuit(it, circuit) {
-  const { name, where, state, why, facts, about, meter } = parts(it, "name where state why facts about meter".split(" "));
+  const names = ["name", "where", "state", "why", "facts", "about", "meter"];
+  const { name, where, state, why, facts, about, meter } = parts(it, names);
   it.dataset.state = circuit.state;
   write(name, circuit.name);
   write(where, whereOf(circuit));
@@ -156,7 +162,8 @@ function updateCircuit(it, circuit) {
   if (waits) meter.firstChild.style.width = `${Math.min(100, (100 * circuit.retry_after) / circuit.open_for)}%`;
   why.hidden = circuit.state === "closed";
   write(why, reasonOf(circuit));
-  tell(facts, [["opened", `${circuit.opened.toLocaleString("en")}×`], ["refused", circuit.rejected.toLocaleString("en")]]);
+  const opened = `${circuit.opened.toLocaleString("en")}×`;
+  tell(facts, [["opened", opened], ["refused", circuit.rejected.toLocaleString("en")]]);
   write(about, circuit.about);
 }
 
@@ -236,9 +243,12 @@ function updateRow(it, row) {
   write(count, row.count > 1 ? `×${row.count.toLocaleString("en")}` : "");
 }
 
+const WARNINGS = ["retry_gave_up", "timed_out", "call_rejected", "execution_finished"];
+
 function levelOf(row) {
   if (row.state === "closed") return "good";
-  return row.kind === "execution_finished" || (row.level >= 30 && row.level < 40) ? "warning" : row.level >= 40 ? "error" : "calm";
+  if (row.state === "open") return "error";
+  return WARNINGS.includes(row.kind) || row.state === "isolated" ? "warning" : "calm";
 }
 
 function keep(changed) {
@@ -254,15 +264,22 @@ function show(now) {
   byId("pipelines").parentElement.hidden = now.pipelines.length === 0;
   arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
   arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
+  const cards = [now.pipelines, now.circuits, now.bulkheads].map((it) => it.length);
+  byId("board").classList.toggle("few", Math.max(...cards) <= FEW);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
-  for (const it of document.querySelectorAll("section > .empty")) it.hidden = it.previousElementSibling.children.length > 0;
+  for (const it of document.querySelectorAll("section > .empty")) {
+    it.hidden = it.previousElementSibling.children.length > 0;
+  }
   write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
   write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
   summarize(now);
   write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
 }
 
-const numberOf = (shown, leftOut) => (leftOut ? `${shown.length} of ${shown.length + leftOut}` : shown.length > 1 ? `${shown.length}` : "");
+function numberOf(shown, leftOut) {
+  if (leftOut) return `${shown.length} of ${shown.length + leftOut}`;
+  return shown.length > 1 ? `${shown.length}` : "";
+}
 
 function summarize(now) {
   const counts = Object.keys(STATES)

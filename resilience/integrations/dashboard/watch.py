@@ -11,13 +11,9 @@ the other events happen where something goes wrong, and are cheap enough to be r
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, TypeAlias, final
 from weakref import finalize, ref
@@ -35,17 +31,13 @@ from resilience.events import (
     RetryScheduled,
     TimedOut,
 )
+from resilience.integrations.dashboard.log import Log
 from resilience.integrations.dashboard.rates import Rates
-from resilience.integrations.telemetry import Line, Lines, Observed
+from resilience.integrations.telemetry import Observed
 from resilience.outcome import Failure
 
 #: Seconds for which executions are counted after the last viewer has gone: he may only have reloaded the page.
 LINGER: Final = 30.0
-
-#: Equal events that are no further apart than this, in seconds, are one row with a count.
-_APART = 2.0
-#: ... and no row gets longer than this, in seconds: it should tell when something happened.
-_LONGEST_ROW = 30.0
 
 #: What is listened to always, and as what it is counted.
 _TROUBLE: dict[type[Event], str | None] = {
@@ -60,84 +52,6 @@ _Json: TypeAlias = dict[str, Any]
 
 
 @final
-@dataclass(slots=True)
-class Row:
-    """One line of the log, or several equal ones.
-
-    :param change: the number of the change of the log that touched it last.
-    :param began: when it began, on the process clock; `ended`: when it happened last.
-    :param at: when it happened last, on the wall clock, in seconds since 1970.
-    """
-
-    number: int
-    change: int
-    began: float
-    ended: float
-    at: float
-    line: Line
-    count: int = 1
-
-    def told(self) -> _Json:
-        """Return what a viewer needs of it."""
-        facts = self.line.facts
-        return {
-            "number": self.number,
-            "change": self.change,
-            "at": round(self.at, 3),
-            "count": self.count,
-            "level": self.line.level,
-            "kind": self.line.kind,
-            "text": self.line.text,
-            "state": facts.get("new"),
-        }
-
-
-@final
-class Log:
-    """The last rows. Its owner holds a lock around it."""
-
-    def __init__(self, keep: int) -> None:
-        self._rows: deque[Row] = deque(maxlen=keep)
-        self._latest: dict[object, Row] = {}  # of each key; rows that are in `_rows` only
-        self.changes: int = 0
-
-    def add(self, line: Line, now: float) -> None:
-        """Write a row, or count one more in the row of an equal event just now."""
-        self.changes += 1
-        key = _key(line)
-        row = None if key is None else self._latest.get(key)
-        if row is not None and now - row.ended <= _APART and now - row.began <= _LONGEST_ROW:
-            row.change, row.ended, row.at, row.line = self.changes, now, time.time(), line
-            row.count += 1
-            return
-        if len(self._rows) == self._rows.maxlen:
-            self._forget(self._rows.popleft())
-        row = Row(self.changes, self.changes, now, now, time.time(), line)
-        self._rows.append(row)
-        if key is not None:
-            self._latest[key] = row
-
-    def _forget(self, row: Row) -> None:
-        key = _key(row.line)
-        if self._latest.get(key) is row:
-            del self._latest[key]
-
-    def since(self, change: int) -> list[_Json]:
-        """Return the rows that are new or have changed since that change, in the order in which they began."""
-        return [row.told() for row in self._rows if row.change > change]
-
-
-def _key(line: Line) -> object:
-    """Return what equal events have in common: all that is said in words, and none of the numbers.
-
-    None for the change of a circuit, which is a row of its own: their order is what one wants to know.
-    """
-    if line.kind == "circuit_changed":
-        return None
-    return line.kind, *((name, value) for name, value in sorted(line.facts.items()) if isinstance(value, str))
-
-
-@final
 class Watch:
     """Listens to the process, as much as is needed, for all the viewers of one dashboard.
 
@@ -148,11 +62,8 @@ class Watch:
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
         self._lock = threading.RLock()  # reentrant: a finalizer may tell an event in the middle of anything
-        self._log = Log(keep)
+        self._log = Log(keep, messages=messages)
         self._rates = Rates()
-        self._lines = Lines(
-            self._write, lambda level: True, repeats=sys.maxsize, interval=_APART, messages=messages
-        )  # no line is left out there: the log puts equal ones together
         self._since = clock.now() if history else inf
         self._executions_since = inf
         self._viewers = 0
@@ -205,12 +116,14 @@ class Watch:
             self._unwatch()
             self._unwatch = None
             self._executions_since = inf
+            if self._forget is None:
+                self._since = inf
             return True
 
     def _subscribe(self, *kinds: type[Event]) -> Callable[[], None]:
         """Subscribe without being kept alive by it."""
-        end = events.subscribe(_weakly(ref(self)), *kinds)
-        finalize(self, end).atexit = False
+        end = finalize(self, events.subscribe(_weakly(ref(self)), *kinds))
+        end.atexit = False
         return end
 
     # --- what happens ---
@@ -224,7 +137,7 @@ class Watch:
         name = _TROUBLE[type(event)]
         if name is not None:
             self._count(name, event, now)
-        self._lines(event)
+        self._log.add(event, now)
 
     def _finished(self, event: ExecutionFinished, now: float) -> None:
         if not self._viewers and self._look_away(now):
@@ -233,22 +146,17 @@ class Watch:
         if isinstance(event.outcome, Failure):
             self._count("failures", event, now)
             if event.attempts == 1:  # of no attempt, or several, the policy that refused it or gave up has told
-                self._lines(event)
+                self._log.add(event, now)
 
     def _count(self, name: str, event: Event, now: float) -> None:
         with self._lock:
             self._rates.add(name, event.pipeline, now)
 
-    def _write(self, line: Line) -> None:
-        with self._lock:
-            self._log.add(line, clock.now())
-
     # --- what is told ---
 
     def rows(self, change: int) -> tuple[list[_Json], int]:
         """Return the rows since that change of the log, and the number of its last change."""
-        with self._lock:
-            return self._log.since(change), self._log.changes
+        return self._log.since(change)
 
     def rates(self) -> _Json:
         """Return what was counted: `rates` of the process, and of `pipelines`."""

@@ -130,7 +130,7 @@ class Bulkhead(Policy[Never]):
         self._permits = Permits(self._permits.limit, self._permits.queue)
 
     def _may_wait(self, ctx: Context) -> bool:
-        """Whether a call that found no permit may queue for one. If nobody may, take one after all (false) or refuse."""
+        """Whether a call without a permit may queue for one. If nobody may: take one after all (false), or refuse."""
         if self._permits.queue:
             return True
         if not self._permits.take_or_refuse():

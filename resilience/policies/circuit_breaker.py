@@ -255,10 +255,10 @@ class CircuitBreaker(Policy[Never]):
 
     def _admit(self, ctx: Context | None) -> Admission:
         """Admit a call that did not find the circuit closed, or raise."""
-        now = clock.now()
         admission = None
         try:
             with self._lock:
+                now = clock.now()  # not before: whoever has opened the circuit while this one waited was earlier
                 admission, transitions = self._circuit.admit(now)
                 period = self._circuit.period
                 self._note_locked(transitions, ctx)

@@ -106,7 +106,9 @@ def _rewritten(function: FunctionType, drive: Drive | None) -> Factory | None:
         _prune(module, owner, method)
     if not _same_code(_compiled(module, code), code):
         return None
-    policy, call = code.co_varnames[:2]
+    policy, call = (it.arg for it in _names(method)[:2])
+    if (policy, call) != code.co_varnames[:2]:
+        return None  # `__call`, which is `_Class__call` to the compiler
     stage = _closed(method, policy, call) if drive is None else _Lowering(call).apply(_closed(method, policy, call))
     if stage is None:
         return None
@@ -219,6 +221,8 @@ def _binds(node: ast.AST, names: tuple[str, str]) -> bool:
     """Whether a node gives one of the names another meaning: assigns, deletes, imports, captures or defines it."""
     if isinstance(node, ast.Name):
         return node.id in names and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Global):
+        return not {*names}.isdisjoint(node.names)
     return any(getattr(node, field, None) in names for field in ("name", "asname", "rest"))
 
 

@@ -701,6 +701,29 @@ def test_an_interrupt_before_a_probe_was_admitted_takes_no_slot(threads: World, 
     assert breaker.state is CLOSED
 
 
+def test_a_refusal_after_a_wait_for_the_lock_tells_the_seconds_from_its_end(threads: World, clock: FakeClock) -> None:
+    """Never more than the whole open period, however long ago the call was made."""
+    breaker = CircuitBreaker(1, open_for=1.0)
+    breaker.capture(lambda ctx: 1 / 0)
+    clock.advance(1.0)
+    lock = breaker._lock
+
+    class Contended:
+        def __enter__(self) -> None:
+            breaker._lock = lock
+            clock.advance(5.0)
+            breaker.capture(lambda ctx: 1 / 0)  # another thread's probe, which opens it again
+            lock.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            lock.release()
+
+    breaker._lock = Contended()  # type: ignore[assignment]
+    with pytest.raises(CircuitOpen) as refused:
+        breaker.call(len, "")
+    assert refused.value.retry_after == pytest.approx(1.0)
+
+
 def test_a_users_backoff_runs_outside_the_lock() -> None:
     """While it computes a delay, other threads use the breaker."""
     free: list[bool] = []

@@ -430,6 +430,24 @@ class NamedLikeAGlobal(Policy):
 around = "of the module"
 
 
+class MangledParameter(Policy):
+    async def around(self, __call: Any, ctx: Context) -> Any:
+        return await __call(ctx)
+
+
+async def elsewhere(ctx: Context) -> Any:
+    return "elsewhere"
+
+
+class GlobalInside(Policy):
+    async def around(self, elsewhere: Any, ctx: Context) -> Any:
+        async def other() -> Any:
+            global elsewhere
+            return await elsewhere(ctx)
+
+        return await other()
+
+
 class AwaitsInAGenerator(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         each = (await call(ctx) for _ in "abc")
@@ -504,6 +522,8 @@ TO_BE_DRIVEN: list[Callable[[], Policy[Any]]] = [
     NoCoroutineFunction,
     WithMoreParameters,
     NamedLikeAGlobal,
+    MangledParameter,
+    GlobalInside,
     AwaitsInAGenerator,
     AwaitsTheRestOfAGenerator,
     Borrowing,

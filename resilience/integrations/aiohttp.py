@@ -33,6 +33,7 @@ from resilience.integrations.http import (
     Rules,
     as_policies,
     as_rules,
+    is_used_up,
     policy_for,
 )
 from resilience.integrations.wire import Propagation
@@ -79,8 +80,8 @@ def resilience_middleware(
 
     async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
         _end_second_coming(request)
-        if getattr(request.body, "consumed", False):  # by a middleware around this one, that sends it again
-            raise NotRepeatable("the request was not sent again: its body has been used up")
+        if getattr(request.body, "consumed", False) or _is_used_up(request.body):
+            raise NotRepeatable("the request was not sent: its body was used up before")
         exchange = _Exchange(request, _reading(handler) if read_body else handler, rules, propagation)
         try:
             response = await exchange.arun(policy_for(policies, str(request.url)))
@@ -128,9 +129,13 @@ class _Exchange(Exchange[ClientResponse]):
 
     @property
     @override
-    def repeatable(self) -> bool:
-        """Whether the request may be sent again: not by a session that was closed, nor when its own time is over."""
-        return super().repeatable and not self._request.session.closed and not _has_run_out(self._request)
+    def why_not_again(self) -> str | None:
+        """Why the request must not be sent again: also where its session was closed, or its own time is over."""
+        if (reason := super().why_not_again) is not None:
+            return reason
+        if self._request.session.closed:
+            return "its session was closed"
+        return "the total timeout of its session is over" if _has_run_out(self._request) else None
 
     @override
     async def __call__(self, ctx: Context) -> ClientResponse:
@@ -193,6 +198,13 @@ def _is_replayable(body: object) -> bool:
     if isinstance(body, aiohttp.MultipartWriter):
         return all(_is_replayable(part) for part, _, _ in body)
     return not body or isinstance(body, _IN_MEMORY)
+
+
+def _is_used_up(body: Any) -> bool:
+    """Whether a body was read to its end before it came to us; a payload winds back what it has read by itself."""
+    if getattr(body, "_start_position", None) is not None:
+        return False
+    return is_used_up(getattr(body, "_value", None))
 
 
 def _has_run_out(request: ClientRequest) -> bool:

@@ -38,7 +38,16 @@ from urllib3.exceptions import (
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
-from resilience.integrations.http import Exchange, NotRepeatable, PerHost, Rules, as_policies, as_rules, policy_for
+from resilience.integrations.http import (
+    Exchange,
+    NotRepeatable,
+    PerHost,
+    Rules,
+    as_policies,
+    as_rules,
+    is_used_up,
+    policy_for,
+)
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -119,10 +128,10 @@ class ResilienceAdapter(HTTPAdapter):
         """Send a prepared request through the policy; called by the session.
 
         :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
-            authentication. requests would send it as an empty body.
+            authentication, and for a file that was read to its end. requests would send an empty body.
         """
-        if request.body is not None and _used_up.get(id(request.body)) is request.body:
-            raise NotRepeatable("the request was not sent: its body was used up by the request before it")
+        if request.body is not None and (_used_up.get(id(request.body)) is request.body or is_used_up(request.body)):
+            raise NotRepeatable("the request was not sent: its body was used up before")
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         exchange = _Exchange(self, request, timeout, options)
         response = exchange.run(policy_for(self.policy, str(request.url)))
@@ -211,9 +220,12 @@ class _Exchange(Exchange[Response]):
 
     @property
     @override
-    def repeatable(self) -> bool:
-        """Whether the request may be sent again: not while a call that was walked away from still reads the body."""
-        return super().repeatable and not (self._reading is not None and self._reading.locked())
+    def why_not_again(self) -> str | None:
+        """Why the request must not be sent again: also while a call that was walked away from still reads the body."""
+        if (reason := super().why_not_again) is not None:
+            return reason
+        is_read = self._reading is not None and self._reading.locked()
+        return "its body is still being read by an earlier attempt" if is_read else None
 
     def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
         if self._reading is None:

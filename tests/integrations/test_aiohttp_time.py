@@ -186,6 +186,7 @@ def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServer) -> 
             outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(1.0)))
             assert type(outcome) is TimeoutError
             assert "1 attempt in" in note(outcome)
+            assert "the request is not sent again: the total timeout of its session is over" in note(outcome)
 
     run(main)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +19,47 @@ from resilience.integrations.http import (
     Exchange,
     Rules,
     TransientStatus,
+    is_used_up,
     retry_after,
 )
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_file_at_its_end_is_used_up(tmp_path: Path, text: bool) -> None:
+    """Nothing would come out of it; out of an empty one neither, but that one is what its user has."""
+    path = tmp_path / "file"
+    path.write_bytes(b"payload")
+    with path.open("r" if text else "rb") as file:
+        assert not is_used_up(file)
+        file.read(3)
+        assert not is_used_up(file)
+        file.read()
+        assert is_used_up(file)
+        file.seek(0)
+        assert not is_used_up(file)
+    assert not is_used_up(file)  # closed: its client says so
+    path.write_bytes(b"")
+    with path.open("rb") as empty:
+        assert not is_used_up(empty)
+
+
+def test_other_bodies_that_are_used_up() -> None:
+    """Generators that are over. What cannot tell is not used up."""
+    generator = (it for it in [b"a", b"b"])
+    assert not is_used_up(generator)
+    next(generator)
+    assert not is_used_up(generator)
+    list(generator)
+    assert is_used_up(generator)
+    memory = BytesIO(b"payload")
+    assert not is_used_up(memory)
+    memory.read()
+    assert is_used_up(memory)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        pipe.read()
+        assert not any(is_used_up(it) for it in [pipe, None, b"", "", [], iter([])])
 
 
 def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:

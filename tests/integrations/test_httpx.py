@@ -614,6 +614,20 @@ def test_a_file_that_its_user_winds_back_is_sent_again(sync_kit: Kit, server: Fl
     assert [it.body for it in server.requests] == [b"payload", b"payload"]
 
 
+def test_a_body_that_was_used_up_before_is_not_sent_empty(kit: Kit, server: FlakyServer) -> None:
+    """By another request: the client itself would send an empty body in this one, and get a 200."""
+    body = kit.chunks(b"pay", b"load")
+
+    async def main() -> None:
+        async with kit.client(QUICK) as client:
+            assert (await client.post(server.url, content=body)).status_code == 200
+            with pytest.raises(kit.library.StreamConsumed):
+                await client.post(server.url, content=body)
+
+    kit.run(main)
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
 def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
     """The client hands the next hop the same stream; by itself it would send it empty."""
     url = server.script("/from", Answer(307, {"Location": "/to"}))

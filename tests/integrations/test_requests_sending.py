@@ -171,6 +171,16 @@ def test_bodies_that_are_sent_once(server: FlakyServer, session: Make, answer: A
     assert [it.body for it in server.requests] == [b"once"]
 
 
+@pytest.mark.parametrize("make", [lambda: (it for it in [b"once"]), lambda: io.BytesIO(b"once")])
+def test_a_body_that_was_used_up_before_is_not_sent_empty(server: FlakyServer, session: Make, make: Any) -> None:
+    """By another request, or by its user: requests would send an empty body, and get a 200."""
+    body = make()
+    b"".join(body)
+    with pytest.raises(NotRepeatable, match="used up before"):
+        session().put(server.url, data=body)
+    assert server.requests == []
+
+
 def test_a_pipe_is_sent_once(server: FlakyServer, session: Make) -> None:
     """A file that cannot be wound back is as good as a generator."""
     reader, writer = os.pipe()

@@ -10,6 +10,7 @@ tells it in the two places where a Retry looks: on the failure itself, and, for 
 Timeout and left no failure of its own, on the function that the policy calls, which is the exchange.
 """
 
+from resilience.integrations.http.bodies import is_used_up
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost, as_policies, policy_for
 from resilience.integrations.http.rules import (
@@ -33,6 +34,7 @@ __all__ = [
     "TransientStatus",
     "as_policies",
     "as_rules",
+    "is_used_up",
     "policy_for",
     "retry_after",
     "standard",

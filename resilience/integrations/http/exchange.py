@@ -50,7 +50,12 @@ class Exchange(ABC, Generic[R]):
     @property
     def repeatable(self) -> bool:
         """Whether the request may be sent again, after all that has happened. A Retry asks this."""
-        return self._why_not_again is None
+        return self.why_not_again is None
+
+    @property
+    def why_not_again(self) -> str | None:
+        """Why the request must not be sent again; None if it may."""
+        return self._why_not_again
 
     @abstractmethod
     def __call__(self, ctx: Context) -> Any:
@@ -63,8 +68,8 @@ class Exchange(ABC, Generic[R]):
 
         :raises NotRepeatable: if it must not be, because it may have been sent before.
         """
-        if not self.repeatable:
-            raise NotRepeatable(f"the request was not sent again: {self._why_not_again}")
+        if (reason := self.why_not_again) is not None:
+            raise NotRepeatable(f"the request was not sent again: {reason}")
         # Until the client tells more, the request may be under way: a Timeout tells nothing.
         self._why_not_again = self._why_not(sent=True)
 
@@ -178,10 +183,10 @@ class Exchange(ABC, Generic[R]):
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
 
     def _mark(self, error: Exception) -> None:
-        if not self.repeatable and getattr(error, "repeatable", True) is not False:
+        if (reason := self.why_not_again) is not None and getattr(error, "repeatable", True) is not False:
             try:
                 error.repeatable = False  # type: ignore[attr-defined]
-                error.add_note(f"the request is not sent again: {self._why_not_again}")
+                error.add_note(f"the request is not sent again: {reason}")
             except Exception:  # one that refuses attributes: the exchange says it as well
                 return
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import Exchange, Rules
+from resilience.integrations.http import Exchange, Rules, is_used_up
 from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read
 from resilience.integrations.httpx.libraries import classes, library_of
 from resilience.integrations.wire import Propagation
@@ -84,15 +84,17 @@ class Sending(Exchange[Any]):
         self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
         self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
         self._progress: _Progress | None = None
-        if self._vanishes and request.stream in _used_up:
+        if (self._vanishes and request.stream in _used_up) or is_used_up(getattr(request.stream, "_stream", None)):
             raise library_of(request).StreamConsumed()
 
     @property
     @override
-    def repeatable(self) -> bool:
-        """Whether the request may be sent again: also where a timer cut off an attempt that had not begun to send."""
+    def why_not_again(self) -> str | None:
+        """Why the request must not be sent again; it may where a timer cut off an attempt before it began to send."""
         progress = self._progress
-        return super().repeatable or (progress is not None and progress.is_known and not progress.may_be_sent)
+        if progress is not None and progress.is_known and not progress.may_be_sent:
+            return None
+        return super().why_not_again
 
     def _prepared(self, ctx: Context) -> Any:
         """Return the request for one attempt. The client's own is left as it is."""

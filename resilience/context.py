@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from math import inf, isinf
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
@@ -342,7 +342,7 @@ _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=
 
 # Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
 get_ambient: Callable[[], Context | None] = _ambient.get
-set_ambient: Callable[[Context | None], object] = _ambient.set
+set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
 
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
@@ -390,6 +390,15 @@ def restore_ambient(ctx: Context, outer: Context | None) -> None:
     """
     if get_ambient() is ctx:
         set_ambient(outer)
+
+
+def unwind_ambient(token: Token[Context | None]) -> None:
+    """Make ambient again what was so before `token`, past the blocks that a function has left open.
+
+    In other variables than those of the token (see `restore_ambient`) there is nothing to restore.
+    """
+    with contextlib.suppress(ValueError):
+        _ambient.reset(token)
 
 
 def block_context() -> Context:

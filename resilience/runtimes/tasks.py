@@ -22,7 +22,7 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, restore_ambient, set_ambient, unlimited
+from resilience.context import Context, get_ambient, restore_ambient, set_ambient, unlimited, unwind_ambient
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
@@ -242,8 +242,8 @@ async def _enter_with(
     if record is not None:
         record.begin_attempt()
     outer = get_ambient()
+    token = set_ambient(ctx)
     try:
-        set_ambient(ctx)
         awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
         return await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
     except Exception as error:
@@ -252,6 +252,8 @@ async def _enter_with(
     finally:
         if get_ambient() is ctx:  # `restore_ambient`, without its frame
             set_ambient(outer)
+        else:
+            unwind_ambient(token)
 
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:

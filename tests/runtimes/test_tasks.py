@@ -8,8 +8,9 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any, Never
 
 import anyio
@@ -148,6 +149,30 @@ def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
 
     tasks_world.run(main)
     assert seen == {n: [f"operation-{n}"] * 3 for n in range(5)}
+
+
+def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_ambient(tasks_world: World) -> None:
+    """A stream that is read, and closed, after the call that opened it: its budget was that of the call."""
+
+    async def stream() -> AsyncIterator[int]:
+        with deadline(LONG):
+            yield 1
+
+    async def opened(ctx: Context) -> AsyncIterator[int]:
+        it = stream()
+        await anext(it)
+        return it
+
+    async def main() -> list[float]:
+        left = []
+        for _ in range(2):
+            it = await Timeout(5.0).aexecute(opened)
+            left.append(current_context().remaining())
+            await it.aclose()  # type: ignore[attr-defined]
+            left.append(current_context().remaining())
+        return left
+
+    assert tasks_world.run(main) == [inf] * 4
 
 
 def test_the_ambient_context_follows_child_tasks_and_threads(tasks_world: World) -> None:

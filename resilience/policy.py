@@ -3,7 +3,7 @@
 A policy is one coroutine, `around(call, ctx)`: what it does around the rest of the chain, which it
 runs with `await call(ctx)`. Everything else here turns that into things a user can do: execute a
 function, call one, decorate one, wrap a client, and put one policy around another. A chain is
-composed once for each world and kept; an execution makes a context, and calls the chain with it.
+composed once for each world and kept; an execution calls it with a context, and with the function.
 """
 
 from __future__ import annotations

@@ -166,13 +166,16 @@ class Dashboard:
         if self._watch.viewers >= self._max_viewers:
             return await response.whole(503, b"too many are looking already\n", (b"retry-after", b"5"))
         with self._watch.viewing():
-            await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
-                async for piece in self._pieces(last_id):
-                    await response.send(piece, more=True)
-                await response.send(b"", more=False)
-                tasks.cancel_scope.cancel()
+            try:
+                await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                    async for piece in self._pieces(last_id):
+                        await response.send(piece, more=True)
+                    await response.send(b"", more=False)
+                    tasks.cancel_scope.cancel()
+            except* OSError:
+                pass  # some servers tell so that the viewer has gone
         return None
 
     async def _pieces(self, last_id: str) -> AsyncIterator[bytes]:

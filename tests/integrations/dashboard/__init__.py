@@ -1,0 +1,1 @@
+"""The dashboard: as an ASGI application, served, and in a browser."""

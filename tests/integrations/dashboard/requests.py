@@ -1,0 +1,115 @@
+"""Requests to the dashboard as ASGI calls made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from resilience import Context, events
+from resilience.integrations.dashboard import Dashboard
+from tests.conftest import Boom
+
+
+class Answer:
+    """What the application sent in answer to one request."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.is_whole = False
+
+    async def take(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            assert len(self.headers) == len(message["headers"]), "no header twice"
+        else:
+            self.body += message["body"]
+            self.is_whole = not message.get("more_body", False)
+
+    def sent(self) -> list[dict[str, str]]:
+        """The server-sent events so far, as the fields of each."""
+        blocks = [block for block in self.body.decode().split("\n\n")[:-1] if not block.startswith(":")]
+        return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+
+    def updates(self) -> list[Any]:
+        return [json.loads(it["data"]) for it in self.sent() if it.get("event") == "update"]
+
+    def rows(self) -> list[Any]:
+        return [row for update in self.updates() for row in update["rows"]]
+
+
+def scope(path: str = "/", method: str = "GET", root: str = "", **headers: str) -> dict[str, Any]:
+    fields = {"host": "localhost:8000", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    raw = [(name.encode(), value.encode()) for name, value in fields.items()]
+    return {"type": "http", "method": method, "path": path, "root_path": root, "headers": raw}
+
+
+async def ask(app: Dashboard, path: str = "/", method: str = "GET", root: str = "", **headers: str) -> Answer:
+    """Make one request that is answered at once."""
+    answer = Answer()
+    await app(scope(path, method, root, **headers), anyio.sleep_forever, answer.take)  # type: ignore[arg-type]
+    assert answer.is_whole
+    return answer
+
+
+class Viewer:
+    """Somebody who has the stream open, for the time of a block."""
+
+    def __init__(self, app: Dashboard, **headers: str) -> None:
+        self._app = app
+        self._headers = headers
+        self.answer = Answer()
+        self.has_ended = anyio.Event()
+
+    async def __aenter__(self) -> Viewer:
+        self._leaves = anyio.Event()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._look)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._leaves.set()
+        with anyio.fail_after(10):
+            await self.has_ended.wait()
+        await self._tasks.__aexit__(*exc)
+
+    async def _look(self) -> None:
+        await self._app(scope("/events", **self._headers), self._receive, self.take)
+        self.has_ended.set()
+
+    async def _receive(self) -> Any:
+        await self._leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def take(self, message: Any) -> None:
+        await self.answer.take(message)
+
+    async def until(self, seen: Callable[[Answer], bool]) -> None:
+        with anyio.fail_after(10):
+            while not seen(self.answer):
+                await anyio.sleep(0.01)
+
+
+async def told(app: Dashboard) -> Any:
+    return json.loads((await ask(app, "/state")).body)
+
+
+def fail(message: str = "reset") -> Callable[[Context], None]:
+    def fn(ctx: Context) -> None:
+        raise Boom(message)
+
+    return fn
+
+
+def heard(kind: type[events.Event]) -> bool:
+    return events.is_heard(kind, None)
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    return anyio.run(main)

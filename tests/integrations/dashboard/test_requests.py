@@ -1,0 +1,161 @@
+"""What the dashboard answers, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from resilience import events
+from resilience.integrations.dashboard import Dashboard
+from tests.integrations.dashboard.requests import Answer, Viewer, ask, heard, run
+
+
+def test_the_page_may_run_nothing_but_its_own_script(make: Callable[..., Dashboard]) -> None:
+    """One document without a reference to anything else; the policy names its style and script by their hashes."""
+    answer = run(lambda: ask(make(title="<b>Ada & Bob</b>")))
+    page = answer.body.decode()
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<title>&lt;b&gt;Ada &amp; Bob&lt;/b&gt;</title>" in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
+    assert "innerHTML" not in page
+    policy = dict(it.strip().split(" ", 1) for it in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    for tag in ("script", "style"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert policy[f"{tag}-src"] == f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/state", "/nowhere"])
+def test_every_answer_has_the_headers_that_protect_it(make: Callable[..., Dashboard], path: str) -> None:
+    """No sniffing, no framing, no cache; HEAD has the status and headers of GET, and no body."""
+    app = make()
+
+    async def main() -> tuple[Answer, Answer]:
+        async with Viewer(app) as viewer:
+            await viewer.until(lambda it: it.status > 0)
+            get = viewer.answer if path == "/events" else await ask(app, path)
+            return get, await ask(app, path, "HEAD")
+
+    get, head = run(main)
+    assert head.body == b""
+    assert head.status == get.status
+    assert head.headers["content-type"] == get.headers["content-type"]
+    for answer in (get, head):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("path", ["/", "/events", "/state"])
+def test_it_is_read_only(make: Callable[..., Dashboard], path: str, method: str) -> None:
+    """Any other method is refused, everywhere."""
+    answer = run(lambda: ask(make(), path, method))
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "status"),
+    [
+        ("/", "", 200),
+        ("/monitor/", "/monitor", 200),  # newer frameworks: the path is whole
+        ("/", "/monitor", 200),  # older ones: it is cut off
+        ("/monitor/state", "/monitor", 200),
+        ("/monitor/state", "/monitor/", 200),
+        ("/state", "/monitor", 200),
+        ("/monitor", "/monitor", 307),
+        ("/monitoring", "/monitor", 404),
+        ("/state/", "", 404),
+        ("/page.js", "", 404),
+        ("/../state", "", 404),
+    ],
+)
+def test_it_can_be_mounted_anywhere(make: Callable[..., Dashboard], path: str, root: str, status: int) -> None:
+    """Paths are those below the mount, in whichever way the framework tells it."""
+    answer = run(lambda: ask(make(), path, root=root))
+    assert answer.status == status
+    if status == 307:
+        assert answer.headers["location"] == "monitor/"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        (None, "anything.example", 200),
+        (None, "", 200),
+        (["*"], "anything.example", 200),
+        (["localhost", "127.0.0.1", "[::1]"], "localhost:8765", 200),
+        (["localhost", "127.0.0.1", "[::1]"], "LOCALHOST", 200),
+        (["localhost", "127.0.0.1", "[::1]"], "127.0.0.1:1", 200),
+        (["localhost", "127.0.0.1", "[::1]"], "[::1]:8765", 200),
+        (["localhost", "127.0.0.1", "[::1]"], "[::1]", 200),
+        (["localhost"], "rebound.example:8765", 421),
+        (["localhost"], "localhost.evil.example", 421),
+        (["localhost"], "", 421),
+        ([], "localhost", 421),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/state", "/events"])
+def test_it_answers_under_the_names_that_are_allowed(
+    make: Callable[..., Dashboard], path: str, allowed: Any, host: str, status: int
+) -> None:
+    """A page elsewhere that lets its name point here cannot read along."""
+    assert run(lambda: ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
+
+
+def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., Dashboard]) -> None:
+    """A lifespan is completed, a websocket is refused, anything else is a mistake."""
+    app = make()
+
+    async def talk(kind: str, *messages: str) -> list[str]:
+        waiting = [{"type": it} for it in messages]
+        sent: list[str] = []
+
+        async def receive() -> Any:
+            return waiting.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await app({"type": kind}, receive, send)
+        return sent
+
+    async def main() -> None:
+        ends = ("lifespan.startup", "lifespan.shutdown")
+        assert await talk("lifespan", *ends) == [f"{it}.complete" for it in ends]
+        assert await talk("websocket", "websocket.connect") == ["websocket.close"]
+        with pytest.raises(ValueError, match="answers http, not 'mail'"):
+            await talk("mail")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"title": 3}, TypeError, "title must be a string, not 3"),
+        ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
+        ({"interval": 0.01}, ValueError, "interval must be at least 0.1 s, not 0.01"),
+        ({"history": 1}, TypeError, "history must be True or False, not 1"),
+        ({"keep": 0}, ValueError, "keep must be at least 1, not 0"),
+        ({"messages": "no"}, TypeError, "messages must be True or False, not 'no'"),
+        ({"allowed_hosts": "localhost"}, TypeError, "allowed_hosts must be a sequence of names, not 'localhost'"),
+        ({"allowed_hosts": [1]}, TypeError, "allowed_hosts must be a sequence of names, not"),
+        ({"max_viewers": 0}, ValueError, "max_viewers must be at least 1, not 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: Any, kind: type[Exception], message: str) -> None:
+    """Where they are written, with the value; and nothing stays subscribed."""
+    with pytest.raises(kind, match=message):
+        Dashboard(**options)
+    with pytest.raises(TypeError, match="policies"):
+        Dashboard(print)
+    assert not heard(events.CircuitChanged)

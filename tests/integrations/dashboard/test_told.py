@@ -1,0 +1,149 @@
+"""What the dashboard tells of policies and of what happens to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry
+from resilience.integrations.dashboard import Dashboard
+from resilience.integrations.dashboard.state import MOST
+from resilience.integrations.http import PerHost
+from tests.conftest import Boom, FakeClock
+from tests.integrations.dashboard.requests import Viewer, ask, fail, run, told
+
+SECRET = "hunter2"
+
+
+def test_the_state_of_circuits_and_bulkheads_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """State, time until the next probe, last failure; what runs, what waits, what was refused."""
+    breaker = CircuitBreaker(2, open_for=30, name="db")
+    bulkhead = Bulkhead(3, queue=2, name="pool")
+    pipeline = Policy.wrap(breaker, bulkhead, name="stock")
+    app = make(pipeline)
+
+    async def main() -> None:
+        for _ in range(3):
+            pipeline.capture(fail())
+        clock.advance(10)
+        with bulkhead.slot():
+            now = (await told(app))["now"]
+        (circuit,) = now["circuits"]
+        assert (circuit["name"], circuit["pipelines"], circuit["state"]) == ("db", ["stock"], "open")
+        assert (circuit["retry_after"], circuit["open_for"]) == (20, 30)
+        assert (circuit["last_failure"], circuit["opened"], circuit["rejected"]) == ("Boom", 1, 1)
+        assert circuit["about"].startswith("opens on ConsecutiveFailures(2) for 30 s")
+        (held,) = now["bulkheads"]
+        assert [held[it] for it in ("limit", "in_flight", "queue", "queued", "rejected")] == [3, 1, 2, 0, 0]
+
+    run(main)
+
+
+def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard]) -> None:
+    """With the names of both."""
+    breaker = CircuitBreaker(name="db")
+    first, second = Policy.wrap(Retry(), breaker, name="read"), Policy.wrap(breaker, name="write")
+    (circuit,) = run(lambda: told(make(first, second, first)))["now"]["circuits"]
+    assert circuit["pipelines"] == ["read", "write"]
+
+
+def test_policies_that_are_made_for_each_host_are_shown_as_they_come(make: Callable[..., Dashboard]) -> None:
+    """What has a policy for each host is looked into each time."""
+    hosts = PerHost(lambda origin: CircuitBreaker(name=origin))
+    app = make(hosts)
+    assert run(lambda: told(app))["now"]["circuits"] == []
+    hosts.for_host("http://a.example")
+    (circuit,) = run(lambda: told(app))["now"]["circuits"]
+    assert circuit["name"] == "http://a.example:80"
+
+
+def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., Dashboard]) -> None:
+    """A page can be read, and says how many it leaves out."""
+    breakers = [CircuitBreaker(name=f"b{number}") for number in range(MOST + 5)]
+    app = make(*breakers)
+    breakers[-1].isolate()
+    now = run(lambda: told(app))["now"]
+    assert len(now["circuits"]) == MOST
+    assert now["circuits"][0]["name"] == f"b{MOST + 4}"
+    assert now["left_out"] == {"circuits": 5, "bulkheads": 0}
+
+
+def test_what_went_wrong_before_somebody_looks_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """By default: the rows and the counts of everything but executions, which are counted while somebody looks."""
+    pipeline = Policy.wrap(
+        Fallback("x"), Retry(2, on=Boom, backoff=[0.5]), CircuitBreaker(2, name="db"), name="weather"
+    )
+    app = make(pipeline)
+    pipeline.call(fail(), Context())
+    it = run(lambda: told(app))
+    kinds = ["retry_scheduled", "circuit_changed", "retry_gave_up", "fallback_used"]
+    assert [row["kind"] for row in it["rows"]] == kinds
+    assert [row["number"] for row in it["rows"]] == [1, 2, 3, 4]
+    assert it["rows"][1]["state"] == "open"
+    assert "circuit db: closed -> open" in it["rows"][1]["text"]
+    rates = it["now"]["rates"]
+    assert {name: rate["total"] for name, rate in rates.items()} == {
+        "executions": 0,
+        "failures": 0,
+        "retries": 1,
+        "timeouts": 0,
+        "rejections": 0,
+        "fallbacks": 1,
+    }
+    assert set(rates["executions"]["seconds"]) == {None}
+
+
+def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """With a count; later they are another row, so that one sees when it was."""
+    breaker = CircuitBreaker(name="db")
+    app = make(breaker)
+    breaker.isolate()
+    for _ in range(50):
+        breaker.capture(fail())
+    clock.advance(5)
+    breaker.capture(fail())
+    rows = run(lambda: told(app))["rows"]
+    assert [(row["kind"], row["count"]) for row in rows] == [
+        ("circuit_changed", 1),
+        ("call_rejected", 50),
+        ("call_rejected", 1),
+    ]
+
+
+def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """The latest ones, and no memory of the others."""
+    breaker = CircuitBreaker(name="db")
+    app = make(breaker, keep=3)
+    for _ in range(10):
+        breaker.isolate()
+        breaker.close()
+    it = run(lambda: told(app))
+    assert [row["number"] for row in it["rows"]] == [18, 19, 20]
+    assert len(app._watch._log._latest) <= 3
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_no_secret_is_told(make: Callable[..., Dashboard], messages: bool) -> None:
+    """Never arguments, results or properties; the messages of errors only where somebody asks for them."""
+    pipeline = Policy.wrap(
+        Fallback(f"fallback {SECRET}"),
+        Retry(2, on=Boom, on_result=lambda value: True, backoff=[0]),
+        CircuitBreaker(2, on_result=lambda value: True, name="db"),
+        name="p",
+    )
+    app = make(pipeline, messages=messages)
+
+    async def main() -> bytes:
+        async with Viewer(app) as viewer:
+            await viewer.until(lambda it: bool(it.updates()))
+            pipeline.execute(lambda ctx: f"result {SECRET}", Context(properties={"token": f"property {SECRET}"}))
+            pipeline.call(lambda token: SECRET, f"argument {SECRET}")
+            CircuitBreaker(1).capture(fail(f"message {SECRET}"))
+            await viewer.until(lambda it: any(row["kind"] == "execution_finished" for row in it.rows()))
+            return viewer.answer.body + (await ask(app, "/state")).body
+
+    sent = run(main).decode()
+    assert set(re.findall(rf"(\w+) {SECRET}", sent)) == ({"message"} if messages else set())
+    assert "Boom" in sent

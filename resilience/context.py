@@ -41,7 +41,7 @@ class FailedAttempt(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.type}({self.message})"
+        return f"{self.type}({' '.join(self.message.split())})"  # on one line: a note tells of several
 
 
 class History:

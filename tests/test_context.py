@@ -281,6 +281,17 @@ def test_the_context_tells_what_happened(world: World, clock: FakeClock) -> None
     assert [str(failed) for failed in ctx.failures] == ["Boom(one)", "Boom(two)"]
 
 
+def test_a_failure_is_told_on_one_line() -> None:
+    """The note of a Retry tells of several, and some clients' messages go over many lines."""
+
+    def fail(ctx: Context) -> None:
+        raise Boom("terminated with:\n\tstatus = 14\n")
+
+    ctx = Context()
+    Retry(1, on=Boom).capture(fail, ctx)
+    assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
+
+
 def test_it_tells_the_same_of_an_execution_that_failed(world: World, clock: FakeClock) -> None:
     """That is when somebody asks."""
     ctx = Context()

@@ -94,6 +94,8 @@ def unit_of_work(
     """
     # An AsyncEngine by what it has: its module cannot be imported without greenlet.
     connect = source.connect if isinstance(source, Engine) or hasattr(source, "sync_engine") else source
+    if not callable(connect):
+        raise TypeError(f"source must be an engine, a sessionmaker or a function that makes a session, not {source!r}")
     return _UnitOfWork(
         policy, connect, repeat_unknown_commits=repeat_unknown_commits, limit_statements=limit_statements
     )

@@ -97,8 +97,8 @@ def test_every_number_can_be_another(words: dict[str, Any], policy: int, setting
         ({"attempt_timeout": 31}, "attempt_timeout must be at most total_timeout: 31 s is more than 30 s"),
         ({"total_timeout": 5}, "attempt_timeout must be at most total_timeout: 10 s is more than 5 s"),
         ({"window": 19.5}, r"window must be at least twice attempt_timeout: 19.5 s is less than 2 \* 10 s"),
-        ({"failure_ratio": 0}, "ratio must be more than 0"),
-        ({"concurrency": 0}, "limit must be at least 1"),
+        ({"failure_ratio": 0}, "failure_ratio must be more than 0"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"attempts": 0}, "attempts must be at least 1"),
         ({"max_hosts": 0}, "max_hosts must be at least 1"),
         ({"total_timeout": -1}, "total_timeout must be more than zero"),
@@ -246,6 +246,15 @@ def test_what_makes_no_policy_is_refused() -> None:
         PerHost(lambda origin: origin).for_host("http://a/")  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="make must be callable"):
         PerHost(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="make must be a function that makes a policy for each host, not one policy"):
+        PerHost(Retry())
+
+
+@pytest.mark.parametrize("url", ["example.org", "example.org:443", "https://", "/users", ""])
+def test_what_is_no_url_has_no_policy(url: str) -> None:
+    """A name alone would be another host than the one of the requests."""
+    with pytest.raises(ValueError, match="url must have a scheme and a host, as "):
+        standard().for_host(url)
 
 
 def test_worlds_share_the_policy_of_a_host(tasks_world: Any, server: FlakyServer) -> None:

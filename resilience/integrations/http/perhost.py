@@ -37,14 +37,24 @@ class PerHost:
     """
 
     def __init__(self, make: Callable[[str], Policy[Any]], *, max_hosts: int = 1000) -> None:
+        if isinstance(make, Policy):  # it is callable, too, as it decorates functions
+            raise TypeError(f"make must be a function that makes a policy for each host, not one policy: {make!r}")
         self._make = checks.plain_function("make", make)
         self._max_hosts = checks.whole("max_hosts", max_hosts)
         self._policies: OrderedDict[str, Policy[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def for_host(self, url: str) -> Policy[Any]:
-        """Return the policy for the host of a URL."""
+        """Return the policy for the host of a URL.
+
+        :raises ValueError: for a URL without a scheme or a host, such as `"example.org"`.
+        """
         origin = _origin(url)
+        if origin.startswith(":") or "//:" in origin:
+            raise ValueError(f"url must have a scheme and a host, as 'https://example.org' has, not {url!r}")
+        return self._for_origin(origin)
+
+    def _for_origin(self, origin: str) -> Policy[Any]:
         with self._lock:
             known = self._policies.get(origin)
             if known is not None:
@@ -76,7 +86,7 @@ def as_policies(policy: Policies) -> Policies:
 
 def policy_for(policy: Policies, url: str) -> Policy[Any]:
     """Return the policy that a request to this URL runs through."""
-    return policy.for_host(url) if isinstance(policy, PerHost) else policy
+    return policy._for_origin(_origin(url)) if isinstance(policy, PerHost) else policy  # the client refuses bad URLs
 
 
 def _origin(url: str) -> str:

@@ -93,6 +93,8 @@ def standard(
     attempt timeout
     """
     _check(total_timeout, attempt_timeout, window)
+    checks.whole("concurrency", concurrency)
+    checks.ratio("failure_ratio", failure_ratio)
     heard = tuple(listeners)
 
     def make(origin: str) -> Policy[Any]:

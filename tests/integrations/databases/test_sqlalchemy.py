@@ -68,6 +68,12 @@ def test_a_session_is_committed_and_closed(engine: Engine) -> None:
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
+def test_what_is_no_source_is_refused() -> None:
+    """With the value, and with what it could be."""
+    with pytest.raises(TypeError, match=r"source must be an engine, a sessionmaker or a function .* not 'sqlite://'"):
+        unit_of_work(AGAIN, "sqlite://")  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker", "scoped", "function"])
 def test_the_sources_of_a_unit(engine: Engine, kind: str) -> None:
     """An engine gives connections, everything else is called."""

@@ -65,10 +65,6 @@ class AsyncioTimer:
         self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
         return self.fired
 
-    def expire(self) -> None:
-        """Cancel the task, once: it is no longer pending."""
-        self.task.cancel()
-
 
 @final
 class Alarm:
@@ -99,13 +95,14 @@ class Alarm:
     def _ring(self, due: AsyncioTimer) -> None:
         self.handle = None
         now = clock.now()
-        while self.pending:
-            timer = next(iter(self.pending))
+        while (timer := next(iter(self.pending), None)) is not None:
             if timer is not due and timer.deadline > now:
                 self.set(timer)
                 return
-            del self.pending[timer]
-            timer.expire()
+            task = getattr(timer, "task", None)  # None: a finalizer has closed its block, between these lines
+            self.pending.pop(timer, None)
+            if task is not None:
+                task.cancel()
 
 
 class _Shared(threading.local):

@@ -33,6 +33,7 @@ from resilience import (
     deadline,
 )
 from resilience.runtimes import workers
+from resilience.runtimes.alarms import shared
 from tests.conftest import Boom, FakeClock, Script, World
 
 LONG = 60.0
@@ -218,6 +219,29 @@ def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace() -> None:
 
     asyncio.run(main())
     assert ended == ["closed"]
+
+
+def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> None:
+    """A finalizer runs between any two steps: the others who are due are cut off all the same."""
+
+    async def main() -> list[type]:
+        calls = [asyncio.ensure_future(Timeout(0.01).acall(asyncio.sleep, LONG)) for _ in range(3)]
+        await asyncio.sleep(0)
+        alarm = shared.by_limit[0.01]()
+        assert alarm is not None
+
+        class Finalized(dict[Any, None]):
+            def __iter__(self) -> Any:
+                first = next(super().__iter__())
+                calls[0].get_coro().close()  # type: ignore[union-attr]
+                return iter([first])
+
+        alarm.pending = Finalized(alarm.pending)
+        await asyncio.wait(calls[1:], timeout=10.0)
+        calls[0].cancel()
+        return [type(it) for it in await asyncio.gather(*calls, return_exceptions=True)]
+
+    assert asyncio.run(main()) == [RuntimeError, TimeoutExceeded, TimeoutExceeded]
 
 
 def test_a_coroutine_that_is_never_awaited_has_begun_nothing(tasks_world: World) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overloa
 from resilience import checks
 from resilience.callables import is_awaitable, is_coroutine_function
 from resilience.context import Context, current_context
-from resilience.errors import DeadlineExceeded
+from resilience.errors import DeadlineExceeded, ResilienceError
 from resilience.events import logger
 from resilience.matching import transient as lost_connection
 from resilience.policy import Policy
@@ -65,7 +65,7 @@ _SQLITE_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SQLITE_UNDONE = _SQLITE_TRANSIENT | {sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_CONSTRAINT}
 
 
-class OutcomeUnknown(Exception):
+class OutcomeUnknown(ResilienceError):
     """The commit of a unit of work was begun and cut off, so that it may have been done, and it is not done again."""
 
     #: Tells Retry not to try again.
@@ -316,8 +316,9 @@ class StatementLimits:
     ) -> None:
         if self._busy_timeout is None:
             return
-        await finished(self._connection.set_progress_handler(None, 0))
-        await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
+        with nullcontext() if error is None else suppress(Exception):  # the error that counts is on its way
+            await finished(self._connection.set_progress_handler(None, 0))
+            await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
 
 #: How many instructions of its virtual machine SQLite does between two looks at the clock: some 10 us.
@@ -340,8 +341,10 @@ def limit_of_postgresql(milliseconds: int) -> str:
 
 
 async def _execute(connection: Any, statement: str) -> Any:
-    """Execute a statement on a connection of any kind; return its first row, if it has rows."""
+    """Execute a statement on a connection of any kind; return its first row as a tuple, if it has rows."""
     cursor = await finished(connection.cursor())
+    if is_sqlite(connection):
+        cursor.row_factory = None  # the connection's may make anything of a row
     try:
         await finished(cursor.execute(statement))
         return await finished(cursor.fetchone()) if cursor.description else None

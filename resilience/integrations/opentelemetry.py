@@ -131,6 +131,8 @@ def _exporter_for(given: MeterProvider | None) -> _Exporter:
     key = _GLOBAL if given is None or given is current else given
     with _lock:
         exporter = _exporters.get(key)
+        if exporter is None and key is _GLOBAL:
+            exporter = _exporters.get(current)  # one that was given to us before it became the global one
         if exporter is None:
             exporter = _exporters[key] = _Exporter(given or current)
         return exporter

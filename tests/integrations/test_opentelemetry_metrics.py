@@ -183,6 +183,29 @@ def test_the_global_provider_may_be_set_later() -> None:
     assert (done.stdout, done.stderr) == ("[1] [2]\n", "")
 
 
+EARLIER = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from resilience import Policy, Retry
+from resilience.integrations.opentelemetry import instrument
+reader = InMemoryMetricReader()
+provider = MeterProvider([reader], shutdown_on_exit=False)
+instrument(meter_provider=provider)
+metrics.set_meter_provider(provider)
+instrument()
+Policy.wrap(Retry(), name="p").execute(lambda ctx: None)
+found = {it.name: it.data.data_points for it in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics}
+print([it.count for it in found["resilience.execution.duration"]])
+"""
+
+
+def test_a_provider_that_becomes_the_global_one_counts_once() -> None:
+    """What was given by hand before, and is the default now, is one provider."""
+    done = subprocess.run([sys.executable, "-c", EARLIER], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("[1]\n", "")
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [

@@ -193,6 +193,33 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
+def test_rows_of_any_kind_leave_the_limits_alone() -> None:
+    """A connection may make dictionaries of its rows: the deadline reaches the database all the same."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(":memory:")
+        connection.row_factory = lambda cursor, row: {
+            it[0]: value for it, value in zip(cursor.description, row, strict=True)
+        }
+        return connection
+
+    unit = unit_of_work(Retry(1), connect)(lambda connection: connection.execute("select 1 as a").fetchone())
+    with deadline(PATIENCE):
+        assert unit() == {"a": 1}
+
+
+def test_the_error_of_the_unit_comes_out_of_a_connection_that_is_closed() -> None:
+    """Not that of putting its limits back."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        connection.close()
+        raise ValueError("mine")
+
+    unit = unit_of_work(Retry(1), lambda: sqlite3.connect(":memory:"))(work)
+    with deadline(PATIENCE), pytest.raises(ValueError, match="mine"):
+        unit()
+
+
 def test_a_fallback_answers_for_the_unit(path: Path) -> None:
     """As for any other call."""
 

@@ -248,6 +248,7 @@ class CircuitBreaker(Policy[Never]):
     def _begin_anew(self) -> None:
         """Forget the threads of before a fork: their locks, their probes, and what one of them was to report."""
         self._lock = threading.RLock()
+        self._rejected = Counter(self._rejected.value)
         self._unreported.clear()
         self._reporting = False
         if isinstance(self._circuit.period, HalfOpen):

@@ -11,6 +11,7 @@ import copy
 import gc
 import logging
 import pickle
+import sys
 import threading
 import traceback
 import weakref
@@ -699,6 +700,19 @@ def test_an_interrupt_before_a_probe_was_admitted_takes_no_slot(threads: World, 
     assert (breaker.state, breaker.stats().probes) == (OPEN, 0)
     assert breaker.call(len, "four") == 4
     assert breaker.state is CLOSED
+
+
+def test_the_child_of_a_fork_counts_refusals_on_without_the_lock_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GIL there is one around the count, and another thread may have held it."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    breaker = CircuitBreaker(1)
+    for _ in range(2):
+        breaker.capture(lambda ctx: 1 / 0)
+    before = breaker._rejected.add
+    breaker._begin_anew()
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker._rejected.add is not before
+    assert breaker.stats().rejected == 2
 
 
 def test_a_refusal_after_a_wait_for_the_lock_tells_the_seconds_from_its_end(threads: World, clock: FakeClock) -> None:

@@ -126,8 +126,7 @@ class CircuitBreaker(Policy[Never]):
         name: str | None = None,
     ) -> None:
         condition = as_trip(trip)
-        opening = _as_open_period(open_for)
-        self._opening = opening
+        self._opening = opening = _as_open_period(open_for)
         self._openings = opening.delays()
         self._circuit = Circuit(
             condition,
@@ -233,8 +232,7 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        settings = self._settings
-        open_for = settings["open_for"]
+        settings, open_for = self._settings, self._settings["open_for"]
         lasts = f"{exact(open_for)} s" if isinstance(open_for, float) else repr(open_for)
         text = (
             f"{self.name}: opens on {settings['trip']!r} for {lasts}; {settings['probes']} at a time may probe, "

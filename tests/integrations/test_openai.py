@@ -433,6 +433,43 @@ def test_a_body_that_can_be_read_only_once_is_sent_only_once(server: FlakyServer
     assert len(server.requests) == 1
 
 
+class SlowFile(io.BytesIO):
+    """A file whose first reader is held up in the middle of it."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.go_on = threading.Event()
+        self.reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > 1:
+            self.go_on.wait(20)
+        return super().read(4)
+
+
+def test_a_file_that_is_still_being_read_is_not_wound_back(server: FlakyServer) -> None:
+    """By a thread that a `Timeout` has walked away from: each of the two would send a part of it."""
+    server.script("/v1/files", llm.reply({"id": "f1"}))
+    file = SlowFile(b"the content")
+    with protected(server.url, SOON.wrap(Timeout(0.3))) as client:
+        try:
+            with pytest.raises(TimeoutError):
+                client.files.create(file=("name", file), purpose="batch")
+            assert file.reads == 2
+        finally:
+            file.go_on.set()
+        server.wait_until(lambda: Timeout.abandoned() == 0)
+
+
+def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:
+    """Whoever still waits for the answer to it does not read it any more."""
+    server.script("/v1/files", Answer(delay=20), llm.reply({"id": "f1"}))
+    with protected(server.url, SOON.wrap(Timeout(1.0))) as client:
+        assert client.files.create(file=("name", io.BytesIO(b"the content")), purpose="batch").id == "f1"
+    assert all(b"the content" in it.body for it in server.requests)
+
+
 def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> None:
     """For a client that sends one; the SDK sends none by default."""
     server.script(PATH, llm.openai_error(503), llm.completion())

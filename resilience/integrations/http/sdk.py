@@ -20,11 +20,10 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from resilience.clock import clock
 from resilience.context import Context, current_context
-from resilience.errors import DeadlineExceeded
+from resilience.integrations.http.bodies import is_used_up
 from resilience.integrations.http.perhost import Policies, as_policies, policy_for
-from resilience.integrations.http.rules import retry_after
+from resilience.integrations.http.rules import NotRepeatable, retry_after
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
@@ -150,22 +149,39 @@ class _Call:
         if options.idempotency_key is None:  # the same for all attempts, where the client sends one
             self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
         self._files = _Files(*(getattr(options, name, None) for name in _BODIES))
-        #: Whether this may be sent a second time. A Retry asks the function that it calls.
-        self.repeatable: bool = self._files.can_rewind
+        self._attempts: set[object] = set()  # those that have not ended, in threads that were walked away from too
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether this may be sent a second time. A Retry asks the function that it calls."""
+        return self._files.can_rewind and not self._is_being_read()
 
     def __call__(self, ctx: Context) -> Any:
+        if self._is_being_read():
+            raise NotRepeatable("the request was not sent again: its body is still being read by an earlier attempt")
+        this = object()
+        self._attempts.add(this)
+        try:
+            return self._attempt(ctx)
+        finally:
+            self._attempts.discard(this)
+
+    def _is_being_read(self) -> bool:
+        """Whether another attempt still reads the files: wound back under it, both would send parts of them."""
+        return bool(self._attempts) and not self._files.were_read()
+
+    def _attempt(self, ctx: Context) -> Any:
         options = self._prepare(ctx)
         try:
-            result = self._send(options)
+            return self._send(options)
         except self._known as error:
             if self._is_failure(error):
                 raise
             return _Answer(error)
-        if ctx._timer is not None and clock.now() >= ctx._timer.deadline:
-            # The caller has left, so nobody else would close the connection of a stream.
-            _close(result)
-            raise DeadlineExceeded("the response came after its time")
-        return result
+
+    def _resilience_dropped(self, outcome: object) -> None:
+        """Close the stream that an attempt opened when its caller had left: a worker thread tells us."""
+        _close(outcome)
 
     def context(self) -> Context:
         """Return the context to execute this under: the ambient one, with a name for what is done."""
@@ -225,6 +241,10 @@ class _Files:
                 self._positions.append((part, part.tell()))
             else:
                 self.can_rewind = False
+
+    def were_read(self) -> bool:
+        """Whether there is nothing that a client would still read."""
+        return all(is_used_up(file) for file, _ in self._positions)
 
     def rewind(self) -> None:
         """Put every file back to where it stood."""

@@ -46,6 +46,7 @@ APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
     "policies/bulkhead.py": ["composition/test_processes.py"],
     "policies/circuit_breaker.py": ["composition/test_processes.py"],
+    "policies/fallback.py": ["composition/test_memory.py"],
 }
 
 

@@ -2,12 +2,69 @@
 
 from __future__ import annotations
 
-#: (module, lines before, lines after) -> why nobody can tell the difference.
+_FALSE_ANYWAY = "the caller only asks whether it is true, and None is not"
+_RETURNS_NONE = "a function that comes to its end returns None"
+_FOR_CHECKERS = "the other side of the `or` is for type checkers: it is never reached"
+_QUICK_WAY = "a quick way to what the slow way finds as well"
+_OF_MEMORY = "how many are made at a time is a matter of memory"
+_ZERO = "a delay of zero is rubbish then, and rubbish is a delay of zero"
+_UNTIMED = "nobody looks at it where calls are not timed"
+
+_WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
+_ASKED = "return min(checks.seconds({}), FOREVER)"
+_BUDGET = "budget = inf if ctx._timer is not None and ctx._timer.deadline {} ctx.deadline else ctx.deadline"
+_FULL = 'raise self._full(ctx, f"after {{exact({})}} s in the queue", waited)'
+_TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
+_BEGAN = "began = clock.now() if self._timed else {}"
+_OPEN = "if type(admission) is Open and (now := clock.now()) < admission.until:"
+_REFUSE = "raise self._refusal(admission, now, ctx)"
+
+#: module -> (lines before, lines after, why nobody can tell the difference)
+_EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
+    "state/trips.py": [
+        (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 2"), _FOR_CHECKERS),
+        (_WINDOW.format("self.last or 1"), _WINDOW.format("self.last or 0"), _FOR_CHECKERS),
+        (_WINDOW.format("self.last or 1"), _WINDOW.format("((self.last))"), _FOR_CHECKERS),
+    ],
+    "state/permits.py": [
+        ("BATCH = 1024", "BATCH = 1025", _OF_MEMORY),
+        ("BATCH = 1024", "BATCH = 1023", _OF_MEMORY),
+        ("return False", "pass", _FALSE_ANYWAY),
+    ],
+    "policies/attempts.py": [
+        ("return False", "pass", _FALSE_ANYWAY),
+        ("return None", "pass", _RETURNS_NONE),
+        ("return", "pass", _RETURNS_NONE),
+        ("if failed is None or self._course is None:", "if ((failed is None)):", _FOR_CHECKERS),
+        (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format('"retry_after", asked, zero=False'), _ZERO),
+        (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format("'retry_after', asked"), _ZERO),
+        ("return 0.0", "return -1.0", "the larger of this and a delay counts, and no delay is negative"),
+    ],
+    "policies/bulkhead.py": [
+        (
+            _BUDGET.format("<="),
+            _BUDGET.format("<"),
+            "no timer ends after the deadline that it carries, and of two at one instant the outer one rings first",
+        ),
+        (
+            "woken = ticket.place is Place.GRANTED or await waiter.wait(min(gives_up_at, budget), ctx)",
+            "woken = ((await waiter.wait(min(gives_up_at, budget), ctx)))",
+            "who was granted a permit was woken, so the wait ends at once",
+        ),
+        (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or 1.0"), _FOR_CHECKERS),
+        (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or -1.0"), _FOR_CHECKERS),
+        (_FULL.format("self._max_wait or 0.0"), _FULL.format("((self._max_wait))"), _FOR_CHECKERS),
+    ],
+    "policies/circuit_breaker.py": [
+        (_TIMED.format("<"), _TIMED.format("<="), "it then measures what is compared with infinity"),
+        (_BEGAN.format("0.0"), _BEGAN.format("1.0"), _UNTIMED),
+        (_BEGAN.format("0.0"), _BEGAN.format("-1.0"), _UNTIMED),
+        (_REFUSE, "pass", _QUICK_WAY),
+        (f"{_OPEN} {_REFUSE}", "pass", _QUICK_WAY),
+    ],
+}
+
+#: (module, lines before, lines after) -> why
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    (
-        "state/trips.py",
-        "window: Window = CountWindow(self.last or 1) if self.window is None else TimeWindow(self.window)",
-        f"window: Window = CountWindow({after}) if self.window is None else TimeWindow(self.window)",
-    ): "where there is no window of time, `last` is there; the other side is for type checkers"
-    for after in ("self.last or 2", "self.last or 0", "((self.last))")
+    (module, before, after): why for module, mutants in _EQUIVALENT.items() for before, after, why in mutants
 }

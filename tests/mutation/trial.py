@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,8 +36,11 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 
-#: A test that takes so many times as long as it does without a fault, and so many seconds more, loops or hangs.
-TIMES, PROCESSOR_SECONDS, SECONDS = 3, 5, 30
+#: A test that uses so many times the time that it takes without a fault, and so many seconds more, loops.
+TIMES, PROCESSOR_SECONDS = 3, 5
+
+#: Seconds after which a mutant hangs, whatever it waits for.
+LONGEST = 180
 
 _COPIED = ["resilience", "tests", "pyproject.toml"]
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-o", "faulthandler_timeout=0"]
@@ -59,7 +63,7 @@ class Trials:
     apart: list[str]
     workers: int
     report: Report
-    _running: dict[int, tuple[Mutant, bool]] = field(default_factory=dict)
+    _running: dict[int, tuple[Mutant, bool, float]] = field(default_factory=dict)  # by process: since when, too
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -72,14 +76,25 @@ class Trials:
             while todo and len(self._running) < self.workers:
                 mutant, again = todo.pop()
                 pid = self._start_apart(mutant) if again else self._start(session, survey, mutant)
-                self._running[pid] = mutant, again
-            pid, status = os.waitpid(-1, 0)
-            mutant, again = self._running.pop(pid)
+                self._running[pid] = mutant, again, time.monotonic()
+            mutant, again, status = self._wait()
             if not status and self.apart and not again:
                 todo.append((mutant, True))
             else:
                 self.report(mutant, bool(status))
         return True
+
+    def _wait(self) -> tuple[Mutant, bool, int]:
+        """Wait for one that ends. From outside: a test may use the alarm of its process, which then never rings."""
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                mutant, again, _ = self._running.pop(pid)
+                return mutant, again, status
+            for pid, (_, _, since) in self._running.items():
+                if time.monotonic() - since > LONGEST:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def _start_apart(self, mutant: Mutant) -> int:
         return _fork(lambda: _import_and_run(self.module, mutant, self.apart))
@@ -187,7 +202,6 @@ class Survey:
         processor = int(used.ru_utime + used.ru_stime + seconds) + PROCESSOR_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (processor, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        signal.alarm(int(seconds) + SECONDS)
 
     def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
         """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
@@ -253,6 +267,6 @@ def _import_and_run(module: str, mutant: Mutant, files: list[str]) -> int:
         environment = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", _NEW_INTERPRETER, *_OPTIONS, *files]
         done = subprocess.run(
-            command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, timeout=900, check=False
+            command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, timeout=LONGEST - 20, check=False
         )
         return done.returncode

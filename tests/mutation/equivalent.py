@@ -30,7 +30,19 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("BATCH = 1024", "BATCH = 1025", _OF_MEMORY),
         ("BATCH = 1024", "BATCH = 1023", _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
+        (
+            "if self._made <= self.limit and (self._take_free() or self._make_one()):",
+            "if ((self._take_free() or self._make_one())):",
+            "where there are more than the limit, nothing is free and none is made",
+        ),
+        ("break", "continue", "nobody waits any more, so the loop ends"),
+        (
+            "self.busy = bool(self._waiting) or self._made > self.limit",
+            "pass",
+            "the flag stays up until the next caller, who settles and takes it down",
+        ),
     ],
+    "policies/fallback.py": [("@overload", "", "the definition that follows takes its place")],
     "policies/attempts.py": [
         ("return False", "pass", _FALSE_ANYWAY),
         ("return None", "pass", _RETURNS_NONE),

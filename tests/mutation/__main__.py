@@ -37,7 +37,7 @@ TESTS = {
     "policies/circuit_breaker.py": ["policies/test_circuit_breaker.py", "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
     "policies/retry.py": ["policies/test_retry.py", "policies/test_retry_blocks.py", *_EVERY_POLICY],
-    "policies/timeout.py": ["policies/test_timeout.py", "runtimes/test_workers.py", *_EVERY_POLICY],
+    "policies/timeout.py": ["policies/test_timeout.py", "runtimes/test_workers.py", "test_context.py", *_EVERY_POLICY],
 }
 
 #: Tests that trace on their own, or start other processes, so that nobody can note what they come by: they see what

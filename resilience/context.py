@@ -392,13 +392,16 @@ def restore_ambient(ctx: Context, outer: Context | None) -> None:
         set_ambient(outer)
 
 
-def unwind_ambient(token: Token[Context | None]) -> None:
-    """Make ambient again what was so before `token`, past the blocks that a function has left open.
+def leave_ambient(ctx: Context, outer: Context | None, token: Token[Context | None]) -> None:
+    """Do the same at the end of a call, also past the blocks that a function has left open.
 
-    In other variables than those of the token (see `restore_ambient`) there is nothing to restore.
+    `token` is what setting the variable returned. It is refused where that was not done.
     """
-    with contextlib.suppress(ValueError):
-        _ambient.reset(token)
+    if get_ambient() is ctx:
+        set_ambient(outer)
+    else:
+        with contextlib.suppress(ValueError):
+            _ambient.reset(token)
 
 
 def block_context() -> Context:

@@ -22,7 +22,7 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, restore_ambient, set_ambient, unlimited, unwind_ambient
+from resilience.context import Context, get_ambient, leave_ambient, set_ambient, unlimited
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
@@ -174,12 +174,12 @@ class TaskRuntime(Runtime):
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
         outer = get_ambient()
+        token = set_ambient(ctx)
         try:
-            set_ambient(ctx)
             result = function(*args)
             return await result if is_awaitable(result) else result
         finally:
-            restore_ambient(ctx, outer)
+            leave_ambient(ctx, outer, token)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
@@ -250,10 +250,10 @@ async def _enter_with(
         ctx._note(Failure(error))
         raise
     finally:
-        if get_ambient() is ctx:  # `restore_ambient`, without its frame
+        if get_ambient() is ctx:  # without a frame more
             set_ambient(outer)
         else:
-            unwind_ambient(token)
+            leave_ambient(ctx, outer, token)
 
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:

@@ -8,7 +8,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Never
@@ -155,21 +155,24 @@ def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
 def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_ambient(tasks_world: World) -> None:
     """A stream that is read, and closed, after the call that opened it: its budget was that of the call."""
 
-    async def stream() -> AsyncIterator[int]:
+    async def stream() -> AsyncGenerator[int, None]:
         with deadline(LONG):
             yield 1
 
-    async def opened(ctx: Context) -> AsyncIterator[int]:
+    async def opened(*_: object) -> AsyncGenerator[int, None]:
         it = stream()
         await anext(it)
         return it
 
+    async def fails(ctx: Context) -> Never:
+        raise Boom
+
     async def main() -> list[float]:
         left = []
-        for _ in range(2):
-            it = await Timeout(5.0).aexecute(opened)
+        for policy, fn in ((Timeout(5.0), opened), (Timeout(5.0).wrap(Fallback(handler=opened)), fails)):
+            it = await policy.aexecute(fn)
             left.append(current_context().remaining())
-            await it.aclose()  # type: ignore[attr-defined]
+            await it.aclose()
             left.append(current_context().remaining())
         return left
 
@@ -233,7 +236,7 @@ def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> 
         class Finalized(dict[Any, None]):
             def __iter__(self) -> Any:
                 first = next(super().__iter__())
-                calls[0].get_coro().close()  # type: ignore[union-attr]
+                calls[0].get_coro().close()
                 return iter([first])
 
         alarm.pending = Finalized(alarm.pending)

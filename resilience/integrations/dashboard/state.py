@@ -44,7 +44,7 @@ def _each_once(observed: Observed) -> Iterator[tuple[str, list[str], str, Circui
         known = found.get(id(policy))
         if known is None:
             found[id(policy)] = (f"{pipeline}/{name}", [pipeline], name, policy)
-        elif pipeline not in known[1]:
+        else:
             known[1].append(pipeline)
     yield from found.values()
 

@@ -130,7 +130,7 @@ def test_the_page_fits_any_screen(look: Callable[..., Any], width: int) -> None:
 @pytest.fixture(scope="module")
 def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`look(width, dark)` is how wide the page gets there, and how bright its background is."""
-    long = "payments-" * 30
+    long = "payments" * 30
     pipeline = Policy.wrap(Retry(2, backoff=[0]), CircuitBreaker(1, name=long), Bulkhead(2, name=long), name=long)
     found: dict[tuple[int, bool], tuple[int, int]] = {}
 

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from resilience import CircuitBreaker, Fallback, Policy, Retry, events
 from resilience.integrations.dashboard import Dashboard
-from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES
+from resilience.integrations.dashboard.rates import MOST_PIPELINES, RATES, SPAN
 from resilience.integrations.dashboard.watch import LINGER
 from tests.conftest import Boom, FakeClock
 from tests.integrations.dashboard.requests import Viewer, fail, heard, run, told
@@ -41,6 +41,21 @@ def test_executions_are_counted_second_by_second_while_somebody_looks(
     assert rates["executions"]["seconds"][-4:] == [None, 3, 0, 2]
     assert len(rates["executions"]["seconds"]) == 59
     assert (rates["executions"]["total"], rates["failures"]["total"]) == (6, 1)
+
+
+def test_a_minute_later_a_second_is_counted_anew(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """What is kept is bounded, and old counts are in none of the new ones."""
+    breaker = CircuitBreaker()
+    app = make(breaker)
+    breaker.isolate()
+    for number in (3, 1):
+        for _ in range(number):
+            breaker.capture(fail())
+        clock.advance(SPAN)
+    breaker.capture(fail())
+    clock.advance(1)
+    rejections = run(lambda: told(app))["now"]["rates"]["rejections"]
+    assert (rejections["seconds"][-2:], rejections["total"]) == ([0, 1], 5)
 
 
 def test_what_happens_is_told_for_each_pipeline(make: Callable[..., Dashboard], clock: FakeClock) -> None:

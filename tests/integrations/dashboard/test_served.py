@@ -117,9 +117,9 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 def test_an_address_that_is_taken_is_told_to_the_caller() -> None:
     """As the error that it is, and nothing is left behind."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as caught:
         serve(port=taken.getsockname()[1])
-    assert not events.is_heard(events.CircuitChanged, None)
+    assert not events.is_heard(events.CircuitChanged, None), caught  # held, and what its traceback holds
 
 
 def test_another_address_is_allowed_under_its_own_name() -> None:

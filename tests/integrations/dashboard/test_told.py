@@ -121,6 +121,10 @@ def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeC
         breaker.close()
     it = run(lambda: told(app))
     assert [row["number"] for row in it["rows"]] == [18, 19, 20]
+    for number in range(10):
+        refusing = CircuitBreaker(name=f"b{number}")
+        refusing.isolate()
+        refusing.capture(fail())
     assert len(app._watch._log._latest) <= 3
 
 

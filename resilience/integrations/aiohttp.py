@@ -26,6 +26,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http import (
+    DEFAULT_RULES,
     IDEMPOTENT_METHODS,
     Exchange,
     NotRepeatable,
@@ -43,9 +44,6 @@ __all__ = ["resilience_middleware"]
 
 Handler: TypeAlias = Callable[[ClientRequest], Awaitable[ClientResponse]]
 Middleware: TypeAlias = Callable[[ClientRequest, Handler], Awaitable[ClientResponse]]
-
-#: What is a failure and what may be sent again, where nobody says otherwise.
-DEFAULT_RULES: Final = Rules()
 
 
 def resilience_middleware(

@@ -39,6 +39,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.integrations.http import (
+    DEFAULT_RULES,
     Exchange,
     NotRepeatable,
     PerHost,
@@ -55,9 +56,6 @@ __all__ = ["ResilienceAdapter"]
 
 #: What requests takes as a timeout: for connecting and for each wait for bytes, or one of each.
 TimeoutLike: TypeAlias = float | tuple[float | None, float | None] | urllib3.Timeout | None
-
-#: What is a failure and what may be sent again, where nobody says otherwise.
-DEFAULT_RULES: Final = Rules()
 
 #: Raised before anything has been sent, wherever requests puts them.
 _NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError, urllib3.exceptions.ProxyError)

@@ -64,10 +64,9 @@ class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     :param cap: the most seconds that a caller may ask for; None for no bound.
     :param default: the seconds for a call without a deadline; None for no limit.
 
-    A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered.
-    `DeadlineExceeded` that comes out of a handler, or once the time is over a network error, becomes that status,
-    too. The handler itself is cancelled by
-    gRPC when the caller's own deadline passes, not at `cap` or `default`.
+    A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded`
+    that comes out of a handler, or once the time is over a network error, becomes that status, too. The handler
+    itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:

@@ -14,6 +14,7 @@ from resilience.integrations.http.bodies import is_used_up
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost, as_policies, policy_for
 from resilience.integrations.http.rules import (
+    DEFAULT_RULES,
     IDEMPOTENT_METHODS,
     TRANSIENT_STATUSES,
     NotRepeatable,
@@ -25,6 +26,7 @@ from resilience.integrations.http.rules import (
 from resilience.integrations.http.standard import standard
 
 __all__ = [
+    "DEFAULT_RULES",
     "IDEMPOTENT_METHODS",
     "TRANSIENT_STATUSES",
     "Exchange",

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isinf
-from typing import Any, final
+from typing import Any, Final, final
 
 from resilience import checks
 from resilience.errors import ResilienceError
@@ -212,3 +212,7 @@ def _methods(value: Collection[str]) -> frozenset[str]:
         if not isinstance(each, str) or not each:
             raise TypeError(f"methods must be names, not {each!r}")
     return frozenset(each.upper() for each in value)
+
+
+#: What is a failure and what may be sent again, where nobody says otherwise.
+DEFAULT_RULES: Final = Rules()

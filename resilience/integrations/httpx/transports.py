@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.integrations.http import PerHost, Rules, as_policies, as_rules, policy_for
+from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules, as_policies, as_rules, policy_for
 from resilience.integrations.httpx.bodies import AsyncBody, Body
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
 from resilience.integrations.httpx.sending import AsyncSending, BlockingSending, Options
@@ -20,8 +20,6 @@ from resilience.policy import Policy
 if TYPE_CHECKING:
     import httpx
     import httpx2
-
-_DEFAULT_RULES = Rules()
 
 
 @final
@@ -59,7 +57,7 @@ class ResilienceTransport(Transport):
         policy: Policy[Any] | PerHost,
         transport: httpx.BaseTransport | httpx2.BaseTransport | None = None,
         *,
-        rules: Rules = _DEFAULT_RULES,
+        rules: Rules = DEFAULT_RULES,
         propagate_to: Propagation | Iterable[str] = (),
         read_body: bool = False,
     ) -> None:
@@ -107,7 +105,7 @@ class AsyncResilienceTransport(AsyncTransport):
         policy: Policy[Any] | PerHost,
         transport: httpx.AsyncBaseTransport | httpx2.AsyncBaseTransport | None = None,
         *,
-        rules: Rules = _DEFAULT_RULES,
+        rules: Rules = DEFAULT_RULES,
         propagate_to: Propagation | Iterable[str] = (),
         read_body: bool = False,
     ) -> None:

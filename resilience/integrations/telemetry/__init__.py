@@ -18,9 +18,9 @@ from resilience.integrations.telemetry.instruments import (
     Measurement,
     measurements,
 )
-from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Line, Lines
+from resilience.integrations.telemetry.lines import DEFAULT_LEVELS, Levels, Lines
 from resilience.integrations.telemetry.observed import Feed, ManyPolicies, Member, Observable, Observed
-from resilience.integrations.telemetry.words import Fact, error_type, facts, kind_of, scope_of
+from resilience.integrations.telemetry.words import Fact, Line, error_type, facts, kind_of, scope_of
 
 __all__ = [
     "DEFAULT_LEVELS",

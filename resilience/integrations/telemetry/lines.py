@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 from resilience import checks, events
 from resilience.checks import Duration
@@ -20,24 +20,8 @@ from resilience.events import (
 )
 from resilience.integrations.telemetry.repeats import Repeats, key_of
 from resilience.integrations.telemetry.sentences import SENTENCES
-from resilience.integrations.telemetry.words import Fact, facts, kind_of
+from resilience.integrations.telemetry.words import Line, facts, kind_of
 from resilience.state.circuit import CircuitState
-
-
-class Line(NamedTuple):
-    """A line for a log.
-
-    :param level: as `logging` counts: 10 is debug, 40 is error.
-    :param kind: the kind of the event in snake case.
-    :param text: what happened, in one sentence.
-    :param facts: the same as values.
-    """
-
-    level: int
-    kind: str
-    text: str
-    facts: Mapping[str, Fact]
-
 
 #: Kind of event -> level, or None for no line at all.
 Levels: TypeAlias = Mapping[type[Event], int | None]

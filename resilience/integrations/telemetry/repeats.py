@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TypeAlias, final
 
 from resilience.events import CircuitChanged, Event
-from resilience.integrations.telemetry.words import Fact
-
-if TYPE_CHECKING:
-    from resilience.integrations.telemetry.lines import Line
+from resilience.integrations.telemetry.words import Fact, Line
 
 Key: TypeAlias = tuple[object, ...]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
 from resilience.outcome import Failure, Outcome
@@ -13,7 +14,23 @@ from resilience.state.circuit import CircuitState
 
 _LONGEST_MESSAGE = 200  # characters
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
+
 Fact: TypeAlias = str | int | float | bool
+
+
+class Line(NamedTuple):
+    """A line for a log.
+
+    :param level: as `logging` counts: 10 is debug, 40 is error.
+    :param kind: the kind of the event in snake case.
+    :param text: what happened, in one sentence.
+    :param facts: the same as values.
+    """
+
+    level: int
+    kind: str
+    text: str
+    facts: Mapping[str, Fact]
 
 
 def kind_of(event: Event) -> str:

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -120,6 +121,33 @@ def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_wo
         return await asyncio.gather(*(quick().execute(fn) for _ in range(3)))
 
     assert asyncio.run(gathered()) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("through", ["call", "decorator", "proxy"])
+def test_a_blocking_call_that_returns_an_awaitable_is_a_misuse_and_no_outcome(through: str) -> None:
+    """Nobody retries, counts or answers it, and what it returned is closed."""
+
+    async def fetch() -> str:
+        return "never"
+
+    returned: list[Any] = []
+
+    def begin() -> Any:
+        returned.append(fetch())
+        return returned[-1]
+
+    breaker = CircuitBreaker(1)
+    policy = Policy.wrap(Fallback("answer"), Retry(3, on=Exception, backoff=[0]), breaker)
+    run = {
+        "call": lambda: policy.call(begin),
+        "decorator": policy(begin),
+        "proxy": lambda: policy.proxy(SimpleNamespace(begin=begin), "begin").begin(),
+    }[through]
+    with pytest.raises(TypeError, match="begin returned an awaitable"):
+        run()
+    assert len(returned) == 1
+    assert returned[0].cr_frame is None  # closed
+    assert breaker.state is CircuitState.CLOSED
 
 
 def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> None:

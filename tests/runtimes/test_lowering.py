@@ -663,6 +663,17 @@ def test_a_stop_iteration_is_carried_only_where_a_coroutine_may_not_raise_it(mon
         assert policy.caught == [seen]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_policies_of_ours_handle_a_stop_iteration_as_itself(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it comes to them in its carrier."""
+    monkeypatch.setattr(lowering, "enabled", enabled)
+    results = iter([StopIteration("once"), "fine"])
+    assert Retry(2, on=StopIteration, backoff=[0]).execute(lambda ctx: result(next(results))(ctx)) == "fine2"
+    assert Fallback("answer", on=StopIteration).execute(result(StopIteration())) == "answer"
+    with pytest.raises(StopIteration):
+        Fallback("answer", ignore=StopIteration).execute(result(StopIteration()))
+
+
 # --- what one sees of it ---------------------------------------------------------------------
 
 

@@ -166,7 +166,7 @@ class Propagation:
     @classmethod
     def to(cls, hosts: Propagation | Iterable[str] | None) -> Propagation:
         """Return what a client's `propagate_to=` means: hosts for the default header, or a Propagation as it is."""
-        return hosts if isinstance(hosts, Propagation) else cls(hosts or ())
+        return hosts if isinstance(hosts, Propagation) else cls(() if hosts is None else hosts)
 
     def __repr__(self) -> str:
         extra = "" if self.header == ENVOY_EXPECTED_TIMEOUT else f", header={self.header!r}"

@@ -174,6 +174,8 @@ class TestPropagation:
         with pytest.raises(TypeError, match="hosts"):
             Propagation("users.internal")
         with pytest.raises(TypeError, match="hosts"):
+            Propagation.to("")
+        with pytest.raises(TypeError, match="hosts"):
             Propagation([42])  # type: ignore[list-item]
         with pytest.raises(ValueError, match="header"):
             Propagation([], header="x: y")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Generator
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
@@ -32,7 +32,7 @@ from resilience.policy import Policy
 __all__ = ["aio_interceptors"]
 
 
-def aio_interceptors(policy: Policy[Any], *, unrepeatable: Iterable[str] = ()) -> list[Any]:
+def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:
     """Return interceptors that run each call of a channel under a policy, with the time that is left as its deadline.
 
     :param policy: what stands around each call. It sees a failed call as the `grpc.RpcError` that it is, and

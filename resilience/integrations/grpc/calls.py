@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
@@ -26,6 +27,9 @@ PUSHBACK = "grpc-retry-pushback-ms"
 
 #: Seconds by which gRPC's timers and our clock may differ.
 GRAIN = 0.05
+
+#: Replies of a call that are kept, the last ones: a policy may go on for hours because of what they say.
+_KEPT = 8
 
 
 @final
@@ -60,7 +64,7 @@ class Call(ABC):
         self._requests = requests
         self._may_repeat = repeatable
         self._has_begun = False
-        self._calls: list[tuple[object, Any]] = []
+        self._calls: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
 
     @property
     def repeatable(self) -> bool:
@@ -111,13 +115,13 @@ class Call(ABC):
 
     def of(self, reply: object, answer: Callable[[Any], Any]) -> Any:
         """Return grpc's call that this very reply came from; where a policy has answered instead, `answer(reply)`."""
-        for each, call in self._calls:
+        for each, call in tuple(self._calls):  # a thread that was walked away from may add to it
             if each is reply:
                 return call
         return answer(reply)
 
 
-def checked(policy: Policy[Any], unrepeatable: Iterable[str]) -> frozenset[str]:
+def checked(policy: Policy[Any], unrepeatable: Collection[str]) -> frozenset[str]:
     """Check the arguments of an interceptor; return the methods that are never repeated."""
     if not isinstance(policy, Policy):
         raise TypeError(f"policy must be a policy, not {policy!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from typing import Any, final
 
@@ -52,7 +52,7 @@ class PolicyInterceptor(
     API cannot do otherwise. A policy of its own makes of it what grpc makes of an interceptor that raises.
     """
 
-    def __init__(self, policy: Policy[Any], *, unrepeatable: Iterable[str] = ()) -> None:
+    def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
         self._unrepeatable = checked(policy, unrepeatable)
         self._policy = policy
 

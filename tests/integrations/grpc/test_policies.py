@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -275,3 +276,36 @@ class TestContextOfACall:
             make(NOW, unrepeatable="/test.Test/One")
         with pytest.raises(ValueError, match="unrepeatable"):
             make(NOW, unrepeatable=["One"])
+
+
+class _Told(NamedTuple):
+    method: str = "/a.B/C"
+    timeout: float | None = None
+
+
+class _Waiting:
+    """A reply that says "not yet"."""
+
+
+def test_polling_does_not_pile_up_replies() -> None:
+    """However often a policy asks again because of what a reply says, only the last few are kept."""
+    alive: list[weakref.ref[_Waiting]] = []
+
+    class Done:
+        def result(self) -> _Waiting:
+            reply = _Waiting()
+            alive.append(weakref.ref(reply))
+            return reply
+
+    done = Done()
+    most = 0
+
+    def is_pending(reply: object) -> bool:
+        nonlocal most
+        most = max(most, sum(it() is not None for it in alive))
+        return len(alive) < 50
+
+    poll = PolicyInterceptor(Retry(None, on_result=is_pending, backoff=[0]))
+    assert poll.intercept_unary_unary(lambda details, request: done, _Told(), b"") is done
+    assert len(alive) == 50
+    assert most < 15

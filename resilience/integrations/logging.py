@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from resilience.checks import Duration
@@ -58,7 +58,17 @@ def log_events(
         raise TypeError(f"logger must be a logging.Logger or LoggerAdapter, not {logger!r}")
 
     def write(line: Line) -> None:
-        chosen.log(line.level, line.text, extra={"kind": line.kind, **line.facts})
+        _log(chosen, line.level, line.text, {"kind": line.kind, **line.facts})
 
     lines = Lines(write, chosen.isEnabledFor, levels=levels, repeats=repeats, interval=interval, messages=messages)
     return lines.begin()
+
+
+def _log(logger: Logger, level: int, text: str, extra: Mapping[str, object]) -> None:
+    """Log with these attributes; an adapter has its own, and would put them in the place of ours."""
+    if not isinstance(logger, logging.LoggerAdapter):
+        logger.log(level, text, extra=extra)
+        return
+    text, options = logger.process(text, {"extra": extra})
+    options["extra"] = {**extra, **(options.get("extra") or {})}
+    logger.logger.log(level, text, **options)

@@ -12,6 +12,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
+from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 
 LOGRECORD = set(vars(logging.makeLogRecord({})))
@@ -334,3 +335,15 @@ def test_wrong_arguments_are_refused(options: Any, error: type[Exception], messa
     """With the parameter and the value."""
     with pytest.raises(error, match=message):
         log_events(**options)
+
+
+def test_an_adapter_adds_to_the_values_of_a_line() -> None:
+    """Its own attributes do not take the place of ours, as they would by themselves."""
+    log, flaky = Log(), script(ConnectionError(), "fine")
+    end = log_events(logging.LoggerAdapter(log.logger, {"service": "shop"}))
+    try:
+        assert Retry(backoff=[0]).execute(flaky) == "fine"
+    finally:
+        end()
+    [record] = log.records
+    assert (vars(record)["kind"], vars(record)["service"]) == ("retry_scheduled", "shop")

@@ -8,7 +8,7 @@
 
 from resilience import backoff, errors, events
 from resilience.budget import deadline
-from resilience.context import Context, FailedAttempt, current_context
+from resilience.context import Context, current_context
 from resilience.errors import (
     BulkheadFull,
     CircuitIsolated,
@@ -28,6 +28,7 @@ from resilience.policies.fallback import Fallback
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Pipeline, Policy
+from resilience.record import FailedAttempt
 from resilience.state.circuit import CircuitState
 from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
 

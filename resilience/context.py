@@ -17,129 +17,22 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from math import inf, isinf
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from resilience import checks
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.errors import DeadlineExceeded, Misuse
-from resilience.outcome import Failure, Outcome, describe
+from resilience.errors import DeadlineExceeded
+from resilience.record import FailedAttempt, Record
 
 if TYPE_CHECKING:
     from resilience.events import Listener
+    from resilience.outcome import Outcome
     from resilience.runtimes.base import Runtime, Timer
 
 __all__ = ["Context", "FailedAttempt", "current_context"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class FailedAttempt(NamedTuple):
-    """What one attempt failed with, as text: an exception here would keep its frames alive."""
-
-    type: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.type}({' '.join(self.message.split())})"  # on one line: a note tells of several
-
-
-class History:
-    """The first few and the last few failures of many: bounded, however long one keeps trying."""
-
-    __slots__ = ("_first", "_last", "count")
-
-    FIRST = 3
-    LAST = 3
-    LONGEST_MESSAGE = 200  # characters
-
-    def __init__(self) -> None:
-        self.count: int = 0
-        self._first: tuple[FailedAttempt, ...] = ()
-        self._last: tuple[FailedAttempt, ...] = ()
-
-    def add(self, outcome: Outcome[object]) -> None:
-        """Remember one more failure."""
-        kind, message = describe(outcome)
-        if len(message) > self.LONGEST_MESSAGE:
-            message = f"{message[: self.LONGEST_MESSAGE]}..."
-        failed = FailedAttempt(kind, message)
-        if len(self._first) < self.FIRST:
-            self._first = (*self._first, failed)
-        else:
-            self._last = (*self._last, failed)[-self.LAST :]
-        self.count += 1
-
-    def forget_last(self) -> None:
-        """Forget the latest failure."""
-        if self._last:
-            self._last = self._last[:-1]
-        else:
-            self._first = self._first[:-1]
-        self.count -= 1
-
-    @property
-    def failures(self) -> tuple[FailedAttempt, ...]:
-        """The first few and the last few, in the order in which they happened."""
-        return self._first + self._last
-
-    def __str__(self) -> str:
-        texts = [str(failed) for failed in self._first]
-        left_out = self.count - len(self.failures)
-        if left_out:
-            texts.append(f"... {left_out} more ...")
-        return ", ".join(texts + [str(failed) for failed in self._last])
-
-
-class Executed(Protocol):
-    """What is executed: a policy, or a pipeline of them, outermost first."""
-
-    @property
-    def name(self) -> str:
-        """What errors and events call it."""
-        ...
-
-
-@final
-class Record:
-    """What happened in one execution. Kept only where somebody can read it afterwards."""
-
-    __slots__ = ("_noted", "attempts", "began", "ended", "executed", "history")
-
-    def __init__(self, executed: Executed) -> None:
-        self.executed: Executed = executed
-        self.attempts: int = 0
-        self.history: History = History()
-        self.began: float = clock.now()
-        self.ended: float | None = None
-        self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
-
-    def begin_attempt(self) -> None:
-        """Count an attempt that enters the function."""
-        self.attempts += 1
-        self.expect_failure()
-
-    def expect_failure(self) -> None:
-        """Note the next failure as one of its own, even if its error is made where the last one lay."""
-        self._noted = None
-
-    def note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
-        """Remember why an attempt failed, once: an error passes by many who could note it.
-
-        :param instead_of: the error that was noted before a policy made this one of it.
-        """
-        if not isinstance(outcome, Failure):
-            self.history.add(outcome)
-        elif self._noted != id(outcome.error) and not isinstance(outcome.error, Misuse):
-            if instead_of is not None and self._noted == id(instead_of):
-                self.history.forget_last()
-            self.history.add(outcome)
-            self._noted = id(outcome.error)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds from the beginning to the end, or to now."""
-        return (clock.now() if self.ended is None else self.ended) - self.began
 
 
 class Facts(NamedTuple):

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import Context, Facts, Record, get_ambient, own_context
+from resilience.context import Context, Facts, get_ambient, own_context
 from resilience.errors import ArgumentMisuse
 from resilience.events import finishing
 from resilience.outcome import Failure, Success, genuine
+from resilience.record import Record
 from resilience.runtimes import blocking, tasks
 
 if TYPE_CHECKING:

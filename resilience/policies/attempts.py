@@ -14,7 +14,6 @@ from resilience import checks, events
 from resilience.clock import FOREVER, clock
 from resilience.context import (
     Context,
-    History,
     block_context,
     executed_object,
     get_ambient,
@@ -23,6 +22,7 @@ from resilience.context import (
 )
 from resilience.errors import DeadlineExceeded, RetriesExhausted
 from resilience.outcome import Failure, Outcome, Success, genuine
+from resilience.record import History
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 

@@ -340,9 +340,13 @@ def test_wrong_arguments_are_refused(options: Any, error: type[Exception], messa
 def test_an_adapter_adds_to_the_values_of_a_line() -> None:
     """Its own attributes do not take the place of ours, as they would by themselves."""
     log, flaky = Log(), script(ConnectionError(), "fine")
+
+    def fetch() -> object:
+        return flaky()
+
     end = log_events(logging.LoggerAdapter(log.logger, {"service": "shop"}))
     try:
-        assert Retry(backoff=[0]).execute(flaky) == "fine"
+        assert Retry(backoff=[0]).call(fetch) == "fine"
     finally:
         end()
     [record] = log.records

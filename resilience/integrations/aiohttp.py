@@ -199,10 +199,8 @@ def _is_replayable(body: object) -> bool:
 
 
 def _is_used_up(body: Any) -> bool:
-    """Whether a body was read to its end before it came to us; a payload winds back what it has read by itself."""
-    if getattr(body, "_start_position", None) is not None:
-        return False
-    return is_used_up(getattr(body, "_value", None))
+    """Whether a body was read to its end before aiohttp got it; what aiohttp itself has read, it winds back."""
+    return is_used_up(getattr(body, "_value", None), getattr(body, "_start_position", None))
 
 
 def _has_run_out(request: ClientRequest) -> bool:

@@ -276,6 +276,25 @@ def test_a_body_that_was_used_up_before_is_not_sent_empty(server: FlakyServer) -
     assert [it.body for it in server.requests] == [b"once", b"once"]
 
 
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_a_file_at_its_end_is_not_sent_empty(server: FlakyServer, tmp_path: Path, mode: str) -> None:
+    """aiohttp would send it from there, and get a 200; from its beginning it is sent, also when it is redirected."""
+    path = tmp_path / "file"
+    path.write_bytes(b"once")
+
+    async def main() -> None:
+        async with session() as one:
+            with path.open(mode) as file:
+                file.read()
+                assert isinstance(await attempt(one.put(server.url, data=file)), NotRepeatable)
+            with path.open(mode) as file:
+                url = server.script("/from", Answer(307, {"Location": "/to"}))
+                assert (await attempt(one.put(url, data=file))).status == 200
+
+    run(main)
+    assert [it.body for it in server.requests] == [b"once", b"once"]
+
+
 def test_a_timeout_does_not_have_a_post_sent_again(server: FlakyServer) -> None:
     """A call that was cut off leaves no failure of its own, and yet a Retry around it knows."""
 

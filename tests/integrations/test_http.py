@@ -6,7 +6,7 @@ import os
 import pickle
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,12 @@ def test_other_bodies_that_are_used_up() -> None:
     assert not is_used_up(generator)
     list(generator)
     assert is_used_up(generator)
-    memory = BytesIO(b"payload")
-    assert not is_used_up(memory)
-    memory.read()
-    assert is_used_up(memory)
+    for memory in (BytesIO(b"payload"), StringIO("payload")):
+        assert not is_used_up(memory)
+        memory.read()
+        assert is_used_up(memory)
+        assert not is_used_up(memory, 0)  # its client winds it back
+        assert is_used_up(memory, 7)
     reader, writer = os.pipe()
     os.close(writer)
     with open(reader, "rb") as pipe:

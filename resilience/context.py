@@ -236,6 +236,7 @@ _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=
 # Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
 get_ambient: Callable[[], Context | None] = _ambient.get
 set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
+reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
 
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
@@ -285,16 +286,15 @@ def restore_ambient(ctx: Context, outer: Context | None) -> None:
         set_ambient(outer)
 
 
-def leave_ambient(ctx: Context, outer: Context | None, token: Token[Context | None]) -> None:
-    """Do the same at the end of a call, also past the blocks that a function has left open.
+def leave_ambient(token: Token[Context | None]) -> None:
+    """Make ambient again what was so before `token`, past the blocks that a function has left open.
 
-    `token` is what setting the variable returned. It is refused where that was not done.
+    In other variables than those in which the token was made (see `restore_ambient`) there is nothing to restore.
     """
-    if get_ambient() is ctx:
-        set_ambient(outer)
-    else:
-        with contextlib.suppress(ValueError):
-            _ambient.reset(token)
+    try:
+        reset_ambient(token)
+    except ValueError:
+        return
 
 
 def block_context() -> Context:

@@ -79,7 +79,11 @@ class Bulkhead(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         permits = self._permits
-        if not permits.take() and self._may_wait(ctx):
+        try:
+            taken = not permits.busy and permits.free.pop() is None  # `permits.take()`, without its frame: 40 ns
+        except IndexError:
+            taken = False
+        if not taken and self._may_wait(ctx):
             await self._wait(ctx, ctx.runtime)
         try:
             return await call(ctx)

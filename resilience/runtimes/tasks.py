@@ -22,7 +22,7 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, leave_ambient, set_ambient, unlimited
+from resilience.context import Context, leave_ambient, reset_ambient, set_ambient, unlimited
 from resilience.events import logger
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
@@ -173,13 +173,12 @@ class TaskRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        outer = get_ambient()
         token = set_ambient(ctx)
         try:
             result = function(*args)
             return await result if is_awaitable(result) else result
         finally:
-            leave_ambient(ctx, outer, token)
+            leave_ambient(token)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
@@ -241,7 +240,6 @@ async def _enter_with(
     record = ctx._facts.record
     if record is not None:
         record.begin_attempt()
-    outer = get_ambient()
     token = set_ambient(ctx)
     try:
         awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
@@ -250,10 +248,10 @@ async def _enter_with(
         ctx._note(Failure(error))
         raise
     finally:
-        if get_ambient() is ctx:  # without a frame more
-            set_ambient(outer)
-        else:
-            leave_ambient(ctx, outer, token)
+        try:
+            reset_ambient(token)  # `leave_ambient`, without its frame
+        except ValueError:
+            pass
 
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:

@@ -60,7 +60,7 @@ _GRPC_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600
 _GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 1 / 3600}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what HTTP allows as the name of a header
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
-_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Propagation:
             return False
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
-            host, port = parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
+            host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme)
         except ValueError:  # no URL; the client will say so
             return False
         if not host:

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
 from resilience import checks
+from resilience.integrations.wire import DEFAULT_PORTS
 from resilience.policy import Policy
 
 #: What an HTTP integration takes as its policy.
 Policies: TypeAlias = "Policy[Any] | PerHost"
-
-_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 @final
@@ -92,5 +91,5 @@ def policy_for(policy: Policies, url: str) -> Policy[Any]:
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     host = (parts.hostname or "").removesuffix(".")
-    port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

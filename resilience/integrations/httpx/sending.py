@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import inf
@@ -130,9 +131,9 @@ class Sending(Exchange[Any]):
         if isinstance(error, _TIMED_OUT) and ctx.expired:
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
 
+    @abstractmethod
     def _trace(self, progress: _Progress, given: Any) -> Any:
         """Return the `trace` extension that tells of the progress, and does what the caller's own does."""
-        raise NotImplementedError
 
     # --- after it ---
 

@@ -11,13 +11,15 @@
     └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
 
 Each is made afresh when it is raised, carries its numbers as attributes, and pickles: the message is
-the one positional argument, which `BaseException.__new__` keeps, and everything else lives in the
-instance's dictionary. So no `__init__` here calls another: an open circuit refuses in half the time.
+the one positional argument, which `BaseException.__new__` keeps.
+
+A refusal has to be quick, so no `__init__` here calls another, and what a `Rejected` carries is
+slotted: a dictionary for each would be a sixth of the time that an open circuit takes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resilience.outcome import Outcome
@@ -52,9 +54,17 @@ class Rejected(ResilienceError):
     :param retry_after: seconds after which a new try may be admitted; None where nobody can tell.
     """
 
+    __slots__ = ("policy", "retry_after")
+
     def __init__(self, message: str = "", *, policy: str | None = None, retry_after: float | None = None) -> None:
         self.policy = policy
         self.retry_after: float | None = retry_after
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy what the slots hold, beside what users have added."""
+        state: Any = self.__getstate__()
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        return type(self), self.args, {**slots, **(attributes or {})}
 
 
 class CircuitOpen(Rejected):
@@ -64,6 +74,8 @@ class CircuitOpen(Rejected):
     :param last_failure: type and message of the failure that opened the circuit, as text. Never the
         exception itself: it would keep every frame of that call alive for as long as the circuit is open.
     """
+
+    __slots__ = ("last_failure", "state")
 
     def __init__(
         self,
@@ -83,6 +95,8 @@ class CircuitOpen(Rejected):
 class CircuitIsolated(CircuitOpen):
     """The circuit was opened by hand (`CircuitBreaker.isolate`) and closes by hand only."""
 
+    __slots__ = ()
+
 
 class BulkheadFull(Rejected):
     """All permits are taken, and the queue is full or the wait in it was too long.
@@ -90,6 +104,8 @@ class BulkheadFull(Rejected):
     :param limit: how many calls may run at once.
     :param queue: how many may wait.
     """
+
+    __slots__ = ("limit", "queue")
 
     def __init__(
         self,
@@ -108,6 +124,8 @@ class BulkheadFull(Rejected):
 
 class WorkersExhausted(Rejected):
     """Too many calls that were walked away from are still running; the function was not entered."""
+
+    __slots__ = ()
 
 
 class TimeoutExceeded(ResilienceError, TimeoutError):

@@ -239,14 +239,15 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Wi
 
 
 @final
-class _Finishing:
-    """Whether executions take the long way: somebody listens to their end, or policies are switched off."""
+class _Watched:
+    """What the short ways look at: whether somebody listens in this process, or all policies are off."""
 
-    __slots__ = ("calls_are_heard", "is_heard", "policies_off")
+    __slots__ = ("calls", "executions", "policies_off", "refusals")
 
     def __init__(self) -> None:
-        self.is_heard: bool = False
-        self.calls_are_heard: bool = False
+        self.executions: bool = False  # also where policies are off: it is what sends an execution the long way
+        self.calls: bool = False
+        self.refusals: bool = False
         self.policies_off: bool = False
 
     def switch(self, off: bool) -> bool:
@@ -258,11 +259,12 @@ class _Finishing:
 
     def look(self) -> None:
         """See who listens now."""
-        self.calls_are_heard = bool(_subscribers[CallFinished])
-        self.is_heard = self.policies_off or self.calls_are_heard or bool(_subscribers[ExecutionFinished])
+        self.calls = bool(_subscribers[CallFinished])
+        self.refusals = bool(_subscribers[CallRejected])
+        self.executions = self.policies_off or self.calls or bool(_subscribers[ExecutionFinished])
 
 
-finishing: _Finishing = _Finishing()
+watched: _Watched = _Watched()
 
 #: Kind of event -> who listens to it in this process. Replaced, never changed, so that reading needs no lock.
 _subscribers: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys((*_KINDS, CallFinished), ())
@@ -304,7 +306,7 @@ def _change(kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listen
     with _subscribing:
         for kind in kinds:
             _replace(kind, change)
-        finishing.look()
+        watched.look()
 
 
 def _replace(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
@@ -324,11 +326,6 @@ class _Subscription:
 
     def __call__(self, event: Event) -> object:
         return self._listener(event)
-
-
-def is_heard(kind: type[Event], ctx: Context | None) -> bool:
-    """Whether anybody listens for events of this kind: asked where even the numbers cost something."""
-    return bool(_subscribers[kind]) or (ctx is not None and bool(ctx._facts.listeners))
 
 
 def optional_listener(name: str, value: Listener | None) -> Listener | None:

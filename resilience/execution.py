@@ -15,7 +15,7 @@ from resilience import events
 from resilience.clock import clock
 from resilience.context import Context, Facts, get_ambient, own_context
 from resilience.errors import ArgumentMisuse
-from resilience.events import finishing
+from resilience.events import watched
 from resilience.outcome import Failure, Success, genuine
 from resilience.record import Record
 from resilience.runtimes import blocking, tasks
@@ -74,7 +74,7 @@ class Chain:
     ) -> Any:
         """Execute a blocking function."""
         stage = self._blocking
-        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+        if stage is not None and ctx is None and get_ambient() is None and not watched.executions:
             if arguments is not None:
                 return stage(_UNLIMITED_IN_THREADS, function, arguments, keywords)
             return stage(own_context(_UNLIMITED_IN_THREADS, function), function, None, None)
@@ -91,16 +91,16 @@ class Chain:
 
         def protected(*args: Any, **kwargs: Any) -> Any:
             stage = self._blocking
-            if stage is None or get_ambient() is not None or finishing.is_heard:
+            if stage is None or get_ambient() is not None or watched.executions:
                 return self.run(function, args, kwargs, None)
             return stage(_UNLIMITED_IN_THREADS, function, args, kwargs)
 
         return protected
 
     def _blocking_stage(self) -> blocking.Stage:
-        if finishing.policies_off:
+        if watched.policies_off:
             return blocking.enter
-        innermost = _enter_and_tell if finishing.calls_are_heard else blocking.enter
+        innermost = _enter_and_tell if watched.calls else blocking.enter
         stage: blocking.Stage | None = self._stages.get(innermost)
         if stage is None:
             stage = self._stages[innermost] = self.compose(blocking.stage, innermost)
@@ -117,7 +117,7 @@ class Chain:
     ) -> Awaitable[Any]:
         """Execute a function whose result is awaited. What this returns is to be awaited at once."""
         stage = self._tasks
-        if stage is not None and ctx is None and get_ambient() is None and not finishing.is_heard:
+        if stage is not None and ctx is None and get_ambient() is None and not watched.executions:
             # What the stage returns, and not `await`: one coroutine less.
             if arguments is not None:
                 return stage(_UNLIMITED_IN_TASKS, function, arguments, keywords)
@@ -143,16 +143,16 @@ class Chain:
 
         async def protected(*args: Any, **kwargs: Any) -> Any:
             stage = self._tasks
-            if stage is None or get_ambient() is not None or finishing.is_heard:
+            if stage is None or get_ambient() is not None or watched.executions:
                 return await self.arun(function, args, kwargs, None)
             return await stage(_UNLIMITED_IN_TASKS, function, args, kwargs)
 
         return protected
 
     def _task_stage(self) -> tasks.Stage:
-        if finishing.policies_off:
+        if watched.policies_off:
             return tasks.enter
-        innermost = _aenter_and_tell if finishing.calls_are_heard else tasks.enter
+        innermost = _aenter_and_tell if watched.calls else tasks.enter
         stage: tasks.Stage | None = self._stages.get(innermost)
         if stage is None:
             stage = self._stages[innermost] = self.compose(tasks.stage, innermost)
@@ -205,7 +205,7 @@ class Execution:
             self._tell(self._record, error)
 
     def _is_heard(self) -> bool:
-        return bool(self._listeners) or finishing.is_heard
+        return bool(self._listeners) or watched.executions
 
     def _tell(self, record: Record, error: BaseException | None) -> None:
         heard = _heard_by(self._listeners, self._inner)

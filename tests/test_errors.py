@@ -91,11 +91,17 @@ def test_every_error_has_a_full_example_here() -> None:
     assert set(FULL) == set(errors.__all__)
 
 
+def carried(error: BaseException) -> dict[str, object]:
+    """Return the attributes that an error has of its own, slotted or not."""
+    slots = [name for kind in type(error).__mro__ for name in vars(kind).get("__slots__", ())]
+    return {name: getattr(error, name) for name in slots} | vars(error)
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_each_error_carries_its_numbers_and_one_sentence(name: str) -> None:
     """The numbers are attributes, the sentence is the text, and nothing else is kept."""
     error, numbers = FULL[name]
-    assert vars(error) == numbers
+    assert carried(error) == numbers
     assert error.args == ("no",)
     assert str(error) == "no"
 
@@ -103,7 +109,7 @@ def test_each_error_carries_its_numbers_and_one_sentence(name: str) -> None:
 @pytest.mark.parametrize("kind", PARENTS)
 def test_each_error_can_be_made_from_nothing(kind: type[ResilienceError]) -> None:
     """Tests and mocks make errors without their numbers: those are then None (attempts: 0)."""
-    numbers = vars(kind())
+    numbers = carried(kind())
     assert numbers.pop("attempts", 0) == 0
     assert set(numbers.values()) == {None}
 
@@ -118,7 +124,26 @@ def test_each_error_comes_back_whole(name: str, way: str) -> None:
     assert type(again) is type(error)
     assert str(again) == "no"
     assert again.args == ("no",)
-    assert vars(again) == numbers
+    assert carried(again) == numbers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_of_a_users_own_comes_back_with_what_it_adds(way: str) -> None:
+    """A subclass may have attributes, and need not call the `__init__` of its base."""
+    error = _Busy("no")
+    error.since = 4.0
+    again = WAYS[way](error)
+    assert (type(again), again.args, again.since, again.retry_after) == (_Busy, ("no",), 4.0, 2.0)
+    assert not hasattr(again, "policy")
+
+
+class _Busy(Rejected):
+    """A refusal of a user's own policy."""
+
+    since: float
+
+    def __init__(self, message: str) -> None:
+        self.retry_after = 2.0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,7 +155,7 @@ def test_notes_come_back_too(name: str, way: str) -> None:
     error.add_note("for the second time")
     again = WAYS[way](error)
     assert again.__notes__ == ["while fetching user 4711", "for the second time"]
-    assert vars(again) == vars(error)
+    assert carried(again) == carried(error)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "copy"])

@@ -13,7 +13,7 @@ from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, Effort
 from resilience import Bulkhead, CircuitBreaker, Fallback, Retry
 from resilience.context import get_ambient
-from resilience.events import finishing
+from resilience.events import watched
 from resilience.runtimes import blocking, tasks
 
 GROUP = "where the time goes"
@@ -40,12 +40,12 @@ def sync_steps(function: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
         return function(*args, **kwargs)
 
     def looking(*args: Any, **kwargs: Any) -> Any:
-        if get_ambient() is not None or finishing.is_heard:
+        if get_ambient() is not None or watched.executions:
             raise RuntimeError("the long way is not measured here")
         return function(*args, **kwargs)
 
     def entering(*args: Any, **kwargs: Any) -> Any:
-        if get_ambient() is not None or finishing.is_heard:
+        if get_ambient() is not None or watched.executions:
             raise RuntimeError("the long way is not measured here")
         return blocking.enter(blocking.UNLIMITED, function, args, kwargs)
 
@@ -65,12 +65,12 @@ def asyncio_steps(function: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
         return await function(*args, **kwargs)
 
     async def looking(*args: Any, **kwargs: Any) -> Any:
-        if get_ambient() is not None or finishing.is_heard:
+        if get_ambient() is not None or watched.executions:
             raise RuntimeError("the long way is not measured here")
         return await function(*args, **kwargs)
 
     async def entering(*args: Any, **kwargs: Any) -> Any:
-        if get_ambient() is not None or finishing.is_heard:
+        if get_ambient() is not None or watched.executions:
             raise RuntimeError("the long way is not measured here")
         return await tasks.enter(tasks.UNLIMITED, function, args, kwargs)
 

@@ -13,6 +13,7 @@ from resilience.checks import exact
 from resilience.clock import clock
 from resilience.context import block_context
 from resilience.errors import BulkheadFull, DeadlineExceeded
+from resilience.events import watched
 from resilience.policy import Call, Policy
 from resilience.runtimes import forks
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -180,7 +181,7 @@ class Bulkhead(Policy[Never]):
         return error
 
     def _tell(self, ctx: Context, reason: str, waited: float) -> None:
-        if events.is_heard(events.CallRejected, ctx):
+        if watched.refusals or ctx._facts.listeners:
             events.emit(events.CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
 
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:

@@ -17,6 +17,7 @@ from resilience.checks import exact
 from resilience.clock import clock
 from resilience.context import block_context
 from resilience.errors import CircuitIsolated, CircuitOpen
+from resilience.events import watched
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Outcome, Success, describe, genuine
 from resilience.policy import Call, Policy
@@ -252,7 +253,7 @@ class CircuitBreaker(Policy[Never]):
         if isinstance(self._circuit.period, HalfOpen):
             self._circuit.period.probes.clear()
 
-    def _admit(self, ctx: Context | None) -> Admission:
+    def _admit(self, ctx: Context) -> Admission:
         """Admit a call that did not find the circuit closed, or raise."""
         admission = None
         try:
@@ -270,14 +271,17 @@ class CircuitBreaker(Policy[Never]):
             raise self._refusal(period, now, ctx)
         return admission
 
-    def _refusal(self, period: Period, now: float, ctx: Context | None) -> CircuitOpen:
+    def _refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
         """Count a call that was not made, and make its error."""
         self._rejected.add()
-        kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
-        retry_after = period.until - now if type(period) is Open else None
-        if events.is_heard(events.CallRejected, ctx):
+        kind, retry_after = CircuitOpen, None
+        if type(period) is Open:
+            retry_after = period.until - now
+        elif type(period) is Isolated:
+            kind = CircuitIsolated
+        if watched.refusals or ctx._facts.listeners:
             events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
-        error = new_error(kind, period.why)  # without the detour by `__init__`: 250 ns instead of 430
+        error = new_error(kind, period.why)  # without the detour by `__init__`
         error.policy = self.name
         error.retry_after = retry_after
         error.state = period.state

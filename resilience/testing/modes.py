@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilience import backoff
 from resilience.clock import clock
-from resilience.events import finishing
+from resilience.events import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +51,11 @@ def switched_off() -> Iterator[None]:
     ...     Fallback("unknown").capture(lambda ctx: 1 / 0)
     Failure(error=ZeroDivisionError('division by zero'))
     """
-    was = finishing.switch(off=True)
+    was = watched.switch(off=True)
     try:
         yield
     finally:
-        finishing.switch(off=was)
+        watched.switch(off=was)
 
 
 @contextmanager

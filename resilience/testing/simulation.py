@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, final
 
 from resilience.context import get_ambient, own_context, unlimited
-from resilience.events import finishing
+from resilience.events import watched
 from resilience.runtimes.virtual import Engine
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ class Simulation(Engine):
         """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
         chain = policy._resilience_chain
         inner = own_context(unlimited(self.runtime), fn)
-        if ctx is None and not chain._listeners and get_ambient() is None and not finishing.is_heard:
+        if ctx is None and not chain._listeners and get_ambient() is None and not watched.executions:
             return chain._task_stage()(inner, fn, None, None)
         return chain.arun_with(inner, fn, None, None, ctx)

@@ -157,16 +157,16 @@ class Propagation:
     """
 
     def __init__(self, hosts: Iterable[str], *, header: str = ENVOY_EXPECTED_TIMEOUT) -> None:
-        if isinstance(hosts, str) or not isinstance(hosts, Iterable):
-            raise TypeError(f"hosts must be a sequence of hosts, not {hosts!r}")
-        self.hosts: tuple[str, ...] = tuple(hosts)
+        self.hosts: tuple[str, ...] = _hosts("hosts", hosts)
         self.header: str = _header_name("header", header)
-        self._patterns = frozenset(_pattern(host) for host in self.hosts)
+        self._patterns = frozenset(_pattern("hosts", host) for host in self.hosts)
 
     @classmethod
-    def to(cls, hosts: Propagation | Iterable[str] | None) -> Propagation:
+    def to(cls, propagate_to: Propagation | Iterable[str] | None) -> Propagation:
         """Return what a client's `propagate_to=` means: hosts for the default header, or a Propagation as it is."""
-        return hosts if isinstance(hosts, Propagation) else cls(() if hosts is None else hosts)
+        if isinstance(propagate_to, Propagation):
+            return propagate_to
+        return cls(() if propagate_to is None else _hosts("propagate_to", propagate_to))
 
     def __repr__(self) -> str:
         extra = "" if self.header == ENVOY_EXPECTED_TIMEOUT else f", header={self.header!r}"
@@ -201,6 +201,15 @@ class Propagation:
         return {self.header: format_timeout(self.header, ctx.remaining())}
 
 
+def _hosts(name: str, value: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a sequence of hosts, not {value!r}")
+    hosts = tuple(value)
+    for host in hosts:
+        _pattern(name, host)
+    return hosts
+
+
 def _header_name(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be the name of a header, not {value!r}")
@@ -209,15 +218,15 @@ def _header_name(name: str, value: object) -> str:
     return value.lower()
 
 
-def _pattern(value: object) -> tuple[str, int | None]:
+def _pattern(name: str, value: object) -> tuple[str, int | None]:
     """Return a host as it is compared: name (or `*.suffix`, or `*`), and port."""
     if not isinstance(value, str):
-        raise TypeError(f"hosts must be strings, not {value!r}")
+        raise TypeError(f"{name} must be strings, not {value!r}")
     text = value.lower()
     wildcard = "*." if text.startswith("*.") else ""
     match = _HOST.fullmatch(text.removeprefix(wildcard))
     if match is None or (wildcard and match["host"] == "*"):
-        raise ValueError(f"hosts must be 'host', 'host:port', '*.domain' or '*', not {value!r}")
+        raise ValueError(f"{name} must be 'host', 'host:port', '*.domain' or '*', not {value!r}")
     return wildcard + match["host"].strip("[]").removesuffix("."), int(match["port"]) if match["port"] else None
 
 

@@ -305,7 +305,7 @@ def test_websockets(read_body: bool) -> None:
     [
         (None, {}, "policy must be a policy, or have one for each host"),
         (QUICK, {"rules": 503}, "rules must be Rules, not 503"),
-        (QUICK, {"propagate_to": "localhost"}, "hosts must be a sequence"),
+        (QUICK, {"propagate_to": "localhost"}, "propagate_to must be a sequence"),
     ],
 )
 def test_wrong_arguments(policy: Any, options: Any, message: str) -> None:

@@ -1584,7 +1584,7 @@ def test_many_attempts_keep_few_responses(kit: Kit) -> None:
         ({"transport": "http://"}, "transport must have a method handle"),
         ({"rules": {"statuses": {500}}}, "rules must be Rules"),
         ({"read_body": 1}, "read_body must be True or False, not 1"),
-        ({"propagate_to": "internal"}, "hosts must be a sequence of hosts"),
+        ({"propagate_to": "internal"}, "propagate_to must be a sequence of hosts"),
     ],
 )
 @pytest.mark.parametrize("kind", [ResilienceTransport, AsyncResilienceTransport])

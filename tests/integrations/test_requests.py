@@ -208,7 +208,7 @@ def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) ->
         (QUICK, {"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
         (QUICK, {"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),
         (QUICK, {"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
-        (QUICK, {"propagate_to": "localhost"}, TypeError, "hosts must be a sequence"),
+        (QUICK, {"propagate_to": "localhost"}, TypeError, "propagate_to must be a sequence"),
     ],
 )
 def test_wrong_arguments(policy: Any, options: Any, error: type[Exception], message: str) -> None:

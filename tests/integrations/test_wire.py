@@ -173,14 +173,18 @@ class TestPropagation:
         """A bare string is a slip for a list of one; a header's name is a token."""
         with pytest.raises(TypeError, match="hosts"):
             Propagation("users.internal")
-        with pytest.raises(TypeError, match="hosts"):
-            Propagation.to("")
-        with pytest.raises(TypeError, match="hosts"):
+        with pytest.raises(TypeError, match="hosts must be strings, not 42"):
             Propagation([42])  # type: ignore[list-item]
         with pytest.raises(ValueError, match="header"):
             Propagation([], header="x: y")
         with pytest.raises(TypeError, match="header"):
             Propagation([], header=None)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("wrong", ["", 42, [42], ["a/b"]])
+    def test_names_the_argument_that_a_client_was_given(self, wrong: Any) -> None:
+        """A user of a client has written `propagate_to=`, and no `hosts`."""
+        with pytest.raises((TypeError, ValueError), match=r"^propagate_to must be"):
+            Propagation.to(wrong)
 
     def test_is_what_a_client_makes_of_its_argument(self) -> None:
         """Hosts, an object, or nothing."""

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 from typing_extensions import override
 
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.runtimes.tasks import timer_until
 
-if TYPE_CHECKING:
-    from resilience.integrations.httpx.sending import Sending
-
 _TIMED_OUT = classes("TimeoutException")
+
+
+class TimeLimit(Protocol):
+    """The time within which a body is to be read, as the request that brought it knows it."""
+
+    @property
+    def body_deadline(self) -> float:
+        """The instant at which it is over."""
+        ...
+
+    def body_is_late(self) -> Exception:
+        """Return the error for a body that is not read by then."""
+        ...
+
+    def begin_wait(self) -> None:
+        """Look at the time before waiting for a piece; raise if it is over."""
+        ...
+
+    def restore_timeouts(self) -> None:
+        """Let the client have its own timeouts."""
+        ...
 
 
 @final
 class Body(Stream):
     """The body of a response, in blocking code. The time is looked at before each wait for more of it."""
 
-    def __init__(self, stream: Any, sending: Sending) -> None:
+    def __init__(self, stream: Any, limit: TimeLimit) -> None:
         self._stream = stream
-        self._sending = sending
+        self._limit = limit
 
     @override
     def __iter__(self) -> Iterator[bytes]:
-        self._sending.begin_wait()
+        self._limit.begin_wait()
         try:
             for chunk in self._stream:
                 yield chunk
-                self._sending.begin_wait()
+                self._limit.begin_wait()
         except _TIMED_OUT:
-            self._sending.begin_wait()  # raises, if it was our time that is over
+            self._limit.begin_wait()  # raises, if it was our time that is over
             raise
 
     @override
@@ -44,21 +62,21 @@ class Body(Stream):
 class AsyncBody(AsyncStream):
     """The body of a response, in a task. A wait for more of it is cut off when the time is over."""
 
-    def __init__(self, stream: Any, sending: Sending) -> None:
+    def __init__(self, stream: Any, limit: TimeLimit) -> None:
         self._stream = stream
-        self._sending = sending
+        self._limit = limit
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        self._sending.restore_timeouts()
+        self._limit.restore_timeouts()
         chunks = self._stream.__aiter__()
         try:
             while True:
                 # Also when the time is over already: what is cancelled cleans up all the generators inside of it.
-                with timer_until(self._sending.body_deadline) as timer:
+                with timer_until(self._limit.body_deadline) as timer:
                     chunk = await anext(chunks, None)
                 if timer.fired:
-                    raise self._sending.body_is_late()
+                    raise self._limit.body_is_late()
                 if chunk is None:
                     return
                 yield chunk

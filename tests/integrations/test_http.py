@@ -10,9 +10,10 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from resilience import Context, DeadlineExceeded, Fallback, Retry, transient
+from resilience import Context, DeadlineExceeded, Fallback, Policy, Retry, transient
 from resilience.integrations.http import (
     IDEMPOTENT_METHODS,
     TRANSIENT_STATUSES,
@@ -22,6 +23,7 @@ from resilience.integrations.http import (
     is_used_up,
     retry_after,
 )
+from tests.conftest import World
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -232,6 +234,61 @@ def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
     lost = Response(503)
     assert Answered(lost).run(Fallback("cached")) == "cached"
     assert lost.closed == 1
+
+
+class Collecting(Policy[Any]):
+    """Asks twice, keeps both responses to itself, and goes on for ever."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        for _ in range(2):
+            await call(ctx)
+        await ctx.sleep(60)
+
+
+def test_a_cancelled_exchange_closes_all_its_responses(tasks_world: World) -> None:
+    """Each of them to its end: the wait in one close is neither cut off nor the reason to leave out the next one."""
+    closed: list[int] = []
+
+    class Slow(Response):
+        async def aclose(self) -> None:
+            await anyio.sleep(0.01)
+            closed.append(self.status)
+
+    class Asked(Answered):
+        async def __call__(self, ctx: Context) -> Response:  # type: ignore[override]
+            return Answered.__call__(self, ctx)
+
+    async def main() -> None:
+        with anyio.move_on_after(0.05) as scope:
+            await Asked(Slow(200), Slow(201)).arun(Collecting())
+        assert scope.cancelled_caught
+
+    tasks_world.run(main)
+    assert closed == [201, 200]
+
+
+def test_a_close_that_hangs_does_not_keep_a_cancelled_caller(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its time; the others have theirs."""
+    closed: list[int] = []
+    monkeypatch.setattr("resilience.integrations.http.exchange.CLOSING_GRACE", 0.02)
+
+    class Stuck(Response):
+        async def aclose(self) -> None:
+            await anyio.sleep(60 if self.status == 201 else 0)
+            closed.append(self.status)
+
+    class Asked(Answered):
+        async def __call__(self, ctx: Context) -> Response:  # type: ignore[override]
+            return Answered.__call__(self, ctx)
+
+    async def main() -> None:
+        with anyio.fail_after(10), anyio.move_on_after(0.05):
+            await Asked(Stuck(200), Stuck(201)).arun(Collecting())
+
+    tasks_world.run(main)
+    assert closed == [200]
 
 
 def test_a_response_that_comes_when_the_exchange_is_over_is_closed() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import anyio
 
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     from resilience.policy import Policy
 
 R = TypeVar("R")
+
+#: Seconds that closing a discarded response may take in a task, also where its caller is cancelled. It takes no time
+#: unless something is broken: a close that says farewell to a server which does not answer.
+CLOSING_GRACE: Final = 2.0
 
 
 class Exchange(ABC, Generic[R]):
@@ -129,8 +136,8 @@ class Exchange(ABC, Generic[R]):
             if kept is None:
                 raise
         finally:
-            for response in self._end(kept):
-                await TASKS.close(response)  # also when cancelled: the clients shield what gives back a connection
+            if discarded := self._end(kept):
+                await _close_all(discarded)
         return kept
 
     @property
@@ -189,6 +196,18 @@ class Exchange(ABC, Generic[R]):
                 error.add_note(f"the request is not sent again: {reason}")
             except Exception:  # one that refuses attributes: the exchange says it as well
                 return
+
+
+async def _close_all(responses: list[Any]) -> None:
+    """Close every response, also where the task is cancelled, before it or in the middle of one."""
+    async with AsyncExitStack() as closing:
+        for response in responses:
+            closing.push_async_callback(_close, response)
+
+
+async def _close(response: object) -> None:
+    with anyio.move_on_after(CLOSING_GRACE, shield=True):
+        await TASKS.close(response)
 
 
 def _is_closed(response: object) -> bool:

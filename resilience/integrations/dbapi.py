@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
-from resilience.callables import is_awaitable, is_coroutine_function
+from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, name_of
 from resilience.context import Context, current_context
-from resilience.errors import DeadlineExceeded, ResilienceError
+from resilience.errors import AwaitableMisuse, DeadlineExceeded, ResilienceError
 from resilience.events import logger
 from resilience.matching import transient as lost_connection
 from resilience.policy import Policy
@@ -141,7 +141,8 @@ def unit_of_work(
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
-    called several times, it should do nothing outside of the transaction, and it must not commit by itself.
+    called several times, it should do nothing outside of the transaction, and it must not commit by itself. A call of
+    a plain function raises `TypeError` where the connection is an asynchronous one.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.dbapi import transient, unit_of_work
@@ -184,11 +185,13 @@ class UnitOfWork(Generic[W, D]):
         """Decorate a function of a connection and its own arguments."""
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, functools.partial(_call, fn, args, kwargs))
+            connect = functools.partial(_connect_for_plain, self._connect, fn)
+            execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs))
             return self._policy.execute(lambda ctx: drive(execution.attempt(ctx), "a unit of work"))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            return await self._policy.aexecute(_Execution(self, functools.partial(_call, fn, args, kwargs)).attempt)
+            execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs))
+            return await self._policy.aexecute(execution.attempt)
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
@@ -212,15 +215,16 @@ class UnitOfWork(Generic[W, D]):
 class _Execution:
     """One execution of a unit of work: what its attempts have to know of one another."""
 
-    def __init__(self, unit: UnitOfWork[Any, Any], work: Callable[[Any], Any]) -> None:
+    def __init__(self, unit: UnitOfWork[Any, Any], connect: Callable[[], Any], work: Callable[[Any], Any]) -> None:
         self._unit = unit
+        self._connect = connect
         self._work = work
         self._committing = False
 
     async def attempt(self, ctx: Context) -> Any:
         if self._committing:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
-        connection = await finished(self._unit._connect())
+        connection = await finished(self._connect())
         try:
             async with self._unit.limits(connection) if self._unit._limit_statements else nullcontext():
                 result = await finished(self._work(connection))
@@ -253,6 +257,20 @@ class _Execution:
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], connection: object) -> Any:
     return fn(connection, *args, **kwargs)
+
+
+def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+    """Make a connection for a plain function; refuse one that only an `async def` can use."""
+    connection = connect()
+    commit = getattr(connection, "commit", None)
+    if is_awaitable(connection) or (callable(commit) and is_coroutine_function(commit)):
+        close_coroutine(connection)
+        kind = type(connection).__name__
+        raise AwaitableMisuse(
+            f"{name_of(fn)} is a plain function, and its connection is asynchronous ({kind}): write `async def`, "
+            "or connect with a blocking driver"
+        )
+    return connection
 
 
 async def finished(result: Any) -> Any:

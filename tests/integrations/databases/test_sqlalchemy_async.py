@@ -116,3 +116,18 @@ def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
                 assert list(await connection.scalars(select(Note.text))) == ["a"]
 
     anyio.run(main)
+
+
+def test_a_plain_function_is_not_given_an_asynchronous_session(file: Path) -> None:
+    """Neither by an engine nor by a sessionmaker; the error says what to write."""
+
+    def add(work: Any) -> None:
+        pytest.fail("it was given one")
+
+    async def main() -> None:
+        async with async_engine(file) as engine:
+            for source, kind in ((engine, "AsyncConnection"), (async_sessionmaker(engine), "AsyncSession")):
+                with pytest.raises(TypeError, match=rf"add is a plain function, .* \({kind}\): write `async def`"):
+                    unit_of_work(AGAIN, source)(add)()
+
+    anyio.run(main)

@@ -11,7 +11,7 @@ import aiosqlite
 import anyio
 import pytest
 
-from resilience import DeadlineExceeded, Policy, Retry, Timeout, deadline
+from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, deadline
 from resilience.integrations.dbapi import StatementLimits, transient, unit_of_work
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note, notes
 
@@ -125,3 +125,28 @@ def test_a_cancelled_unit_is_rolled_back_and_closed(path: Path) -> None:
     anyio.run(main)
     assert notes(path) == ["attempt 2"]
     assert not any(connection._running for connection in attempts)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_plain_function_is_not_given_an_asynchronous_connection(path: Path, connected: bool) -> None:
+    """It could not await it. The error says what to write, and no policy answers it."""
+
+    async def main() -> None:
+        connection = await aiosqlite.connect(path) if connected else None
+        unit = unit_of_work(Fallback("answered"), lambda: connection or aiosqlite.connect(path))
+        with pytest.raises(TypeError, match=r"note is a plain function, .* \(Connection\): write `async def`"):
+            unit(note)("a")
+        if connection is not None:
+            await connection.close()
+
+    anyio.run(main)
+
+
+def test_a_coroutine_that_would_have_made_the_connection_is_closed(path: Path) -> None:
+    """Nobody awaits it, and nobody is warned of that."""
+
+    async def connect() -> aiosqlite.Connection:
+        return await aiosqlite.connect(path)
+
+    with pytest.raises(TypeError, match="`async def`"):
+        unit_of_work(AGAIN, connect)(note)("a")

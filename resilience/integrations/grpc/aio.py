@@ -18,9 +18,10 @@ import grpc.aio  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from resilience.context import Context
+from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.calls import (
     Call,
-    OutOfTime,
+    as_status,
     checked,
     is_replayable,
     method_of,
@@ -46,7 +47,8 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
     - any other stream of requests, and `call.write`: only the start of the call, which is never repeated.
 
     `Rejected` and the errors of a `Timeout` come out as they are; a call that ran into the deadline of the
-    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. A stub's `timeout`
+    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. Where the time was
+    over before a call was made, that error is a `DeadlineExceeded` as well, and nothing was sent. A stub's `timeout`
     is for all attempts together.
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
@@ -109,8 +111,8 @@ class _Runner:
         call = kind(continuation, details, lambda: request, repeatable=may_repeat)
         try:
             return call.of(await self._policy.aexecute(call, call.context()), answer)
-        except OutOfTime as error:
-            status = error.status
+        except DeadlineExceeded as error:
+            status = as_status(error)
         except Exception as error:
             call.mark(error)
             raise

@@ -4,7 +4,8 @@ gRPC gives each call one deadline, which its own core keeps, here and on the ser
 left becomes the `timeout` of each attempt, and a call that ran into it ends by itself: nothing has to be
 cancelled. To the policies such a call is out of time (`DeadlineExceeded`), not a failure of the server;
 the `Timeout` whose limit it was makes it its own. If it comes out of the pipeline, it is turned back into
-the status that gRPC's callers know.
+the status that gRPC's callers know; and so is a `DeadlineExceeded` of a policy, where the time was over before a call
+was made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+from typing_extensions import override
 
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded
@@ -42,6 +45,67 @@ class OutOfTime(DeadlineExceeded):
     def __init__(self, message: str = "", *, policy: str | None = None, status: Any = None) -> None:
         super().__init__(message, policy=policy)
         self.status: Any = status
+
+
+@final
+class _DeadlineStatus(DeadlineExceeded, grpc.aio.AioRpcError):  # type: ignore[misc]
+    """The status of a call that was not made, because its time was over: `DEADLINE_EXCEEDED`.
+
+    To an interceptor around ours it is also the call itself, which grpc's blocking channels hand out in its place.
+    """
+
+    def __init__(self, message: str = "", *, policy: str | None = None, timeout: float | None = None) -> None:
+        DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
+        self.message: str = message
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return self.message
+
+    def debug_error_string(self) -> str:
+        return ""
+
+    def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    trailing_metadata = initial_metadata
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise self
+
+    def exception(self, timeout: float | None = None) -> _DeadlineStatus:
+        return self
+
+    def traceback(self, timeout: float | None = None) -> Any:
+        return self.__traceback__
+
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        fn(self)
+
+    def done(self) -> bool:
+        return True
+
+    def cancelled(self) -> bool:
+        return False
+
+    running = cancel = cancelled
+
+    @override
+    def __str__(self) -> str:
+        return self.message
+
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r})"
+
+
+def as_status(error: DeadlineExceeded) -> Any:
+    """Return what gRPC's callers know a call by whose time was over: gRPC's own error, if it was made at all."""
+    if isinstance(error, OutOfTime):
+        return error.status
+    return _DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
 
 
 class Call(ABC):

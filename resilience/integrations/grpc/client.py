@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.calls import (
     Call,
-    OutOfTime,
+    as_status,
     checked,
     is_replayable,
     method_of,
@@ -47,7 +48,8 @@ class PolicyInterceptor(
       covers the whole call, with a stream of replies only its start.
 
     `Rejected` and the errors of a `Timeout` come out as they are; a call that ran into the deadline of the
-    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. A stub's `timeout`
+    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. Where the time was
+    over before a call was made, that error is a `DeadlineExceeded` as well, and nothing was sent. A stub's `timeout`
     is for all attempts together. A call by `.future()` waits for its outcome here: interceptors of the blocking
     API cannot do otherwise. A policy of its own makes of it what grpc makes of an interceptor that raises.
     """
@@ -89,8 +91,8 @@ class PolicyInterceptor(
         call = kind(continuation, details, requests, repeatable=may_repeat)
         try:
             return call.of(self._policy.execute(call, call.context()), _Answer)
-        except OutOfTime as error:
-            status = error.status
+        except DeadlineExceeded as error:
+            status = as_status(error)
         except Exception as error:
             call.mark(error)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
 from math import inf
@@ -11,6 +12,7 @@ import grpc
 import pytest
 
 from resilience import (
+    Bulkhead,
     CircuitBreaker,
     CircuitOpen,
     Context,
@@ -210,11 +212,39 @@ class TestDeadline:
     @pytest.mark.parametrize("timeout", [0, -1.0])
     def test_that_is_over_makes_no_call(self, client: Client, dependency: Dependency, timeout: float) -> None:
         """To grpc a timeout of 0 may still mean a call."""
-        with pytest.raises(DeadlineExceeded):
-            client.call(NOW, "One", timeout=timeout)
-        with deadline(0), pytest.raises(DeadlineExceeded):
-            client.call(NOW, "One")
+        assert status(lambda: client.call(NOW, "One", timeout=timeout)) is EXCEEDED
+        with deadline(0):
+            assert status(lambda: client.call(NOW, "One")) is EXCEEDED
         assert dependency.seen == []
+
+    def test_that_is_over_in_a_queue_ends_the_call_as_grpc_does(self, client: Client, dependency: Dependency) -> None:
+        """A policy that waits for a permit sees its end; nothing was sent, and the error says both."""
+        full = Bulkhead(1, queue=1)
+        with full.slot(), pytest.raises(grpc.RpcError, match="deadline") as caught:
+            client.call(full, "One", timeout=0.05)
+        error: Any = caught.value
+        assert isinstance(error, DeadlineExceeded)
+        assert (error.code(), error.policy) == (EXCEEDED, full.name)
+        assert (error.details(), tuple(error.trailing_metadata())) == (str(error), ())
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        assert dependency.seen == []
+
+    def test_that_is_over_is_a_finished_call_to_other_interceptors(self, target: str) -> None:
+        """An interceptor around ours gets, in the place of a call, what says how it has ended."""
+        seen: list[Any] = []
+
+        class Outer(grpc.UnaryUnaryClientInterceptor):
+            def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+                call = continuation(client_call_details, request)
+                call.add_done_callback(seen.append)
+                assert (call.code(), call.done(), call.exception()) == (EXCEEDED, True, call)
+                assert {call.cancel(), call.cancelled(), call.running()} == {False}
+                return call
+
+        with grpc.insecure_channel(target) as plain:
+            channel = grpc.intercept_channel(plain, Outer(), PolicyInterceptor(NOW))
+            assert status(lambda: channel.unary_unary("/test.Test/One")(b"", timeout=0)) is EXCEEDED
+        assert [it.code() for it in seen] == [EXCEEDED]
 
     @pytest.mark.parametrize("cooperative", [False, True])
     @pytest.mark.parametrize("method", Dependency.methods)

@@ -44,9 +44,9 @@ class AsyncioTimer:
     def __enter__(self) -> Self:
         self._cancelling = self.task.cancelling()
         alarm = self.alarm
-        alarm.pending[self] = None
         if alarm.handle is None:
-            alarm.set(self)
+            alarm.set(self, clock.now())
+        alarm.pending[self] = None  # last: nothing fails from here on, and whoever is in there is cancelled one day
         return self
 
     def __exit__(
@@ -82,9 +82,9 @@ class Alarm:
         self.pending: dict[AsyncioTimer, None] = {}  # in order
         self.handle: asyncio.TimerHandle | None = None
 
-    def set(self, timer: AsyncioTimer) -> None:
+    def set(self, timer: AsyncioTimer, now: float) -> None:
         """Ring when this timer is due. In an empty context: an alarm outlives the call that happened to set it."""
-        seconds = max(0.0, timer.deadline - clock.now())
+        seconds = max(0.0, timer.deadline - now)
         self.handle = self.loop.call_later(seconds, self._ring, timer, context=contextvars.Context())
 
     def cancel(self) -> None:
@@ -94,10 +94,17 @@ class Alarm:
 
     def _ring(self, due: AsyncioTimer) -> None:
         self.handle = None
-        now = clock.now()
+        now = due.deadline  # it is at least that late, should the clock itself fail
+        try:
+            now = clock.now()
+        finally:
+            self._cut_off(due, now)
+
+    def _cut_off(self, due: AsyncioTimer, now: float) -> None:
+        """Cancel whoever is due by now, this one in any case, and set the alarm for the first of the others."""
         while (timer := next(iter(self.pending), None)) is not None:
             if timer is not due and timer.deadline > now:
-                self.set(timer)
+                self.set(timer, now)
                 return
             task = getattr(timer, "task", None)  # None: a finalizer has closed its block, between these lines
             self.pending.pop(timer, None)

@@ -34,7 +34,7 @@ from resilience.clock import clock as process_clock
 from resilience.policy import Call
 from tests.conftest import Boom, World
 
-LONG = 60.0
+SHORT, LONG = 0.02, 60.0
 
 
 class Broken(Exception):
@@ -148,11 +148,8 @@ def clock_of() -> Iterator[Callable[[Callable[[], Any]], None]]:
     process_clock.restore()
 
 
-@pytest.mark.parametrize("nth", range(1, 14))
-def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
-    """Whichever reading of it fails: the error comes out, permits and probes are back, the next call works."""
-    bulkhead, breaker = Bulkhead(1, queue=1, max_wait=1.0), probing()
-    pipeline = Policy.wrap(Timeout(LONG), Retry(2, on=Boom, backoff=[0]), breaker, bulkhead, Timeout(LONG / 2))
+def raising_at(nth: int) -> Callable[[], float]:
+    """A clock of which one reading fails."""
     readings = itertools.count(1)
 
     def now() -> float:
@@ -160,8 +157,17 @@ def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth
             raise Broken("the clock")
         return time.monotonic()
 
+    return now
+
+
+@pytest.mark.parametrize("nth", range(1, 14))
+def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
+    """Whichever reading of it fails: the error comes out, permits and probes are back, the next call works."""
+    bulkhead, breaker = Bulkhead(1, queue=1, max_wait=1.0), probing()
+    pipeline = Policy.wrap(Timeout(LONG), Retry(2, on=Boom, backoff=[0]), breaker, bulkhead, Timeout(LONG / 2))
+
     async def main() -> tuple[Any, Any]:
-        clock_of(now)
+        clock_of(raising_at(nth))
         first = await world.attempt(pipeline, failing)
         process_clock.restore()
         breaker.close()
@@ -177,16 +183,10 @@ def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth
 def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, clock_of: Any, nth: int) -> None:
     """A ticket that nobody waits with would take the next permit with it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
-    readings = itertools.count(1)
-
-    def now() -> float:
-        if next(readings) == nth:
-            raise Broken("the clock")
-        return time.monotonic()
 
     async def main() -> Any:
         with bulkhead.slot():
-            clock_of(now)
+            clock_of(raising_at(nth))
             error = await world.attempt(bulkhead, fine)
             process_clock.restore()
         return error
@@ -194,6 +194,45 @@ def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, cloc
     assert type(world.run(main)) is Broken
     assert held(bulkhead) == []
     assert world.run(lambda: world.execute(bulkhead, fine)) == "fine"
+
+
+async def hanging(ctx: Context) -> None:
+    await asyncio.sleep(LONG)
+
+
+def test_a_clock_that_raises_as_an_alarm_rings_loses_no_timer(clock_of: Any) -> None:
+    """Neither the one that is due nor those behind it; the error goes to whoever hears of such things in this loop."""
+    limited = Timeout(SHORT)
+    told: list[Any] = []
+
+    async def main() -> list[Any]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.append(said["exception"]))
+        calls = [asyncio.create_task(limited.acapture(hanging))]
+        await asyncio.sleep(SHORT / 2)
+        calls.append(asyncio.create_task(limited.acapture(hanging)))
+        await asyncio.sleep(0)
+        clock_of(raising_at(1))
+        await asyncio.wait(calls, timeout=10.0)
+        return [type(call.result().error) for call in calls if call.done()]
+
+    assert asyncio.run(main()) == [TimeoutExceeded, TimeoutExceeded]
+    assert [type(error) for error in told] == [Broken]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_clock_that_raises_as_a_limit_begins_leaves_no_timer_behind(clock_of: Any, nth: int) -> None:
+    """That call is over, so whatever its task does next is not cut off, though others have the same limit."""
+    limited = Timeout(SHORT)
+
+    async def main() -> list[Any]:
+        clock_of(raising_at(nth))
+        over = await limited.acapture(fine)
+        process_clock.restore()
+        other = asyncio.create_task(limited.acapture(hanging))
+        await asyncio.sleep(3 * SHORT)
+        return [over, type((await other).error)]
+
+    assert asyncio.run(main())[1] is TimeoutExceeded
 
 
 ODD_CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {

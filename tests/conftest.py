@@ -8,6 +8,7 @@ by one `send`; functions are handed to the library as the plain blocking functio
 from __future__ import annotations
 
 import inspect
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,10 @@ from resilience.clock import clock as process_clock
 from resilience.context import get_ambient
 from resilience.runtimes import tasks
 from resilience.runtimes.blocking import drive
+
+# What a shell starts in the background ignores Ctrl-C, and so would the processes in which tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Boom(Exception):

@@ -6,7 +6,7 @@
     python -m tests.mutation --sample 100                         # so many mutants, chosen at random
 
 A mutant is killed by a test that fails, by an error, or by running on for much longer than the tests do without a
-fault. Survivors are printed; those that `equivalent.py` explains are counted apart. Exit status 0 if there is no other.
+fault. Leave the tree alone meanwhile: some mutants run in a copy of it. Survivors are printed; those that `equivalent.py` explains are counted apart. Exit status 0 if there is no other.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TESTS = {
     "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
     "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", "policies/test_circuit_breaker.py"],
     "state/circuit.py": ["state/test_circuit.py", "policies/test_circuit_breaker.py", "issues"],
+    "state/counter.py": ["state/test_counter.py"],
     "state/permits.py": ["state/test_permits.py", "policies/test_bulkhead.py", "policies/test_machines.py", "issues"],
     "policies/attempts.py": ["policies/test_retry.py", "policies/test_retry_blocks.py", *_EVERY_POLICY],
     "policies/bulkhead.py": ["policies/test_bulkhead.py", "policies/test_machines.py", *_EVERY_POLICY],

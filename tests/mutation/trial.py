@@ -10,6 +10,8 @@ a mutant is imported, in a copy of the tree.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import json
 import linecache
@@ -39,8 +41,12 @@ ROOT = Path(__file__).parents[2]
 #: A test that uses so many times the time that it takes without a fault, and so many seconds more, loops.
 TIMES, PROCESSOR_SECONDS = 3, 5
 
-#: Seconds after which a mutant hangs, whatever it waits for.
-LONGEST = 180
+#: So many seconds more, and a test that uses no processor waits for what never comes. A mutant of a lock or a queue
+#: may make every second test hang, so these seconds are most of the time that such a module takes.
+WAITING_SECONDS = 10
+
+#: Seconds that no test needs, and seconds that no mutant needs, whatever it does: the last resort.
+LONGEST_TEST, LONGEST = 180, 1200
 
 _COPIED = ["resilience", "tests", "pyproject.toml"]
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-o", "faulthandler_timeout=0"]
@@ -70,6 +76,7 @@ class Trials:
         """Try every mutant."""
         items = session.items
         survey = _survey(session, items, ROOT / "resilience" / self.module)
+        self._check_a_new_interpreter(items)
         print(f"\n{self.module}: {len(self.faults)} mutants, {len(session.items)} tests", flush=True)
         todo = [(mutant, False) for mutant in reversed(self.faults)]
         while todo or self._running:
@@ -84,20 +91,28 @@ class Trials:
                 self.report(mutant, bool(status))
         return True
 
+    def _check_a_new_interpreter(self, items: list[pytest.Item]) -> None:
+        """Without a fault the tests have to pass there too: or else it is not the faults that are found."""
+        files = [*_files_of(items), *self.apart]
+        source = (ROOT / "resilience" / self.module).read_text(encoding="utf-8")
+        no_fault = Mutant(0, "", "", "", source, inside=False)
+        _must_pass(lambda: _import_and_run(self.module, no_fault, files, LONGEST_TEST), self.module)
+
     def _wait(self) -> tuple[Mutant, bool, int]:
-        """Wait for one that ends. From outside: a test may use the alarm of its process, which then never rings."""
+        """Wait for one that ends, and end one that does not."""
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid:
+                _kill_group(pid)
                 mutant, again, _ = self._running.pop(pid)
                 return mutant, again, status
             for pid, (_, _, since) in self._running.items():
                 if time.monotonic() - since > LONGEST:
-                    os.kill(pid, signal.SIGKILL)
+                    _kill_group(pid)
             time.sleep(0.01)
 
     def _start_apart(self, mutant: Mutant) -> int:
-        return _fork(lambda: _import_and_run(self.module, mutant, self.apart))
+        return _fork(lambda: _import_and_run(self.module, mutant, self.apart, LONGEST_TEST))
 
     def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant) -> int:
         name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
@@ -106,8 +121,7 @@ class Trials:
         def work() -> int:
             if mutant.inside and give_code(importlib.import_module(name), mutant.source):
                 return _run(session, items, survey.limit)
-            files = {item.nodeid.partition("::")[0] for item in items}
-            return _import_and_run(self.module, mutant, sorted(files))
+            return _import_and_run(self.module, mutant, _files_of(items), survey.longest)
 
         return _fork(work)
 
@@ -135,6 +149,7 @@ def _fork(work: Callable[[], int], *, quiet: bool = True) -> int:
     if pid:
         return pid
     try:
+        os.setpgid(0, 0)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         if quiet:
@@ -144,6 +159,12 @@ def _fork(work: Callable[[], int], *, quiet: bool = True) -> int:
         traceback.print_exc()
     finally:
         os._exit(70)
+
+
+def _kill_group(leader: int) -> None:
+    """End a mutant and all that its tests have started: who is left over holds the pipe, whose end nobody sees then."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _run(session: pytest.Session, items: list[pytest.Item], before: Callable[[str], object]) -> int:
@@ -202,6 +223,12 @@ class Survey:
         processor = int(used.ru_utime + used.ru_stime + seconds) + PROCESSOR_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (processor, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        faulthandler.dump_traceback_later(seconds + WAITING_SECONDS, exit=True)  # no signal, so tests may use theirs
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which none of these tests is still at it, if nothing is wrong."""
+        return TIMES * max(self.seconds.values()) + WAITING_SECONDS
 
     def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
         """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
@@ -211,7 +238,7 @@ class Survey:
 
 
 def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Survey:
-    """Run the tests without a fault; they have to pass. A busy machine may let one wait in vain, so there are tries."""
+    """Run the tests without a fault, and note what they come by."""
     with tempfile.TemporaryDirectory() as scratch:
         data, times = Path(scratch, "data"), Path(scratch, "times")
 
@@ -226,16 +253,26 @@ def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Su
             times.write_text(json.dumps(clock.seconds))
             return code
 
-        for _ in range(3):
-            _, status = os.waitpid(_fork(work, quiet=False), 0)
-            if not status:
-                break
-        else:
-            sys.exit(f"the tests of {file} fail without any fault in it")
+        _must_pass(work, file.name)
         contexts = CoverageData(str(data))
         contexts.read()
         by_line = {line: set(tests) - {""} for line, tests in contexts.contexts_by_lineno(str(file)).items()}
         return Survey(json.loads(times.read_text()), by_line)
+
+
+def _must_pass(work: Callable[[], int], module: str) -> None:
+    """Do work that has to succeed, in a fork. A busy machine may let a test wait in vain, so there are tries."""
+    for _ in range(3):
+        pid = _fork(work, quiet=False)
+        _, status = os.waitpid(pid, 0)
+        _kill_group(pid)
+        if not status:
+            return
+    sys.exit(f"the tests of {module} fail without any fault in it")
+
+
+def _files_of(items: list[pytest.Item]) -> list[str]:
+    return sorted({item.nodeid.partition("::")[0] for item in items})
 
 
 class _Clock:
@@ -252,20 +289,31 @@ class _Clock:
 
 _NEW_INTERPRETER = """
 import sys, pytest
-from tests.mutation.trial import register_profile
+from tests.mutation.trial import Limit, register_profile
 register_profile()
-sys.exit(pytest.main(sys.argv[1:]))
+sys.exit(pytest.main(sys.argv[2:], plugins=[Limit(float(sys.argv[1]))]))
 """
 
 
-def _import_and_run(module: str, mutant: Mutant, files: list[str]) -> int:
-    """Run the tests of these files in a copy of the tree, in a new interpreter."""
+class Limit:
+    """A plugin of pytest that ends the process where a test takes longer than so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        faulthandler.dump_traceback_later(self._seconds, exit=True)
+
+
+def _import_and_run(module: str, mutant: Mutant, files: list[str], limit: float) -> int:
+    """Run the tests of these files, each within a limit, in a copy of the tree and a new interpreter."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in _COPIED:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, Path(scratch, name))
         Path(scratch, "resilience", module).write_text(mutant.source, encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-c", _NEW_INTERPRETER, *_OPTIONS, *files]
+        command = [sys.executable, "-c", _NEW_INTERPRETER, str(limit), *_OPTIONS, *files]
         done = subprocess.run(
             command, cwd=scratch, env=environment, stdout=subprocess.DEVNULL, timeout=LONGEST - 20, check=False
         )

@@ -12,6 +12,7 @@ the failure of the first. And it sends a generator that was used up as an empty 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from math import inf
@@ -166,8 +167,11 @@ class _Exchange(Exchange[ClientResponse]):
         if self.body_deadline == inf or response.content.at_eof():
             return response
 
+        known = weakref.ref(response)  # who has closed it, and let it go, does not wait for the end of its time
+
         def end() -> None:
-            if not response.closed and response.content.exception() is None:
+            response = known()
+            if response is not None and not response.closed and response.content.exception() is None:
                 response.content.set_exception(self.body_is_late())
                 response.close()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import aiohttp
@@ -132,6 +134,21 @@ def test_a_body_that_was_read_is_not_late(server: FlakyServer, time_flies: Any) 
 
     run(main)
     assert server.connections == 1
+
+
+def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None:
+    """The rest of the time that its body had keeps nothing of it."""
+
+    async def main() -> None:
+        url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
+        async with session(Timeout(PATIENCE)) as one:
+            async with one.get(url) as response:
+                gone = weakref.ref(response)
+            del response
+            gc.collect()
+            assert gone() is None
+
+    run(main)
 
 
 def test_a_body_that_broke_off_is_broken(server: FlakyServer, time_flies: Any) -> None:

@@ -838,6 +838,38 @@ def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: Flak
     some_kit.run(main)
 
 
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_body_without_an_end_is_not_read_for_ever(some_kit: Kit, server: FlakyServer, cooperative: bool) -> None:
+    """Neither by the caller, where nothing cuts an attempt off, nor by a thread that was left behind."""
+
+    async def main() -> None:
+        policy = Timeout(0.15, cooperative=cooperative)
+        async with some_kit.client(policy, read_body=True) as client:
+            assert type(await client.failure("GET", dripping(server))) is TimeoutExceeded
+            server.wait_until(lambda: server.open_connections == 0)
+            assert Timeout.abandoned() == 0
+
+    some_kit.run(main)
+
+
+def test_the_wait_for_a_body_has_what_the_headers_have_left(server: FlakyServer) -> None:
+    """In blocking code, where nothing else ends it."""
+    seen: list[dict[str, Any]] = []
+
+    class Slow(httpx.HTTPTransport):
+        def handle_request(self, request: Any) -> Any:
+            response = super().handle_request(request)
+            seen.append(request.extensions["timeout"])
+            time.sleep(0.3)
+            return response
+
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=threading.Event()))
+    transport = ResilienceTransport(Timeout(0.5, cooperative=True), Slow(verify=NO_TLS), read_body=True)
+    with httpx.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
+        client.get(url)
+    assert 0 < seen[0]["read"] <= 0.2
+
+
 def test_a_lost_connection_costs_one_attempt(kit: Kit, server: FlakyServer) -> None:
     """The pool is as good as before."""
     url = server.script("/", 200, Answer(fault="reset"), Answer(fault="close"), 200)

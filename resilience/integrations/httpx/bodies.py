@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol, final
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from typing_extensions import override
 
+from resilience.errors import DeadlineExceeded
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.runtimes.tasks import timer_until
+
+if TYPE_CHECKING:
+    from resilience.context import Context
 
 _TIMED_OUT = classes("TimeoutException")
 
@@ -106,20 +112,35 @@ class InMemory(Stream, AsyncStream):
             yield piece
 
 
-def read(response: Any) -> Any:
-    """Return a response like this one with its body in memory."""
+def read(response: Any, ctx: Context, timeouts: Callable[[], None]) -> Any:
+    """Return a response like this one with its body in memory.
+
+    :param timeouts: cuts the client's timeouts, again: of the time that there was, the headers have taken some.
+    :raises DeadlineExceeded: for a piece that comes after the time of the attempt. Those timeouts begin anew with
+        each piece, so nothing else ends a body without an end, and the thread that reads it.
+    """
+    pieces = []
     try:
-        return _with_body(response, list(response.iter_raw()))
+        timeouts()
+        for piece in response.iter_raw():
+            ctx.check()
+            pieces.append(piece)
     finally:
         response.close()
+    return _with_body(response, pieces)
 
 
-async def aread(response: Any) -> Any:
-    """Do the same in a task."""
+async def aread(response: Any, ctx: Context) -> Any:
+    """Do the same in a task. A wait for a piece is cut off."""
+    limit = nullcontext() if ctx.deadline == inf else timer_until(ctx.deadline)
     try:
-        return _with_body(response, [piece async for piece in response.aiter_raw()])
+        with limit as timer:
+            pieces = [piece async for piece in response.aiter_raw()]
     finally:
         await response.aclose()
+    if timer is not None and timer.fired:
+        raise DeadlineExceeded("the time that was left ran out while the body was read")
+    return _with_body(response, pieces)
 
 
 def _with_body(response: Any, pieces: list[bytes]) -> Any:

@@ -120,6 +120,12 @@ class Sending(Exchange[Any]):
             prepared.headers.update(headers)
         return prepared
 
+    def _cut_again(self, request: Any, ctx: Context) -> None:
+        """Cut the timeouts of an attempt to what is left now; the client looks at them when it begins the body."""
+        left = ctx.timeout()
+        if left is not None:
+            request.extensions["timeout"].update(_cut(self._given_timeouts, left))
+
     def _note(self, error: Exception, ctx: Context) -> None:
         """Note what the client raised; raise what it means, where its timeout was the end of our time."""
         timer = ctx._timer
@@ -176,7 +182,7 @@ class BlockingSending(Sending):
         try:
             response = self._send(request)
             if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-                response = read(response)
+                response = read(response, ctx, lambda: self._cut_again(request, ctx))
         except Exception as error:
             self._note(error, ctx)
             raise
@@ -202,7 +208,7 @@ class AsyncSending(Sending):
         try:
             response = await self._send(request)
             if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-                response = await aread(response)
+                response = await aread(response, ctx)
         except Exception as error:
             self._note(error, ctx)
             raise

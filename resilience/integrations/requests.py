@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, final
 from urllib.parse import urlsplit
 
 import urllib3
@@ -241,24 +241,18 @@ class _Exchange(Exchange[Response]):
     def _receive(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
         response = self._adapter._transmit(request, timeout, self._options)
         if not self._options["stream"]:
-            _look_at_the_time(response, ctx.check)
+            if ctx.deadline < inf:
+                _BodyTime(ctx.deadline, _attempt_is_late, self._timeout).watch(response)
             response.content  # noqa: B018  # reads it, and gives the connection back
         return response
 
     def with_limit(self, response: Response) -> Response:
         """Return a response of which the body has to be read in time."""
-        left = self.body_deadline - clock.now()
-        if left < inf:
-            _look_at_the_time(response, self._check_body)
-        connection: Any = getattr(response.raw, "connection", None)
-        if getattr(connection, "sock", None) is not None:  # what was left of the attempt may be less than it has
-            connection.sock.settimeout(_read_timeout(self._timeout, left))
+        deadline = self.body_deadline
+        if deadline < inf:
+            _BodyTime(deadline, self.body_is_late, self._timeout).watch(response)
+        _limit_wait(response, self._timeout, deadline - clock.now())  # it may have more than its attempt had left
         return response
-
-    def _check_body(self) -> None:
-        """Raise if the time for the body of a stream is over."""
-        if clock.now() >= self.body_deadline:
-            raise self.body_is_late()
 
 
 # --- time ------------------------------------------------------------------------------------
@@ -289,34 +283,69 @@ def _read_timeout(timeout: TimeoutLike, left: float) -> float | None:
     return None if read is None or read == inf else max(read, 0.001)  # 0 is "do not wait" to a socket
 
 
-def _look_at_the_time(response: Response, check: Callable[[], None]) -> None:
-    """Have `check` called before each wait for a piece of the body: whoever reads it does so by `iter_content`."""
-    known = weakref.ref(response)  # no cycle: the connection goes with the last one who has the response
+@final
+class _BodyTime:
+    """The time that a body has: looked at before each wait for a piece of it, and the most that such a wait may take.
 
-    def iter_content(*args: Any, **options: Any) -> Iterator[Any]:
-        response: Any = known()
-        pieces = type(response).iter_content(response, *args, **options)
-        return _checked(response, pieces, check)
+    :param late: makes the error for a body that is not there by then.
+    """
 
-    response.iter_content = iter_content  # type: ignore[method-assign]
+    def __init__(self, deadline: float, late: Callable[[], Exception], timeout: TimeoutLike) -> None:
+        self._deadline = deadline
+        self._late = late
+        self._timeout = timeout
+
+    def watch(self, response: Response) -> None:
+        """Look at the time while it is read: whoever reads it does so by `iter_content`."""
+        known = weakref.ref(response)  # no cycle: the connection goes with the last one who has the response
+
+        def iter_content(*args: Any, **options: Any) -> Iterator[Any]:
+            response: Any = known()
+            return self._checked(response, type(response).iter_content(response, *args, **options))
+
+        response.iter_content = iter_content  # type: ignore[method-assign]
+
+    def _checked(self, response: Response, pieces: Iterable[Any]) -> Iterator[Any]:
+        self._begin_wait(response)
+        try:
+            for piece in pieces:
+                yield piece
+                self._begin_wait(response)
+        except RequestsConnectionError as error:
+            if _has_timed_out(error):
+                self._check()  # raises, if it was our time that is over
+            raise
+        vars(response).pop("iter_content", None)  # what has been read stays
+
+    def _begin_wait(self, response: Response) -> None:
+        if _is_complete(response):
+            return
+        try:
+            self._check()
+        except TimeoutExceeded:
+            response.close()  # nobody will read on
+            raise
+        _limit_wait(response, self._timeout, self._deadline - clock.now())
+
+    def _check(self) -> None:
+        if clock.now() >= self._deadline:
+            raise self._late()
 
 
-def _checked(response: Response, pieces: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
-    _check_unless_complete(response, check)
-    for piece in pieces:
-        yield piece
-        _check_unless_complete(response, check)
-    vars(response).pop("iter_content", None)  # what has been read stays
+def _limit_wait(response: Response, timeout: TimeoutLike, left: float) -> None:
+    """Let the next wait for bytes take no longer than the user's timeout, and what is left, allow."""
+    connection: Any = getattr(response.raw, "connection", None)
+    if getattr(connection, "sock", None) is not None:
+        connection.sock.settimeout(_read_timeout(timeout, left))
 
 
-def _check_unless_complete(response: Response, check: Callable[[], None]) -> None:
-    if getattr(response.raw, "length_remaining", None) == 0 or getattr(response.raw, "closed", True):
-        return
-    try:
-        check()
-    except TimeoutExceeded:
-        response.close()  # nobody will read on
-        raise
+def _is_complete(response: Response) -> bool:
+    """Whether there is nothing left to wait for."""
+    return getattr(response.raw, "length_remaining", None) == 0 or getattr(response.raw, "closed", True)
+
+
+def _attempt_is_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the time that was left ran out while the body was read")
 
 
 def _has_timed_out(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from requests.adapters import HTTPAdapter
 from resilience import (
     DeadlineExceeded,
     Fallback,
+    Policy,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -120,6 +121,54 @@ def test_a_stream_has_a_read_timeout_of_its_own(
         assert 0 < seconds <= PATIENCE
     else:
         assert seconds == most
+
+
+@pytest.mark.parametrize(("policy", "kind"), [(Timeout(0.2), TimeoutExceeded), (QUICK, DeadlineExceeded)])
+def test_a_stream_that_stops_is_left_at_its_time(
+    server: FlakyServer, session: Make, policy: Policy[Any], kind: type[Exception]
+) -> None:
+    """The error is not requests' own, which says nothing of whose time it was."""
+    with deadline(0.2) if kind is DeadlineExceeded else contextlib.nullcontext():
+        response = session(policy).get(
+            server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event())), stream=True
+        )
+    began = time.monotonic()
+    with response, pytest.raises(TimeoutExceeded, match="limit_body") as caught:
+        response.content  # noqa: B018
+    assert type(caught.value) is kind
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_stream_that_is_too_slow_for_the_user_is_the_users_matter(server: FlakyServer, session: Make) -> None:
+    """The read timeout was shorter than the time that was left."""
+    url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
+    with (
+        session(Timeout(PATIENCE)).get(url, stream=True, timeout=0.1) as response,
+        pytest.raises(requests.ConnectionError, match="Read timed out"),
+    ):
+        response.content  # noqa: B018
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_wait_for_a_piece_has_what_is_left(server: FlakyServer, session: Make, monkeypatch, stream: bool) -> None:
+    """The pieces before it have taken some of the time."""
+    limits: list[float] = []
+    ahead: list[float] = []
+    now = process_clock.now
+    monkeypatch.setattr(process_clock, "now", lambda: now() + sum(ahead))
+    stream_of = urllib3.HTTPResponse.stream
+
+    def slow(raw: Any, *args: Any, **options: Any) -> Iterator[bytes]:
+        for piece in stream_of(raw, *args, **options):
+            limits.append(raw.connection.sock.gettimeout())
+            ahead.append(PATIENCE / 4)
+            yield piece
+
+    monkeypatch.setattr(urllib3.HTTPResponse, "stream", slow)
+    answer = Answer(body=[b"a", b"b", b"c"], chunked=True)
+    one = session(Timeout(PATIENCE, cooperative=True))
+    assert one.get(server.script("/", answer), stream=stream).content == b"abc"
+    assert [round(4 * it / PATIENCE) for it in limits] == [4, 3, 2]
 
 
 @pytest.mark.parametrize("stream", [True, False])

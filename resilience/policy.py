@@ -91,9 +91,11 @@ class Policy(ABC, Generic[D_co]):
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
             cls.name = cls.__name__
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> object:
         """Leave out what belongs to this very object, so that a copy runs as itself."""
-        return {key: value for key, value in vars(self).items() if key != "_resilience_chain"}
+        attributes = {key: value for key, value in vars(self).items() if key != "_resilience_chain"}
+        state = super().__getstate__()
+        return (attributes, state[1]) if isinstance(state, tuple) else attributes  # with slots it is a pair
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:

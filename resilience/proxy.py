@@ -111,7 +111,10 @@ class _Proxy:
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._resilience_client, name, value)
+        if name in self.__dict__:  # a protected method: what takes its place (a test's mock, say) does so here
+            self.__dict__[name] = value
+        else:
+            setattr(self._resilience_client, name, value)
 
     @override
     def __delattr__(self, name: str) -> None:
@@ -143,8 +146,8 @@ def _defines(client_class: type, name: str) -> bool:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        return getattr(self._resilience_client, name)(*args)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._resilience_client, name)(*args, **kwargs)
 
     forward.__name__ = name
     return forward

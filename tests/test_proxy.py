@@ -13,6 +13,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar
+from unittest import mock
 
 import anyio
 import httpx2
@@ -387,6 +388,17 @@ def test_attributes_are_read_set_and_deleted_on_the_client() -> None:
     assert not hasattr(proxy, "nothing_of_that_name")
 
 
+def test_a_protected_method_is_replaced_on_the_proxy() -> None:
+    """A test's mock takes its place there, and the client never has a method that is protected."""
+    client = Client()
+    proxy = quick().proxy(client, "get")
+    with mock.patch.object(proxy, "get", return_value="mocked"):
+        assert proxy.get("x") == "mocked"
+        assert client.get("x") == "get x"
+    assert proxy.get("x") == "get x"
+    assert "get" not in vars(client)
+
+
 def test_the_client_is_left_as_it_was() -> None:
     """The proxy stands beside it."""
     client = Client()
@@ -616,8 +628,8 @@ class Store:
     def __bool__(self) -> bool:
         return bool(self.items)
 
-    def __call__(self, key: str) -> int:
-        return -self.items[key]
+    def __call__(self, key: str, *, sign: int = -1) -> int:
+        return sign * self.items[key]
 
     def __eq__(self, other: object) -> bool:
         return other == "the store"
@@ -645,7 +657,7 @@ def test_iteration_length_and_indexing_reach_the_client(tasks_world: World) -> N
     proxy["c"] = 3
     del proxy["a"]
     assert store.items == {"b": 2, "c": 3}
-    assert proxy("c") == -3
+    assert (proxy("c"), proxy("c", sign=1)) == (-3, 3)
     assert proxy == "the store"
     assert hash(proxy) == 4711
     assert str(proxy) == "the store"

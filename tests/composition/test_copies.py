@@ -23,6 +23,7 @@ from resilience import (
     Timeout,
 )
 from resilience.backoff import Exponential
+from resilience.policy import Call
 from tests.conftest import Boom
 
 WAYS_TO_COPY: dict[str, Callable[[Any], Any]] = {
@@ -47,6 +48,26 @@ def test_a_policy_that_shares_nothing_is_copied_as_it_is(policy: Policy[Any], wa
     assert again is not policy
     assert repr(again) == repr(policy)
     assert again.call(len, "four") == 4
+
+
+class Slotted(Policy):
+    """A user's policy that keeps one setting in a slot, as `@dataclass(slots=True)` makes it, and one beside it."""
+
+    __slots__ = ("suffix",)
+
+    def __init__(self, suffix: str, prefix: str) -> None:
+        self.suffix = suffix
+        self.prefix = prefix
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        return self.prefix + await call(ctx) + self.suffix
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COPY)
+def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
+    """Its attributes and its slots are its settings alike."""
+    again = WAYS_TO_COPY[way](Slotted("!", "> "))
+    assert again.call(str.upper, "hello") == "> HELLO!"
 
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])

@@ -316,7 +316,21 @@ def test_pipelines_in_pipelines_fifty_deep(world: World) -> None:
 
 
 def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
-    """A hundred of them: each takes several frames of the interpreter's thousand."""
+    """Two hundred of them, as the others do; in threads each takes several frames of the interpreter's thousand."""
+    passed: list[int] = []
+
+    class Closing(Policy[Any]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            passed.append(1)
+            return await call(ctx)
+
+    pipeline = Policy.wrap(*[Closing() for _ in range(200)])
+    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+    assert len(passed) == 200
+
+
+def test_policies_that_hand_their_call_on_nest_half_as_deep(world: World) -> None:
+    """Each helper of theirs takes a frame more."""
     pipeline = Policy.wrap(*[Handing() for _ in range(100)])
     assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
 

@@ -192,14 +192,16 @@ class VirtualClock:
     # --- threads that do not wait on this clock ---
 
     def _others_stand_still(self, mine: Wait) -> bool:
-        others = [it for it in threading.enumerate() if it.ident not in self._waits and it.is_alive()]
+        others = [it for it in threading.enumerate() if it.ident not in self._waits]
         frames: dict[int, Any] = sys._current_frames() if others else {}
         still = [self._stands_still(it, frames.get(it.ident or 0), mine) for it in others]
         return all(still)
 
     def _stands_still(self, thread: threading.Thread, frame: Any, mine: Wait) -> bool:
-        if frame is None or thread.ident is None:
-            return isinstance(thread, threading._DummyThread)  # another one is about to begin, or just ends
+        if thread.ident is None:
+            return False  # it is being started: whoever does that waits for it to begin, without the clock
+        if frame is None:
+            return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # another one just ends
         if isinstance(thread, Worker):
             if thread._job is not None:
                 return False

@@ -8,6 +8,7 @@ import importlib.util
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -637,6 +638,23 @@ def test_a_worker_that_has_just_been_handed_a_job_is_at_work() -> None:
         finally:
             clock.leave()
         assert clock.now() == 5.0
+
+
+def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine that takes longer than the patience; time does not jump to where somebody else waits."""
+    begin = threading.Thread._bootstrap  # type: ignore[attr-defined]
+
+    def begin_late(thread: threading.Thread) -> None:
+        if isinstance(thread, workers.Worker):
+            time.sleep(0.2)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", begin_late)
+    monkeypatch.setattr(workers.pool, "idle", deque())
+    at: list[float] = []
+    with virtual_time(patience=0.01) as clock:
+        in_threads(lambda: process_clock.sleep(1.0), lambda: at.append(Timeout(10).call(clock.now)))
+    assert at == [0]
 
 
 def test_a_patience_that_is_no_duration_is_refused() -> None:

@@ -202,7 +202,8 @@ def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
     """The loop of another thread is not there, nor its calls: one under a timer and inside, one in the queue."""
     forked(
         """
-        pipeline = Policy.wrap(Timeout(30), Bulkhead(1, queue=1), Timeout(20))
+        bulkhead = Bulkhead(1, queue=1)
+        pipeline = Policy.wrap(Timeout(30), bulkhead, Timeout(20))
 
         async def wait_inside():
             inside.set()
@@ -213,6 +214,8 @@ def test_event_loops_and_timers_begin_anew_in_the_child() -> None:
 
         asyncio.run(pipeline.acall(asyncio.sleep, 0))
         thread = beside(lambda: asyncio.run(both()))
+        while not bulkhead.stats().queued:  # the one inside has its thread then, and the modules that it takes
+            time.sleep(0.001)
 
         def child():
             assert asyncio.run(pipeline.acapture(lambda ctx: asyncio.sleep(0, "fine"))).value == "fine"

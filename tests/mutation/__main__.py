@@ -6,7 +6,9 @@
     python -m tests.mutation --sample 100                         # so many mutants, chosen at random
 
 A mutant is killed by a test that fails, by an error, or by running on for much longer than the tests do without a
-fault. Leave the tree alone meanwhile: some mutants run in a copy of it. Survivors are printed; those that `equivalent.py` explains are counted apart. Exit status 0 if there is no other.
+fault. Survivors are printed; those that `equivalent.py` explains are counted apart. Exit status 0 if there is no other.
+
+Leave the files alone meanwhile: some mutants run in a copy of them.
 """
 
 from __future__ import annotations

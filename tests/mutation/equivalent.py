@@ -53,6 +53,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("return 0.0", "return -1.0", "the larger of this and a delay counts, and no delay is negative"),
     ],
     "policies/bulkhead.py": [
+        ("return False", "pass", _FALSE_ANYWAY),
         (
             _BUDGET.format("<="),
             _BUDGET.format("<"),
@@ -62,6 +63,16 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "woken = ticket.place is Place.GRANTED or await waiter.wait(min(gives_up_at, budget), ctx)",
             "woken = ((await waiter.wait(min(gives_up_at, budget), ctx)))",
             "who was granted a permit was woken, so the wait ends at once",
+        ),
+        (
+            "if woken or not self._permits.leave(ticket):",
+            "if ((not self._permits.leave(ticket))):",
+            "nobody is woken without a grant, and who was granted a permit cannot leave",
+        ),
+        (
+            "if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):",
+            "if ((self._bulkhead._may_wait(ctx := block_context()))):",
+            _QUICK_WAY,
         ),
         (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or 1.0"), _FOR_CHECKERS),
         (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or -1.0"), _FOR_CHECKERS),

@@ -819,6 +819,29 @@ def test_an_execution_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     assert closed == ["closed"]
 
 
+def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
+    """The same while a fallback's handler waits: in other variables there is no context to restore."""
+    closed: list[str] = []
+
+    class Once:
+        def __await__(self) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                closed.append("closed")
+
+    async def handler(failure: object, ctx: Context) -> None:
+        await Once()
+
+    coroutine = Fallback(handler=handler).aexecute(Script(Boom()).function(), Context(timeout=60.0))
+    elsewhere = contextvars.copy_context()
+    elsewhere.run(coroutine.send, None)
+    assert elsewhere.run(current_context).deadline < INF
+    coroutine.close()
+    assert closed == ["closed"]
+    assert current_context().deadline == INF
+
+
 def test_a_handler_sees_the_context_of_its_execution(world: World) -> None:
     """It may call out as well: then the same budget holds."""
 

@@ -123,6 +123,16 @@ def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_wo
     assert asyncio.run(gathered()) == [2, 3, 4]
 
 
+@pytest.mark.parametrize("policy", [Bulkhead(1), CircuitBreaker(1), Fallback("answer")], ids=repr)
+def test_it_is_a_misuse_at_any_call(policy: Policy[Any]) -> None:
+    """Also once the policy knows its way, and calls the function without a context of its own."""
+    assert policy.call(len, "four") == 4
+    for _ in range(2):
+        with nothing_is_left_unawaited(), pytest.raises(TypeError, match="aexecute"):
+            policy.call(lambda: coroutine())
+    assert policy.call(len, "four") == 4
+
+
 @pytest.mark.parametrize("through", ["call", "decorator", "proxy"])
 def test_a_blocking_call_that_returns_an_awaitable_is_a_misuse_and_no_outcome(through: str) -> None:
     """Nobody retries, counts or answers it, and what it returned is closed."""

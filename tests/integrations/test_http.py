@@ -132,8 +132,10 @@ def test_the_name_of_a_header_has_no_case(name: str) -> None:
 def test_which_statuses_are_transient() -> None:
     """Those that say "not now". 500 is one where it is added."""
     assert sorted(TRANSIENT_STATUSES) == [408, 425, 429, 502, 503, 504]
-    assert [status for status in range(100, 600) if Rules().failure_of(status, {}, None)] == sorted(TRANSIENT_STATUSES)
-    assert Rules(statuses=TRANSIENT_STATUSES | {500}).failure_of(500, {}, None) is not None
+    for rules in (Rules(), Rules(statuses=TRANSIENT_STATUSES | {500}), Rules(statuses=())):
+        for status in range(100, 600):
+            assert rules.is_transient(status) == (status in rules.statuses)
+            assert rules.is_transient(status) == (rules.failure_of(status, {}, None) is not None)
     assert Rules(statuses=()).failure_of(503, {}, None) is None
 
 
@@ -310,6 +312,33 @@ def test_an_answer_of_another_exchange_is_an_error_like_others() -> None:
 
     with pytest.raises(TransientStatus):
         Failing().run(Retry(1))
+
+
+class Sealed(Exception):
+    """An error that takes neither attribute nor note."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} cannot be set")
+
+
+def test_an_error_that_cannot_be_marked_is_obeyed_all_the_same() -> None:
+    """The exchange itself tells a Retry that the request must not be sent again."""
+    tried: list[str] = []
+
+    class Failing(Answered):
+        def __call__(self, ctx: Context) -> Response:
+            self.begin()
+            tried.append("sent")
+            error = Sealed("the client's own")
+            self.failed(error, sent=True)
+            raise error
+
+    with pytest.raises(Sealed, match="the client's own"):
+        Failing(method="POST").run(Retry(3, on=Sealed, backoff=[0]))
+    assert tried == ["sent"]
+    with pytest.raises(Sealed):
+        Failing(method="GET").run(Retry(3, on=Sealed, backoff=[0]))
+    assert tried == ["sent"] * 4
 
 
 def test_a_retry_obeys_a_transient_status() -> None:

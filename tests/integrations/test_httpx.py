@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import gzip
+import importlib
 import io
+import re
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ import anyio
 import httpx
 import httpx2
 import pytest
+import requests
 
 from resilience import (
     CircuitBreaker,
@@ -35,6 +37,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
     events,
+    integrations,
 )
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
@@ -468,6 +471,27 @@ def test_a_policy_that_does_not_ask_cannot_repeat_it_either(kit: Kit, server: Fl
 
 
 # --- bodies ----------------------------------------------------------------------------------
+
+
+def test_a_stream_of_the_users_own_make_is_sent_once(kit: Kit, server: FlakyServer) -> None:
+    """Nobody but its author knows whether it can be produced a second time."""
+
+    class Own(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"payload"
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"payload"
+
+    url = server.script("/", 503, 200)
+
+    async def main() -> None:
+        async with kit.client() as client:
+            request = kit.library.Request("PUT", url, stream=Own(), headers={"Host": "localhost", "Content-Length": "7"})
+            assert (await client.send(request)).status_code == 503
+
+    kit.run(main)
+    assert [it.body for it in server.requests] == [b"payload"]
 
 
 class Unsized(io.RawIOBase):
@@ -1626,18 +1650,54 @@ def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], messa
         kind(**{"policy": QUICK, **arguments})
 
 
-@pytest.mark.parametrize("missing", [["httpx"], ["httpx2"], ["httpx", "httpx2"]], ids="+".join)
-def test_one_of_the_libraries_is_enough(missing: list[str]) -> None:
-    """Without either, the error says what to install."""
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys({missing}))
-import resilience.integrations.httpx
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == (len(missing) == 1)
-    if done.returncode:
-        assert "pip install 'resilience-pipeline[httpx]'" in done.stderr
+@pytest.fixture
+def imported_without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Import our module anew where one cannot import some others."""
+    name = "resilience.integrations.httpx"
+
+    def import_it(*missing: str) -> ModuleType:
+        monkeypatch.setattr(integrations, "httpx", sys.modules[name])  # is put back after the test
+        for module in [it for it in sys.modules if it == name or it.startswith(f"{name}.")]:
+            monkeypatch.delitem(sys.modules, module)
+        for module in missing:
+            monkeypatch.setitem(sys.modules, module, None)
+        return importlib.import_module(name)
+
+    return import_it
+
+
+@pytest.mark.parametrize(("there", "missing"), [(httpx, "httpx2"), (httpx2, "httpx")])
+def test_one_of_the_libraries_is_enough(there: Any, missing: str, imported_without: Callable[..., Any]) -> None:
+    """The transports are those of the library that is there."""
+    ours = imported_without(missing)
+    assert ours.ResilienceTransport.__mro__[2] is there.BaseTransport
+    assert ours.AsyncResilienceTransport.__mro__[2] is there.AsyncBaseTransport
+    calls: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        calls.append(request)
+        return there.Response(200) if len(calls) == 2 else there.Response(503)
+
+    with there.Client(transport=ours.ResilienceTransport(Retry(2, backoff=[0]), there.MockTransport(handler))) as one:
+        assert one.get("http://example.org/").status_code == 200
+
+
+def test_without_either_library_the_error_says_what_to_install(imported_without: Callable[..., Any]) -> None:
+    """In the words of pip."""
+    with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'resilience-pipeline[httpx]'")):
+        imported_without("httpx", "httpx2")
+
+
+@pytest.mark.parametrize("request_", ["GET http://example.org/", None, requests.Request("GET", "http://example.org/")])
+def test_what_is_no_request_of_either_library_is_refused(tasks_world: World, request_: Any) -> None:
+    """By both transports, before any policy has heard of it."""
+    called: list[object] = []
+    policy = Fallback(handler=lambda failure, ctx: called.append(failure))
+    with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
+        ResilienceTransport(policy).handle_request(request_)
+    with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
+        tasks_world.run(lambda: AsyncResilienceTransport(policy).handle_async_request(request_))
+    assert called == []
 
 
 def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:

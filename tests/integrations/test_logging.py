@@ -236,6 +236,40 @@ def test_what_comes_again_and_again_is_written_a_few_times_and_then_counted(
     assert refusals(log)[4:] == ["db: db refused a call with CircuitIsolated"]
 
 
+class Interrupting(str):
+    """A name during whose hashing something else happens: a finalizer may run just there, and tell an event."""
+
+    act: Callable[[], object] | None = None
+
+    def __hash__(self) -> int:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().__hash__()
+
+
+def test_what_was_left_out_is_told_once_whoever_interrupts_the_telling(
+    threads: World, clock: FakeClock, log: Log
+) -> None:
+    """An event in the middle of it tells the count; the one that was interrupted does not tell it again."""
+    breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
+    log.begin(repeats=1, interval=10)
+    breaker.isolate()
+    other.isolate()
+    operation = Interrupting("get")
+    for _ in range(3):
+        breaker.capture(lambda ctx: "never", Context(operation=operation))
+    clock.advance(11)
+    operation.act = lambda: other.capture(lambda ctx: "never")
+    Retry().execute(lambda ctx: "fine")
+    assert operation.act is None
+    assert refusals(log) == [
+        "db (get): db refused a call with CircuitIsolated",
+        "db (get): db refused a call with CircuitIsolated (and 1 more in 11 s)",
+        "other: other refused a call with CircuitIsolated",
+    ]
+
+
 def test_the_end_tells_what_was_left_out(threads: World, clock: FakeClock, log: Log) -> None:
     """Nothing is lost at a shutdown; and it is told once."""
     breaker = CircuitBreaker(name="db")

@@ -18,7 +18,7 @@ import pydantic
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
-from resilience.integrations.http import PerHost
+from resilience.integrations.http import NotRepeatable, PerHost
 from resilience.integrations.openai import protect
 from tests.integrations import llm_server as llm
 from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
@@ -460,6 +460,31 @@ def test_a_file_that_is_still_being_read_is_not_wound_back(server: FlakyServer) 
         finally:
             file.go_on.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
+
+
+class Stubborn(Policy[Any]):
+    """Tries again whatever anybody says."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        try:
+            return await call(ctx)
+        except TimeoutExceeded:
+            return await call(ctx)
+
+
+def test_a_policy_that_does_not_ask_cannot_have_it_wound_back_either(server: FlakyServer) -> None:
+    """The second attempt ends before it has touched the file, and the first one sends it whole."""
+    server.script("/v1/files", llm.reply({"id": "f1"}))
+    file = SlowFile(b"the content")
+    with protected(server.url, Stubborn().wrap(Timeout(0.3))) as client:
+        try:
+            with pytest.raises(NotRepeatable, match="still being read by an earlier attempt"):
+                client.files.create(file=("name", file), purpose="batch")
+        finally:
+            file.go_on.set()
+        server.wait_until(lambda: Timeout.abandoned() == 0)
+    (sent,) = server.requests
+    assert b"the content" in sent.body
 
 
 def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import requests
+from requests.structures import CaseInsensitiveDict
 from typing_extensions import override
 
 from resilience import (
@@ -22,6 +23,7 @@ from resilience import (
 )
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
+from resilience.runtimes.blocking import drive
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 
@@ -265,6 +267,68 @@ def test_a_policy_that_does_not_ask_is_refused(server: FlakyServer, session: Mak
         body.let_go.set()
     server.wait_until(lambda: server.requests)
     assert [it.body for it in server.requests] == [b"x"]
+
+
+class Hesitating(CaseInsensitiveDict[str]):
+    """Headers, in which the first one to look something up in vain is held up."""
+
+    def __init__(self, headers: Any) -> None:
+        super().__init__(headers)
+        self.waits = threading.Event()
+        self.go_on = threading.Event()
+
+    @override
+    def get(self, key: str, default: Any = None) -> Any:
+        if key == "Idempotency-Key" and not self.waits.is_set():
+            self.waits.set()
+            assert self.go_on.wait(PATIENCE)
+        return super().get(key, default)
+
+
+class Twice(Policy):
+    """Hedges: makes two attempts at the same time, the first one of them in a thread."""
+
+    def __init__(self, ready: threading.Event) -> None:
+        self.ready = ready
+        self.failures: list[Exception] = []
+
+    @override
+    async def around(self, call: Any, ctx: Context) -> Any:
+        def first() -> None:
+            try:
+                drive(call(ctx), "the first attempt")
+            except Exception as error:
+                self.failures.append(error)
+
+        self.thread = threading.Thread(target=first)
+        self.thread.start()
+        assert self.ready.wait(PATIENCE)
+        return await call(ctx)
+
+
+def test_of_two_attempts_at_the_same_time_one_reads_the_body(server: FlakyServer, session: Make) -> None:
+    """Also where both had been found to be allowed: the other one is refused, and has not wound it back."""
+    file = SlowFile(b"order")
+    one = session()
+    request = one.prepare_request(requests.Request("POST", server.url, {"Idempotency-Key": "4711"}, data=file))
+    request.headers = headers = Hesitating(request.headers)
+    hedge = Twice(headers.waits)
+    one.mount("http://", ResilienceAdapter(hedge))
+
+    def conduct() -> None:
+        assert file.is_read.wait(PATIENCE)
+        headers.go_on.set()
+        hedge.thread.join(PATIENCE)
+        file.let_go.set()
+
+    conductor = threading.Thread(target=conduct)
+    conductor.start()
+    assert one.send(request).status_code == 200
+    conductor.join(PATIENCE)
+    (refused,) = hedge.failures
+    assert isinstance(refused, NotRepeatable)
+    assert "still being read by an earlier attempt" in str(refused)
+    assert [it.body for it in server.requests] == [b"order"]
 
 
 # --- responses --------------------------------------------------------------------------------

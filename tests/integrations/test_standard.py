@@ -330,6 +330,21 @@ def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
                 client.get("http://example.org/")
 
 
+def test_the_pipeline_of_a_host_protects_whatever_else_goes_there(clock: FakeClock) -> None:
+    """A function that is no client's request has the same limits, attempts and breaker."""
+    left: list[float] = []
+
+    def ping(ctx: Any) -> str:
+        left.append(ctx.remaining())
+        if len(left) == 1:
+            raise ConnectionError("down")
+        return "pong"
+
+    pipeline = standard(cooperative=True).for_host("https://example.org")
+    assert pipeline.execute(ping) == "pong"
+    assert left == [10.0, 10.0]
+
+
 def test_a_blocking_attempt_runs_in_the_callers_thread_where_limits_are_cooperative() -> None:
     """And elsewhere by default."""
     threads: list[threading.Thread] = []

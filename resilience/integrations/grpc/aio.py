@@ -237,14 +237,11 @@ class _Finished:
     def cancel(self) -> bool:
         return False
 
-    async def read(self) -> Any:
-        raise NotImplementedError  # grpc.aio reads by iterating
-
     async def write(self, request: Any) -> None:
-        raise NotImplementedError
+        raise asyncio.InvalidStateError("a policy has answered: nobody reads what is written")
 
     async def done_writing(self) -> None:
-        raise NotImplementedError
+        return None
 
 
 @final
@@ -260,6 +257,8 @@ class _Answer(_Finished, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # 
 class _StreamAnswer(_Finished, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
     """What a policy has answered in the place of a call with many replies: messages, from any iterable."""
 
+    _reading: AsyncIterator[Any] | None = None
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         if isinstance(self._value, AsyncIterable):
             async for reply in self._value:
@@ -267,3 +266,8 @@ class _StreamAnswer(_Finished, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCa
             return
         for reply in self._value:
             yield reply
+
+    async def read(self) -> Any:
+        if self._reading is None:
+            self._reading = aiter(self)
+        return await anext(self._reading, grpc.aio.EOF)

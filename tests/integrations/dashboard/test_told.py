@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, events
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.state import MOST
 from resilience.integrations.http import PerHost
@@ -110,6 +112,51 @@ def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock
         ("call_rejected", 50),
         ("call_rejected", 1),
     ]
+
+
+def test_the_timeouts_of_attempts_and_of_the_whole_are_different_rows(
+    make: Callable[..., Dashboard], clock: FakeClock
+) -> None:
+    """However much they are called the same, and however short the one comes after the other."""
+    limits = [Timeout(seconds, cooperative=True, name="limit") for seconds in (1.0, 0.5)]
+    pipeline = Policy.wrap(limits[0], Retry(9, on=TimeoutExceeded, backoff=[0]), limits[1], name="weather")
+    app = make(pipeline)
+
+    def slow(ctx: Context) -> None:
+        clock.advance(0.3)
+        ctx.check()
+        clock.advance(0.3)
+        ctx.check()
+
+    pipeline.capture(slow, Context())
+    it = run(lambda: told(app))
+    rows = [(row["text"], row["count"]) for row in it["rows"] if row["kind"] == "timed_out"]
+    assert rows == [
+        ("weather: an attempt took longer than the 0.5 s of limit", 1),
+        ("weather: the execution took longer than the 1 s of limit", 1),
+    ]
+    assert it["now"]["rates"]["timeouts"]["total"] == 2
+
+
+def test_a_dashboard_that_goes_while_an_event_is_told_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """Another listener may have held the last reference; who comes after it in the telling is not missed."""
+    breaker = CircuitBreaker(name="db")
+    breaker.isolate()
+    apps: list[Dashboard] = []
+
+    def leave(event: events.Event) -> None:
+        apps.clear()
+        gc.collect()
+
+    unsubscribe = events.subscribe(leave, events.CallRejected)
+    try:
+        apps.append(Dashboard(breaker))
+        gone = weakref.ref(apps[0]._watch)
+        breaker.capture(fail())
+    finally:
+        unsubscribe()
+    assert gone() is None
+    assert caplog.records == []
 
 
 def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeClock) -> None:

@@ -308,6 +308,53 @@ class TestContextOfACall:
             make(NOW, unrepeatable=["One"])
 
 
+class Sealed(Exception):
+    """An error that takes no attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} cannot be set")
+
+
+def test_an_error_that_cannot_be_marked_comes_out_as_it_is(client: Client, dependency: Dependency) -> None:
+    """Of a policy of the user's own, after a call that must not be made again."""
+
+    class Sealing(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await call(ctx)
+            raise Sealed("not good enough")
+
+    with pytest.raises(Sealed, match="not good enough"):
+        client.call(Sealing(), "One", settings={"unrepeatable": ["/test.Test/One"]})
+    assert len(dependency.seen) == 1
+
+
+class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
+    """What the interceptor of somebody else may hand on: grpc's own are named tuples, and need not be."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.method, self.timeout, self.metadata = "/test.Test/One", timeout, None
+        self.credentials = self.wait_for_ready = self.compression = None
+
+
+@pytest.mark.parametrize("own", [None, 60.0])
+def test_details_of_another_make_are_limited_and_left_as_they_are(
+    target: str, dependency: Dependency, own: float | None
+) -> None:
+    """The server has the time of the policy, and the interceptor around still has its own details."""
+    details = _Details(own)
+
+    class Around(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+            return continuation(details, request)
+
+    with grpc.insecure_channel(target) as plain:
+        channel = grpc.intercept_channel(plain, Around(), PolicyInterceptor(Timeout(20.0, cooperative=True)))
+        assert channel.unary_unary("/test.Test/One")(b"?") == b"fine"
+    ((_, _, left),) = dependency.seen
+    assert 10 < left <= 20
+    assert details.timeout == own
+
+
 class _Told(NamedTuple):
     method: str = "/a.B/C"
     timeout: float | None = None

@@ -184,14 +184,15 @@ class TestServer:
         assert caught.value.code() is EXCEEDED
         assert handlers.seen == []
 
-    def test_other_errors_are_the_handlers(self, server: Server) -> None:
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_other_errors_are_the_handlers(self, server: Server, method: str) -> None:
         """A bug stays the unknown error that it is."""
 
         def act() -> None:
             raise KeyError("bug")
 
         with pytest.raises(grpc.RpcError) as caught:
-            server.start(Handlers(act))("One", timeout=60.0)
+            server.start(Handlers(act))(method, timeout=60.0)
         assert caught.value.code() is grpc.StatusCode.UNKNOWN
 
     def test_a_method_that_is_not_there_stays_unimplemented(self, server: Server) -> None:
@@ -271,3 +272,44 @@ def test_a_handler_that_answers_through_a_callback_is_left_alone() -> None:
     with grpc.insecure_channel(next(running)) as channel:
         assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
     next(running, None)
+
+
+class Pretending:
+    """A stand-in for the context of a call whose time is over, as one has in a unit test: its `abort` returns."""
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        """Do not raise, as gRPC's does."""
+
+
+class APretending(Pretending):
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:  # type: ignore[override]
+        """The same of grpc.aio."""
+
+
+def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
+    """Nobody would notice in a unit test that production answers otherwise."""
+    handlers = Handlers()
+    blocking, tasks = (
+        {name: _with_deadline(handler) for name, handler in made.items()}
+        for made in (handlers.blocking(), handlers.asyncio())
+    )
+
+    async def main() -> None:
+        with pytest.raises(AssertionError, match="abort"):
+            await tasks["One"].unary_unary(b"", APretending())
+        with pytest.raises(AssertionError, match="abort"):
+            await anext(tasks["Many"].unary_stream(b"", APretending()))
+
+    with pytest.raises(AssertionError, match="abort"):
+        blocking["One"].unary_unary(b"", Pretending())
+    with pytest.raises(AssertionError, match="abort"):
+        next(blocking["Many"].unary_stream(b"", Pretending()))
+    asyncio.run(main())
+    assert handlers.seen == []
+
+
+def _with_deadline(handler: Any) -> Any:
+    return DeadlineInterceptor().intercept_service(lambda details: handler, None)

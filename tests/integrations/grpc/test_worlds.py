@@ -206,6 +206,38 @@ class TestAsyncio:
 
         self.run(target, Fallback([b"cached"] if method in ("Many", "Chat") else b"cached").wrap(breaker), main)
 
+    @pytest.mark.parametrize("method", Dependency.methods)
+    def test_an_interceptor_around_it_finds_a_finished_call_too(self, target: str, method: str) -> None:
+        """It is handed the answer itself, and may ask and do with it whatever grpc's calls allow."""
+        breaker = CircuitBreaker(1)
+        breaker.isolate()
+        many = method in ("Many", "Chat")
+        policy = Fallback([b"a", b"b"] if many else b"a").wrap(breaker)
+
+        class Around:
+            async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
+                call = await continuation(details, request)
+                assert call.time_remaining() is None
+                if method in ("Join", "Chat"):
+                    with pytest.raises(asyncio.InvalidStateError, match="a policy has answered"):
+                        await call.write(b"more")
+                    assert await call.done_writing() is None
+                if many:
+                    assert [await call.read() for _ in range(4)] == [b"a", b"b", grpc.aio.EOF, grpc.aio.EOF]
+                return call
+
+        kind = KINDS[method]
+        base = getattr(grpc.aio, "".join(word.title() for word in kind.split("_")) + "ClientInterceptor")
+        around = type("AroundIt", (base,), {f"intercept_{kind}": Around.intercept})()
+
+        async def main() -> Any:
+            interceptors = [around, *aio_interceptors(policy)]
+            async with grpc.aio.insecure_channel(target, interceptors=interceptors) as channel:
+                call = getattr(channel, kind)(f"/test.Test/{method}")(REQUEST[method])
+                return [reply async for reply in call] if many else await call
+
+        assert asyncio.run(main()) == ([b"a", b"b"] if many else b"a")
+
     def test_an_answer_may_come_from_an_async_iterable(self, target: str) -> None:
         """Where replies are a stream."""
 

@@ -55,6 +55,21 @@ def test_a_client_over_a_unix_socket_is_no_different(side: Side, server: RedisSe
     side.run(main)
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+def test_a_connection_that_is_not_made_yet_has_nothing_to_read(side: Side, server: RedisServer) -> None:
+    """A pool asks that of each connection it hands out, under a name by version; it is no reason to connect."""
+
+    async def main() -> None:
+        client = side.client(Count())
+        connection = client.connection_pool.make_connection()
+        for name in ("can_read", "can_read_destructive"):
+            if hasattr(connection, name):
+                assert await done(getattr(connection, name)()) is False
+        assert not connection.is_connected
+
+    side.run(main)
+
+
 def test_a_server_that_is_away_is_tried_as_often_as_the_policy_says(side: Side, server: RedisServer) -> None:
     """Connecting is a part of the attempt, with no attempts of its own: three are three."""
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+import anyio.lowlevel
+
 from resilience import checks
 from resilience.context import Context, get_ambient
 from resilience.errors import DeadlineExceeded
@@ -75,7 +77,7 @@ class DeadlineMiddleware:
         ctx = budget(self._acceptance.seconds(_fields(scope)))
         if ctx.expired:
             return await _refuse(send)
-        server = _Server(receive, send)
+        server = _Server(receive, send, is_cut_off=self._cut_off)
         try:
             with ambient(ctx):
                 await self._run(ctx, scope, server)
@@ -101,11 +103,12 @@ class DeadlineMiddleware:
 class _Server:
     """The server's two functions, called outside of the budget."""
 
-    __slots__ = ("_outside", "_receive", "_send", "has_begun")
+    __slots__ = ("_is_cut_off", "_outside", "_receive", "_send", "has_begun")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, *, is_cut_off: bool) -> None:
         self._receive = receive
         self._send = send
+        self._is_cut_off = is_cut_off
         self._outside = get_ambient()
         self.has_begun: bool = False  # whether the server has been handed the start of a response
 
@@ -115,6 +118,8 @@ class _Server:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            if self._is_cut_off:  # while it was shielded, as a handler in a thread is: not inside of the server now
+                await anyio.lowlevel.checkpoint_if_cancelled()
             self.has_begun = True
         with ambient(self._outside):
             await self._send(message)

@@ -274,8 +274,11 @@ def ran_out(error: Exception, ctx: Context) -> bool:
     """Whether a request failed because its time was over.
 
     `DeadlineExceeded` says so. So does a client in the app that was given what was left as its own timeout, with
-    its own exception, once the time is over: a network error (`transient`), or gRPC's `DEADLINE_EXCEEDED`.
+    its own exception, once the time is over: a network error (`transient`), or gRPC's `DEADLINE_EXCEEDED`. A task
+    group raises a group of those; one of them that says something else is the reason.
     """
+    if isinstance(error, ExceptionGroup):
+        return all(ran_out(each, ctx) for each in error.exceptions)
     if isinstance(error, DeadlineExceeded):
         return True
     return ctx.expired and (transient(error) or _is_grpc_deadline(error))

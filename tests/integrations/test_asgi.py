@@ -150,6 +150,17 @@ class TestTooLate:
         sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(late)), {EXPECTED: "10"}))
         assert sent[0]["status"] == 504
 
+    def test_a_task_group_in_the_app_makes_it_a_504(self, tasks_world: Any) -> None:
+        """It raises a group, also of a single error."""
+
+        async def fan_out(send: Any) -> None:
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(overrun, send)
+
+        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(fan_out)), {EXPECTED: "5000"}))
+        assert sent[0]["status"] == 504
+
     def test_a_bug_that_is_found_late_is_a_bug(self, tasks_world: Any) -> None:
         """Being late explains no error that is not the network's."""
 
@@ -185,6 +196,17 @@ class TestCutOff:
     def test_cancels_the_app_and_answers_504(self, tasks_world: Any) -> None:
         """With `cut_off` the app ends at the deadline, whatever it awaits."""
         sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"}))
+        assert sent[0]["status"] == 504
+
+    def test_begins_no_response_where_the_app_was_shielded(self, tasks_world: Any) -> None:
+        """A server that was cancelled in the middle of its first message would have to break off the connection."""
+
+        async def shielded(send: Any) -> None:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+
+        app = DeadlineMiddleware(App(shielded, start, body), cut_off=True)
+        sent = tasks_world.run(lambda: asked(app, {EXPECTED: "20"}))
         assert sent[0]["status"] == 504
 
     def test_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:

@@ -303,6 +303,9 @@ class TestRanOut:
             (RpcError("DEADLINE_EXCEEDED"), False, True),
             (RpcError("INTERNAL"), False, False),
             (KeyError(), False, False),
+            (ExceptionGroup("", [DeadlineExceeded(), ExceptionGroup("", [DeadlineExceeded()])]), True, True),
+            (ExceptionGroup("", [DeadlineExceeded(), ConnectionError()]), False, True),
+            (ExceptionGroup("", [DeadlineExceeded(), KeyError()]), False, False),
         ],
     )
     def test_is_the_deadline_or_the_network_once_it_is_over(

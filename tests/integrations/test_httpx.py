@@ -487,7 +487,8 @@ def test_a_stream_of_the_users_own_make_is_sent_once(kit: Kit, server: FlakyServ
 
     async def main() -> None:
         async with kit.client() as client:
-            request = kit.library.Request("PUT", url, stream=Own(), headers={"Host": "localhost", "Content-Length": "7"})
+            headers = {"Host": "localhost", "Content-Length": "7"}
+            request = kit.library.Request("PUT", url, stream=Own(), headers=headers)
             assert (await client.send(request)).status_code == 503
 
     kit.run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,7 +210,14 @@ class _AsyncConnection(_RedisConnection):  # type: ignore[misc]
         call = self._call()
         if call is not None and not self._connecting:
             call.sends(commands)
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task is not None else 0
         await super().send_packed_command(command, check_health=False)
+        if task is not None and task.cancelling() > cancellations:
+            # redis-py sends in `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes as it
+            # ends (https://github.com/python/cpython/issues/86296): the Timeout whose it was would never fire again.
+            await self.disconnect(nowait=True)
+            raise asyncio.CancelledError
 
 
 @functools.cache

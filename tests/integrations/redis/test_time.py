@@ -249,3 +249,33 @@ def test_cancelling_a_task_harms_nobody_else(server: RedisServer) -> None:
         assert await client.get("b") == b"2"
 
     side.run(main)
+
+
+@pytest.mark.parametrize("socket_timeout", [None, PATIENCE])
+def test_a_cancellation_that_comes_while_a_command_is_sent_is_not_lost(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, socket_timeout: float | None
+) -> None:
+    """`asyncio.wait_for` of Python 3.11, in which redis-py sends, swallows one that comes as the sending ends."""
+    side = Side("asyncio", server)
+
+    async def main() -> None:
+        client = side.client(Retry(3, backoff=[0]), socket_timeout=socket_timeout)
+        await client.set("a", 1)
+        await client.set("b", 2)
+
+        async def reads(key: str) -> bytes:
+            value: bytes = await client.get(key)
+            return value
+
+        task = asyncio.create_task(reads("a"))
+
+        async def drain(writer: asyncio.StreamWriter) -> None:
+            task.cancel()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.StreamWriter, "drain", drain)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await client.get("b") == b"2"
+
+    side.run(main)

@@ -113,7 +113,7 @@ class Dashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "http":
-            await self._answer(scope, receive, _Response(send, with_body=scope["method"] == "GET"))
+            await self._answer(scope, receive, _Response(send, with_body=scope["method"] != "HEAD"))
         elif scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "websocket":

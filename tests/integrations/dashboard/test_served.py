@@ -38,9 +38,9 @@ def served(*policies: Any, **options: Any) -> Iterator[Served]:
         yield it
 
 
-def get(url: str, **headers: str) -> httpx.Response:
+def get(url: str, method: str = "GET", **headers: str) -> httpx.Response:
     with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
-        return client.get(url, headers=headers)
+        return client.request(method, url, headers=headers)
 
 
 @contextlib.contextmanager
@@ -52,6 +52,16 @@ def updates(url: str) -> Iterator[Iterator[Any]]:
 
 
 # --- served ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS"])
+def test_a_refusal_says_why(method: str) -> None:
+    """All of it: a server ends the connection where a body is shorter than its header says."""
+    with served() as it:
+        response = get(it.url, method)
+        assert (response.status_code, response.text) == (405, "the dashboard is read-only\n")
+        response = get(it.url, method, host="evil.example")
+        assert (response.status_code, response.text) == (421, "this host name is not one of allowed_hosts\n")
 
 
 def test_it_is_served_on_this_machine_only() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Literal, Never, TypeVar, final
@@ -31,7 +32,7 @@ from resilience.integrations.telemetry import (
     facts,
     kind_of,
 )
-from resilience.outcome import genuine
+from resilience.outcome import describe_error, genuine
 from resilience.policy import Call, Policy
 
 if TYPE_CHECKING:
@@ -236,9 +237,12 @@ class Tracing(Policy[Never]):
     def _fail(self, span: Span, error: Exception) -> None:
         kind = error_type(error)
         span.set_attribute("error.type", kind)
-        if self._record_exceptions:
+        if not self._record_exceptions:
+            span.set_status(Status(StatusCode.ERROR, kind))
+            return
+        span.set_status(Status(StatusCode.ERROR, f"{kind}: {describe_error(error)}"))
+        with suppress(Exception):  # the SDK asks it for its message, and a `__str__` may raise
             span.record_exception(error)
-        span.set_status(Status(StatusCode.ERROR, f"{kind}: {error}" if self._record_exceptions else kind))
 
     @override
     def settings(self) -> Mapping[str, object]:

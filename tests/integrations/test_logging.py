@@ -209,6 +209,23 @@ def test_messages_of_errors_are_written_where_they_are_asked_for(world: World, c
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
 
 
+class Speechless(Exception):
+    """An exception that has no text, and raises when it is asked for it."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_an_error_without_a_message_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
+    """One whose `__str__` raises, too."""
+    log.begin(messages=True)
+    retry = Retry(2, on=Speechless, backoff=[1])
+    assert world.run(lambda: world.attempt(retry, Script(Speechless(), "fine").function())) == "fine"
+    assert log.lines == [
+        "INFO Retry: attempt 1 failed with Speechless, the next one is in 1 s: <no message: its __str__ raised>"
+    ]
+
+
 # --- repeats ---------------------------------------------------------------------------------
 
 

@@ -151,6 +151,28 @@ def test_messages_can_be_left_out(world: World, traced: Traced) -> None:
     assert traced.only.status.description == "tests.conftest.Boom"
 
 
+class Speechless(Exception):
+    """An exception that has no text, and raises when it is asked for it."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("record_exceptions", [True, False])
+def test_an_exception_without_a_message_comes_out_as_itself(
+    world: World, traced: Traced, record_exceptions: bool
+) -> None:
+    """The SDK asks it for its text, which raises; the span does without."""
+
+    async def main() -> Any:
+        policy = traced.policy(record_exceptions=record_exceptions)
+        return await world.attempt(policy, Script(Speechless()).function())
+
+    assert type(world.run(main)) is Speechless
+    assert traced.only.status.status_code is StatusCode.ERROR
+    assert str(traced.only.attributes["error.type"]).endswith("Speechless")
+
+
 def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -> None:
     """The class of the error says which policy refused."""
     breaker = CircuitBreaker()

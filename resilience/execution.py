@@ -51,11 +51,15 @@ class Chain:
 
     def compose(self, stage: StageMaker, inner: Any) -> Any:
         """Return the stage that runs the whole chain around `inner`."""
+        return stage(*self._outermost(stage, inner))
+
+    def _outermost(self, stage: StageMaker, inner: Any) -> tuple[Policy[Any], Any]:
+        """Return the outermost policy, and the stage that runs all the others around `inner`."""
         if not self._parts:
-            return stage(self._policy, inner)
-        for part in reversed(self._parts):
+            return self._policy, inner
+        for part in reversed(self._parts[1:]):
             inner = part._resilience_chain.compose(stage, inner)
-        return inner
+        return self._parts[0]._resilience_chain._outermost(stage, inner)
 
     async def around(self, call: Callable[[Context], Awaitable[Any]], ctx: Context) -> Any:
         """Run the whole chain around the rest of another one."""
@@ -84,18 +88,15 @@ class Chain:
         return execution.value
 
     def protect(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that executes `function` with what it is called with.
-
-        The short way of `run` stands here once more: for a frame less, 40 of some 350 ns.
-        """
+        """Return the function that executes `function` with what it is called with."""
+        entrance = None
+        if not self._listeners:
+            entrance = blocking.entrance(*self._outermost(blocking.stage, blocking.enter), function, self.run)
 
         def protected(*args: Any, **kwargs: Any) -> Any:
-            stage = self._blocking
-            if stage is None or get_ambient() is not None or watched.executions:
-                return self.run(function, args, kwargs, None)
-            return stage(_UNLIMITED_IN_THREADS, function, args, kwargs)
+            return self.run(function, args, kwargs, None)
 
-        return protected
+        return entrance or protected
 
     def _blocking_stage(self) -> blocking.Stage:
         if watched.policies_off:
@@ -140,14 +141,14 @@ class Chain:
 
     def aprotect(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the coroutine function that executes `function` with what it is called with."""
+        entrance = None
+        if not self._listeners:
+            entrance = tasks.entrance(*self._outermost(tasks.stage, tasks.enter), function, self.arun)
 
         async def protected(*args: Any, **kwargs: Any) -> Any:
-            stage = self._tasks
-            if stage is None or get_ambient() is not None or watched.executions:
-                return await self.arun(function, args, kwargs, None)
-            return await stage(_UNLIMITED_IN_TASKS, function, args, kwargs)
+            return await self.arun(function, args, kwargs, None)
 
-        return protected
+        return entrance or protected
 
     def _task_stage(self) -> tasks.Stage:
         if watched.policies_off:

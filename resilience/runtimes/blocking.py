@@ -23,7 +23,7 @@ from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_aw
 from resilience.clock import clock
 from resilience.context import Context, get_ambient, set_ambient, unlimited
 from resilience.errors import SuspensionMisuse, WorkersExhausted
-from resilience.events import CallRejected, emit, logger
+from resilience.events import CallRejected, emit, logger, watched
 from resilience.outcome import Failure, StoppedIteration
 from resilience.runtimes import lowering, workers
 from resilience.runtimes.base import Runtime, TimerOwner, Waiter
@@ -153,6 +153,7 @@ BLOCKING: BlockingRuntime = BlockingRuntime()
 
 #: The context of executions that inherit nothing and do not hand it to their function, which might keep it.
 UNLIMITED: Context = unlimited(BLOCKING)
+_GATE = lowering.Gate(get_ambient, watched, UNLIMITED)
 
 
 def enter(ctx: Context, function: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None) -> Any:
@@ -221,6 +222,14 @@ def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the plain function that runs `policy` around `inner`."""
     lowered = lowering.lower(policy.around, drive)
     return partial(_driven, policy, inner) if lowered is None else lowered(policy, inner)
+
+
+def entrance(
+    policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Return the function that executes `function` under `policy` around `inner`, or by `run`, if it can be had."""
+    factory = lowering.entrance(policy.around, drive, _GATE)
+    return factory and factory(policy, inner, function, run)
 
 
 def _driven(policy: Policy[Any], inner: Stage, ctx: Context, *made: Any) -> Any:

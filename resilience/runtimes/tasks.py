@@ -22,8 +22,8 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, leave_ambient, reset_ambient, set_ambient, unlimited
-from resilience.events import logger
+from resilience.context import Context, get_ambient, leave_ambient, reset_ambient, set_ambient, unlimited
+from resilience.events import logger, watched
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
 from resilience.runtimes.alarms import AsyncioTimer, new_timer, shared
@@ -210,6 +210,7 @@ context.find_runtime = find_runtime
 
 #: As in blocking.py.
 UNLIMITED: Context = unlimited(TASKS)
+_GATE = lowering.Gate(get_ambient, watched, UNLIMITED)
 
 
 def enter(
@@ -258,6 +259,14 @@ def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the coroutine function that runs `policy` around `inner`."""
     closed = lowering.close(policy.around)
     return partial(_as_written, policy, inner) if closed is None else closed(policy, inner)
+
+
+def entrance(
+    policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Awaitable[Any]]
+) -> Callable[..., Any] | None:
+    """As in blocking.py: a coroutine function."""
+    factory = lowering.entrance(policy.around, None, _GATE)
+    return factory and factory(policy, inner, function, run)
 
 
 def _as_written(policy: Policy[Any], inner: Stage, ctx: Context, *made: Any) -> Awaitable[Any]:

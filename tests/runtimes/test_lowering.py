@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, current_context, events
 from resilience.runtimes import lowering
 from resilience.runtimes.blocking import drive
 from tests.conftest import Boom, World
@@ -609,6 +609,69 @@ def test_blocking_code_gives_the_same_as_tasks(make: Callable[[], Policy[Any]], 
     assert tasks_world.run(main) == told(make(), fn)
 
 
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("make", [*LOWERABLE, *TO_BE_DRIVEN, *EITHER], ids=name_of)
+def test_a_decorated_function_gives_the_same(
+    make: Callable[[], Policy[Any]], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its policy is the entrance, where it is not, and where the entrance sends the call the long way."""
+    fn = result(INPUTS[kind]())
+
+    def decorated(policy: Policy[Any]) -> Callable[[], Any]:
+        return policy(lambda: fn(current_context()))
+
+    monkeypatch.setattr(lowering, "enabled", True)
+    alone, amid = decorated(make()), decorated(make().wrap(Bulkhead(1)))
+    seen = [told_outright(alone), told_outright(amid), told(Plain(), lambda ctx: decorated(make())())]
+    with subscribed():
+        seen.append(told_outright(decorated(make())))
+    monkeypatch.setattr(lowering, "enabled", False)
+    seen.append(told_outright(decorated(make())))
+    assert seen == [told(make(), fn)] * 5
+
+
+def told_outright(call: Callable[[], Any]) -> tuple[str, str]:
+    try:
+        return "returned", repr(call())
+    except BaseException as error:
+        return f"raised after {type(error.__context__).__name__}, {error.__suppress_context__}", repr(error)
+
+
+@contextmanager
+def subscribed() -> Iterator[None]:
+    unsubscribe = events.subscribe(lambda event: None, events.ExecutionFinished)
+    try:
+        yield
+    finally:
+        unsubscribe()
+
+
+@pytest.mark.parametrize("kind", ["a value", "a ValueError"])
+@pytest.mark.parametrize("make", [*LOWERABLE, *TO_BE_DRIVEN, *EITHER], ids=name_of)
+def test_a_decorated_coroutine_function_gives_the_same(
+    make: Callable[[], Policy[Any]], kind: str, tasks_world: World
+) -> None:
+    """The same in tasks."""
+    fn = result(INPUTS[kind]())
+
+    async def later() -> Any:
+        return fn(current_context())
+
+    async def told_later(call: Callable[[], Any]) -> tuple[str, str]:
+        try:
+            return "returned", repr(await call())
+        except Exception as error:
+            return f"raised after {type(error.__context__).__name__}, {error.__suppress_context__}", repr(error)
+
+    async def main() -> list[tuple[str, str]]:
+        seen = [await told_later(make()(later)), await told_later(make().wrap(Bulkhead(1))(later))]
+        with subscribed():
+            seen.append(await told_later(make()(later)))
+        return seen
+
+    assert tasks_world.run(main) == [told(make(), fn)] * 3
+
+
 class Beside(Policy):
     """Starts the call in a task of its own, as a hedge does."""
 
@@ -720,6 +783,45 @@ def test_an_error_of_the_policys_own_shows_its_own_line(way: str) -> None:
     with pytest.raises(Boom) as info:
         Raising().execute(result("x"))
     assert frames_of(info.value)[-1][2] == 'raise Boom(f"after {result}")'
+
+
+def test_nothing_stands_between_a_decorated_function_and_its_policies(tasks_world: World) -> None:
+    """No frame but those of the policies; and in blocking code that of the innermost stage."""
+
+    def fails() -> None:
+        raise Boom
+
+    async def fails_later() -> None:
+        raise Boom
+
+    async def main() -> None:
+        await Plain().wrap(Guarded())(fails_later)()
+
+    with pytest.raises(Boom) as blocking:
+        Plain().wrap(Guarded())(fails)()
+    with pytest.raises(Boom) as waiting:
+        tasks_world.run(main)
+    names = [it.name for it in traceback.extract_tb(blocking.value.__traceback__)]
+    assert names == [
+        "test_nothing_stands_between_a_decorated_function_and_its_policies",
+        "around",
+        "around",
+        "enter",
+        "fails",
+    ]
+    names = [it.name for it in traceback.extract_tb(waiting.value.__traceback__) if it.filename == __file__]
+    assert names[-4:] == ["main", "around", "around", "fails_later"]
+
+
+def test_the_arguments_of_a_decorated_function_may_have_any_names() -> None:
+    """Also those of what stands around it."""
+
+    def fn(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    names = ("self", "call", "ctx", "policy", "function", "_resilience_function", "_resilience_arguments")
+    given = dict.fromkeys(names, 1)
+    assert Plain()(fn)("first", **given) == (("first",), given)
 
 
 def test_a_debugger_finds_the_variables_of_the_policy(way: str) -> None:

@@ -170,9 +170,9 @@ class Decorrelated(Backoff):
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
         source = SHARED_RANDOMNESS if rng is None else rng
         limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
-        delay = self.base
+        delay = base = min(self.base, FOREVER)  # three times it must not overflow
         while True:
-            delay = min(limit, source.uniform(self.base, 3 * delay))
+            delay = min(limit, _drawn(source, base, 3 * delay))
             yield delay
 
 
@@ -238,15 +238,20 @@ def _spread(jitter: object) -> Callable[[Randomness, float], float] | None:
 
 
 def _full(rng: Randomness, value: float) -> float:
-    return rng.uniform(0, value)
+    return _drawn(rng, 0, value)
 
 
 def _equal(rng: Randomness, value: float) -> float:
-    return value / 2 + rng.uniform(0, value / 2)
+    return value / 2 + _drawn(rng, 0, value / 2)
 
 
 def _within(share: float, rng: Randomness, value: float) -> float:
-    return min(rng.uniform(value * (1 - share), value * (1 + share)), FOREVER)
+    return min(_drawn(rng, value * (1 - share), value * (1 + share)), FOREVER)
+
+
+def _drawn(rng: Randomness, low: float, high: float) -> float:
+    # The user's own source is believed as little as a backoff of the user's own: nobody can wait for NaN.
+    return checks.seconds("what rng.uniform() returned", rng.uniform(low, high), zero=True)
 
 
 _NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full, "equal": _equal, "none": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from resilience import Retry
 from resilience.backoff import Backoff, Constant, Decorrelated, Exponential, Jitter, Linear, Randomness, as_backoff
+from tests.conftest import Boom, Script, World
 
 
 class Fixed:
@@ -482,6 +484,47 @@ def test_a_cap_below_the_base_of_decorrelated_is_refused() -> None:
     """There would be nothing to draw between."""
     with pytest.raises(ValueError, match=r"cap must be at least base \(2\.0\), not 1"):
         Decorrelated(2, cap=1)
+
+
+JITTERY = (Constant(1, jitter="full"), Linear(1, jitter="equal"), Exponential(1, jitter=0.5), Decorrelated(1, cap=9))
+
+
+class Broken:
+    """A source of randomness that draws the same whatever it is asked for."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def uniform(self, a: float, b: float) -> Any:
+        return self._value
+
+
+@pytest.mark.parametrize("backoff", JITTERY, ids=repr)
+@pytest.mark.parametrize(
+    ("bad", "kind", "message"),
+    [
+        (math.nan, ValueError, "must not be NaN"),
+        (math.inf, ValueError, "must be finite, not inf"),
+        (-0.5, ValueError, "must be zero or more seconds, not -0.5"),
+        (None, TypeError, "not None"),
+        ("1", TypeError, "not '1'"),
+    ],
+)
+def test_what_is_drawn_has_to_be_seconds(backoff: Backoff, bad: Any, kind: type[Exception], message: str) -> None:
+    """With every jitter: `min` and `max` let NaN through, and nobody could wait for it."""
+    with pytest.raises(kind, match=r"what rng\.uniform\(\) returned .*" + re.escape(message)):
+        first(backoff, 1, Broken(bad))
+
+
+def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says_so(world: World) -> None:
+    """With what it drew, as a backoff of the user's own would; the failure before it is its context."""
+
+    async def main() -> None:
+        error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
+        assert str(error) == "what rng.uniform() returned must not be NaN"
+        assert type(error.__context__) is Boom
+
+    world.run(main)
 
 
 @pytest.mark.parametrize("bad", [42, "random", random, object()])

@@ -50,7 +50,8 @@ class Retry(Policy[Never]):
     :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself.
     :param on_retry: called with a `RetryScheduled` before each wait; never after the last failure.
     :param name: what errors and events call this policy.
-    :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable.
+    :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. What its `uniform`
+        returns has to be seconds, zero or more: anything else comes out as a `ValueError` or `TypeError`.
 
     It never waits for nothing: where the next delay does not fit in what is left of the deadline or of
     `max_elapsed`, it stops at once with the failure that it has. No attempt starts after the deadline, and

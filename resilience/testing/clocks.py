@@ -178,12 +178,16 @@ class VirtualClock:
             target = min((wait.deadline for wait in waits), default=inf)
             if target == inf or self._closed:
                 return False
-            if any(wait.deadline <= self._time or wait.has_happened() for wait in waits):
+            if any(wait.deadline <= self._time for wait in waits) or self._has_somebody_work():
                 return False
-            if not self._others_stand_still(mine):
+            # To look takes a while: what one of the others did meanwhile, before it stood still, counts.
+            if not self._others_stand_still(mine) or self._has_somebody_work():
                 return False
             self._time = target
             return True
+
+    def _has_somebody_work(self) -> bool:
+        return any(wait.has_happened() for wait in self._waits.values())
 
     def close(self) -> None:
         """End virtual time: whoever still waits in it goes on, or goes on waiting for real."""
@@ -194,33 +198,53 @@ class VirtualClock:
     def _others_stand_still(self, mine: Wait) -> bool:
         others = [it for it in threading.enumerate() if it.ident not in self._waits]
         frames: dict[int, Any] = sys._current_frames() if others else {}
-        still = [self._stands_still(it, frames.get(it.ident or 0), mine) for it in others]
+        # First where all of them are, then what the kernel knows of them: while that is asked, they run.
+        looks = [_Look(it, frames.get(it.ident or 0)) for it in others]
+        still = [self._stands_still(look, mine) for look in looks]
         return all(still)
 
-    def _stands_still(self, thread: threading.Thread, frame: Any, mine: Wait) -> bool:
-        if thread.ident is None:
+    def _stands_still(self, look: _Look, mine: Wait) -> bool:
+        thread, ident, place = look.thread, look.thread.ident, look.place
+        if ident is None or look.is_at_work:
             return False  # it is being started: whoever does that waits for it to begin, without the clock
-        if frame is None:
+        if place is None:
             return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # another one just ends
-        if isinstance(thread, Worker):
-            if thread._job is not None:
-                return False
-            if (id(frame.f_code), frame.f_lasti) in _worker_places:
-                return True
-        place = (id(frame), frame.f_lasti)
+        if look.worker_place in _worker_places:
+            return True
         now, ran, is_runnable = time.monotonic(), _seconds_run(thread), _is_runnable(thread)
-        stand = self._stands.get(thread.ident)
+        stand = self._stands.get(ident)
         if stand is None or stand.place != place:
-            self._stands[thread.ident] = _Stand(place, now, ran)
+            self._stands[ident] = _Stand(place, now, ran)
             return False
         # It may have been woken a moment ago and not have come to run yet: a few pauses let it.
         stand.calm = 0 if is_runnable or ran != stand.ran else stand.calm + 1
         stand.ran = ran
         if now - stand.since < self._patience or min(stand.calm, mine.looks) < _LOOKS:
             return False
-        if isinstance(thread, Worker) and frame.f_code is Worker.run.__code__:
-            _worker_places.add((id(frame.f_code), frame.f_lasti))
+        if look.worker_place is not None:
+            _worker_places.add(look.worker_place)
         return True
+
+
+@final
+class _Look:
+    """Where a thread is at one instant.
+
+    :param frame: its topmost frame, None where it has none.
+    """
+
+    __slots__ = ("is_at_work", "place", "thread", "worker_place")
+
+    def __init__(self, thread: threading.Thread, frame: Any) -> None:
+        self.thread = thread
+        self.place: _Place | None = None if frame is None else (id(frame), frame.f_lasti)
+        is_worker = isinstance(thread, Worker)
+        #: Whether it has been handed a job.
+        self.is_at_work: bool = is_worker and thread._job is not None
+        #: Where it waits for work, perhaps: the same for all workers.
+        self.worker_place: _Place | None = None
+        if is_worker and frame is not None and frame.f_code is Worker.run.__code__:
+            self.worker_place = (id(frame.f_code), frame.f_lasti)
 
 
 @final

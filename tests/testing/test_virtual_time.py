@@ -657,6 +657,46 @@ def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.Monkey
     assert at == [0]
 
 
+@pytest.mark.parametrize("meanwhile", ["a job is done", "what is waited for happens"])
+def test_what_happens_while_somebody_looks_around_is_seen(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """To ask the kernel about one thread lets another run, which may be at rest again when its turn comes."""
+    ask = clocks._from_kernel
+    looks: list[int] = []
+    happened: list[int] = []
+
+    def ask_meanwhile(thread: threading.Thread, file: str) -> str:
+        if len(looks) == 15:
+            worker._job = None
+            if meanwhile == "what is waited for happens":
+                happened.append(1)
+        return ask(thread, file)
+
+    monkeypatch.setattr(clocks, "_from_kernel", ask_meanwhile)
+    released = threading.Event()
+    bystander = threading.Thread(target=released.wait)
+    bystander.start()
+    try:
+        with virtual_time(patience=0.001) as clock:
+            Timeout(1).call(len, "")  # an idle worker is there
+            worker = workers.pool.idle[-1]
+            process_clock.sleep(1.0)  # and it is known where idle workers stand
+            wait = clocks.Wait(5.0, lambda: bool(happened))
+            clock.enter(wait)
+            worker._job = cast(Any, "a job")
+            for look in range(15):
+                assert not clock.jump(wait)
+                time.sleep(wait.pause)
+                wait.looks += 1
+                looks.append(look)
+            if meanwhile == "what is waited for happens":
+                worker._job = None
+            assert not clock.jump(wait)
+            clock.leave()
+    finally:
+        released.set()
+        bystander.join()
+
+
 def test_a_patience_that_is_no_duration_is_refused() -> None:
     """Like every other duration."""
     with pytest.raises(ValueError, match="patience must be more than zero"), virtual_time(patience=0):

@@ -236,14 +236,13 @@ class _Look:
     __slots__ = ("is_at_work", "place", "thread", "worker_place")
 
     def __init__(self, thread: threading.Thread, frame: Any) -> None:
-        self.thread = thread
+        self.thread: threading.Thread = thread
         self.place: _Place | None = None if frame is None else (id(frame), frame.f_lasti)
-        is_worker = isinstance(thread, Worker)
         #: Whether it has been handed a job.
-        self.is_at_work: bool = is_worker and thread._job is not None
+        self.is_at_work: bool = isinstance(thread, Worker) and thread._job is not None
         #: Where it waits for work, perhaps: the same for all workers.
         self.worker_place: _Place | None = None
-        if is_worker and frame is not None and frame.f_code is Worker.run.__code__:
+        if isinstance(thread, Worker) and frame is not None and frame.f_code is Worker.run.__code__:
             self.worker_place = (id(frame.f_code), frame.f_lasti)
 
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
-from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, name_of
+from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, is_generator_function, name_of
 from resilience.context import Context, current_context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded, ResilienceError
 from resilience.events import logger
@@ -142,7 +142,7 @@ def unit_of_work(
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
     called several times, it should do nothing outside of the transaction, and it must not commit by itself. A call of
-    a plain function raises `TypeError` where the connection is an asynchronous one.
+    a plain function raises `TypeError` where the connection is an asynchronous one; so does decorating a generator.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.dbapi import transient, unit_of_work
@@ -182,7 +182,14 @@ class UnitOfWork(Generic[W, D]):
     @overload
     def __call__(self, fn: Callable[Concatenate[W, P], T], /) -> Callable[P, T | D]: ...
     def __call__(self, fn: Callable[..., Any], /) -> Callable[..., Any]:
-        """Decorate a function of a connection and its own arguments."""
+        """Decorate a function of a connection and its own arguments.
+
+        :raises TypeError: for a generator function, which would do its work after the commit.
+        """
+        if is_generator_function(fn):
+            raise TypeError(
+                f"{name_of(fn)} is a generator function: it would do its work after the commit; return a list instead"
+            )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)

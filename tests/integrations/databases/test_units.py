@@ -243,6 +243,22 @@ def test_closing_that_fails_changes_nothing(path: Path, caplog: pytest.LogCaptur
     assert "closing a Unclosable raised" in caplog.text
 
 
+def rows_of(connection: sqlite3.Connection) -> Any:
+    yield from connection.execute("select text from notes")
+
+
+async def arows_of(connection: sqlite3.Connection) -> Any:
+    for row in connection.execute("select text from notes"):
+        yield row
+
+
+@pytest.mark.parametrize("fn", [rows_of, arows_of])
+def test_a_generator_is_no_unit(path: Path, fn: Any) -> None:
+    """It would do its work after the commit: outside of the transaction, which a session would begin anew."""
+    with pytest.raises(TypeError, match="rows_of is a generator function"):
+        unit_of_work(AGAIN, connecting(path))(fn)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

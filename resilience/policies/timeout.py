@@ -42,7 +42,8 @@ class Timeout(Policy[Never]):
     Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In
     blocking code the function alone runs on a worker thread and is walked away from: it goes on until it ends by
     itself, and is counted in `Timeout.abandoned()` meanwhile. At `Timeout.max_abandoned` of them in the process
-    the next call is refused with `WorkersExhausted`.
+    the next call is refused with `WorkersExhausted`. While the interpreter shuts down, and starts no thread any
+    more, the function runs in the calling thread, with its deadline and nothing to cut it off; a warning is logged.
 
     Where the budget of the context ends earlier, it fires then, and the error is `DeadlineExceeded`.
 

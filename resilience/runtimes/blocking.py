@@ -199,15 +199,18 @@ def _enter_with(
     return result
 
 
-def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker:
+def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker | None:
     if clock.now() >= timer.deadline:
         raise Expired(timer)  # no attempt starts after its time is over
     try:
         most: int = getattr(timer.owner, "max_abandoned", workers.DEFAULT_MAX_ABANDONED)
-        return workers.pool.take(timer.owner.name, most)
+        worker = workers.pool.take(timer.owner.name, most)
     except WorkersExhausted:
         emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None)
         raise
+    if worker is None:  # what is flushed at the exit is wanted, and this is how it would run without us
+        logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", timer.owner.name)
+    return worker
 
 
 def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> Any:

@@ -6,7 +6,8 @@ own time, drops what came out, and can be used again. Whether a job was finished
 decided once, by whoever takes its claim first.
 
 Workers are daemon threads (the process can end while one hangs), started on demand (nobody queues
-for one), reused last in, first out, and gone after `IDLE` seconds without work.
+for one), reused last in, first out, and gone after `IDLE` seconds without work. While the interpreter
+shuts down there may be none: whoever wanted one then runs its function itself.
 """
 
 from __future__ import annotations
@@ -149,10 +150,13 @@ class Pool:
         self.abandoned: int = 0
         self._counting = threading.RLock()  # a finalizer may come here in the middle of it
 
-    def take(self, policy: str, max_abandoned: int) -> Worker:
-        """Return a worker that waits for a job; raise `WorkersExhausted` if too many hang already."""
+    def take(self, policy: str, max_abandoned: int) -> Worker | None:
+        """Return a worker that waits for a job; None where the interpreter shuts down and there can be none any more.
+
+        :raises WorkersExhausted: if too many hang already.
+        """
         if sys.is_finalizing():  # daemon threads are gone by then, and nobody would answer
-            raise WorkersExhausted("the interpreter is shutting down", policy=policy)
+            return None
         if self.abandoned >= max_abandoned:
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
@@ -160,9 +164,7 @@ class Pool:
         try:
             return self.idle.pop()
         except IndexError:
-            worker = Worker()
-            contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
-            return worker
+            return _started_worker()
 
     def retire(self, worker: Worker) -> bool:
         """Let a worker go; false if somebody has just taken it."""
@@ -176,6 +178,19 @@ class Pool:
         """Count a job that was walked away from, or one that has come to its end after all."""
         with self._counting:
             self.abandoned += change
+
+
+def _started_worker() -> Worker | None:
+    worker = Worker()
+    try:
+        contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
+    except RuntimeError as error:
+        # CPython 3.12 starts no thread from the end of the main one on, so none in an `atexit` function. Later
+        # versions have an error of its own for it, with the same words.
+        if "interpreter shutdown" in str(error):
+            return None
+        raise
+    return worker
 
 
 _numbers = count(1)

@@ -728,15 +728,58 @@ def test_the_child_of_a_fork_starts_with_workers_of_its_own() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_while_the_interpreter_shuts_down_no_worker_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemon threads are gone by then: a call would wait for an answer for ever. It is refused, and not entered."""
-    entered: list[Context] = []
+def no_threads_at_shutdown(self: threading.Thread) -> None:
+    """What CPython says from 3.12 on, in `start`."""
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [(workers.sys, "is_finalizing", lambda: True), (workers.Worker, "start", no_threads_at_shutdown)],
+    ids=["modules are torn down", "no thread is started"],
+)
+def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
+    owner: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flush at the exit is made: with its deadline, and a warning that nothing can cut it off."""
+    seen: list[tuple[threading.Thread, float]] = []
+
+    def flush(ctx: Context) -> str:
+        seen.append((threading.current_thread(), ctx.remaining()))
+        return "flushed"
+
+    monkeypatch.setattr(workers, "pool", workers.Pool())
     Timeout(LONG).call(len, "")  # an idle worker is there
+    if owner is workers.Worker:
+        workers.pool.idle.clear()
+    bulkhead = Bulkhead(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, value)
+        assert Policy.wrap(bulkhead, Timeout(LONG, name="late")).execute(flush) == "flushed"
+    ((thread, left),) = seen
+    assert thread is threading.current_thread()
+    assert 0 < left <= LONG
+    assert bulkhead.stats().in_flight == 0
+    told = [(it.name, it.levelname, it.getMessage()) for it in caplog.records]
+    assert told == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
+
+
+def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attempt begins after it, and no wait outlasts it, in whatever thread the function runs."""
+    calls: list[float] = []
+
+    def down(ctx: Context) -> None:
+        calls.append(ctx.remaining())
+        raise Boom
+
+    pipeline = Policy.wrap(Timeout(0.05), Retry(None, on=Boom, backoff=[0.02]))
     with monkeypatch.context() as patch:
         patch.setattr(workers.sys, "is_finalizing", lambda: True)
-        with pytest.raises(WorkersExhausted, match="shutting down") as raised:
-            Timeout(LONG, name="late").execute(entered.append)
-    assert (raised.value.policy, entered) == ("late", [])
+        began = time.monotonic()
+        with pytest.raises((Boom, TimeoutExceeded)):
+            pipeline.execute(down)
+    assert 1 <= len(calls) <= 3
+    assert time.monotonic() - began < 5
 
 
 def test_where_no_thread_can_be_started_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,12 +52,16 @@ class Simulation(Engine):
     101
     """
 
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._unlimited = unlimited(self.runtime)
+
     def execute(
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
         chain = policy._resilience_chain
-        inner = own_context(unlimited(self.runtime), fn)
+        inner = own_context(self._unlimited, fn)
         if ctx is None and not chain._listeners and get_ambient() is None and not watched.executions:
             return chain._task_stage()(inner, fn, None, None)
         return chain.arun_with(inner, fn, None, None, ctx)

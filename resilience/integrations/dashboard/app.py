@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 from urllib.parse import quote
 
@@ -39,6 +40,9 @@ _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 #: Seconds after which a stream ends, and the milliseconds that a browser then waits before it comes back.
 _STREAM_LASTS: Final = 20.0
 _RECONNECT: Final = 1000
+
+#: Seconds after that in which who has not read it all is let go: he may be asleep, and he keeps a place.
+_STALLS: Final = 10.0
 
 #: Seconds of silence after which a comment is sent, so that nothing between us and the browser takes it for dead.
 _HEARTBEAT: Final = 5.0
@@ -168,9 +172,10 @@ class Dashboard:
         with self._watch.viewing():
             try:
                 await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
-                async with anyio.create_task_group() as tasks:
+                async with aclosing(self._pieces(last_id)) as pieces, anyio.create_task_group() as tasks:
+                    tasks.cancel_scope.deadline = anyio.current_time() + _STREAM_LASTS + _STALLS
                     tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
-                    async for piece in self._pieces(last_id):
+                    async for piece in pieces:
                         await response.send(piece, more=True)
                     await response.send(b"", more=False)
                     tasks.cancel_scope.cancel()
@@ -178,7 +183,7 @@ class Dashboard:
                 pass  # some servers tell so that the viewer has gone
         return None
 
-    async def _pieces(self, last_id: str) -> AsyncIterator[bytes]:
+    async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
         """Go over what a stream consists of: it waits for the reader, who so has one piece to read at a time."""
         run, _, number = last_id.partition("-")
         comes_back = run == self._run and number.isascii() and number.isdigit()

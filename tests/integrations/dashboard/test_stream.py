@@ -7,9 +7,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import pytest
 
 from resilience import CircuitBreaker
 from resilience.integrations.dashboard import Dashboard
+from resilience.integrations.dashboard import app as app_module
 from resilience.integrations.dashboard.app import _STREAM_LASTS
 from tests.conftest import FakeClock, World
 from tests.integrations.dashboard.requests import Viewer, ask, run, scope
@@ -171,3 +173,23 @@ def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..
         assert app._watch.viewers == 0
 
     run(main)
+
+
+def test_who_does_not_read_at_all_is_let_go(
+    tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""
+    monkeypatch.setattr(app_module, "_STREAM_LASTS", 0.1)
+    monkeypatch.setattr(app_module, "_STALLS", 0.1)
+    app = make(max_viewers=1)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await anyio.sleep_forever()
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            await app(scope("/events"), anyio.sleep_forever, send)
+        assert app._watch.viewers == 0
+
+    tasks_world.run(main)

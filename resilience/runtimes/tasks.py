@@ -26,7 +26,7 @@ from resilience.context import Context, get_ambient, leave_ambient, reset_ambien
 from resilience.events import logger, watched
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
-from resilience.runtimes.alarms import AsyncioTimer, new_timer, shared
+from resilience.runtimes.alarms import AsyncioTimer, shared
 from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
@@ -160,7 +160,7 @@ class TaskRuntime(Runtime):
         if alarm is None or alarm.loop is not loop or deadline < alarm.latest:
             alarm = shared.new_alarm(loop, limit)
         alarm.latest = deadline
-        timer = new_timer(AsyncioTimer)
+        timer = AsyncioTimer()
         timer.deadline = deadline
         timer.fired = False
         timer.task = task

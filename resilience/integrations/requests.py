@@ -32,6 +32,7 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     MaxRetryError,
     NewConnectionError,
+    ProxyError,
     ReadTimeoutError,
 )
 
@@ -58,7 +59,7 @@ __all__ = ["ResilienceAdapter"]
 TimeoutLike: TypeAlias = float | tuple[float | None, float | None] | urllib3.Timeout | None
 
 #: Raised before anything has been sent, wherever requests puts them.
-_NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError, urllib3.exceptions.ProxyError)
+_NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError)
 
 
 class ResilienceAdapter(HTTPAdapter):
@@ -361,7 +362,11 @@ def _has_timed_out(error: Exception) -> bool:
 def _may_have_been_sent(error: Exception) -> bool:
     """Whether the request may have reached the server: not where no connection could be made."""
     cause = error.args[0] if error.args else None
-    reason = cause.reason if isinstance(cause, MaxRetryError) else cause
+    reason: Any = cause.reason if isinstance(cause, MaxRetryError) else cause
+    if isinstance(reason, ProxyError):  # "unable to connect to proxy", also where the proxy hung up on the request
+        reason = reason.original_error
+        if type(reason) is OSError and str(reason).startswith("Tunnel connection failed"):  # http.client's only word
+            return False
     return not isinstance(error, ConnectTimeout) and not isinstance(reason, _NEVER_SENT)
 
 

@@ -64,6 +64,26 @@ def test_a_post_that_was_never_sent_is_tried_again(session: Make, proxies: dict[
     assert list(body) == [b"order"]
 
 
+@pytest.mark.parametrize("fault", ["reset", "close"])
+def test_a_post_that_a_proxy_has_received_is_sent_once(server: FlakyServer, session: Make, fault: Any) -> None:
+    """urllib3 says that it was unable to connect to the proxy, also where that hung up when it had the request."""
+    url = "http://nowhere.invalid/"
+    server.script(url, Answer(fault=fault))
+    with pytest.raises(requests.exceptions.ProxyError) as caught:
+        session().post(url, data=(it for it in [b"order"]), proxies={"http": server.url})
+    assert "its body can be sent only once" in note(caught.value)
+    assert [it.body for it in server.requests] == [b"order"]
+
+
+def test_a_post_for_which_a_proxy_makes_no_tunnel_was_never_sent(server: FlakyServer) -> None:
+    """It has received no more than the wish for one."""
+    with requests.Session() as one:
+        one.mount("https://", ResilienceAdapter(QUICK))
+        with pytest.raises(requests.exceptions.ProxyError, match="Tunnel connection failed") as caught:
+            one.post("https://nowhere.invalid/", data=b"order", proxies={"https": server.url})
+    assert "3 attempts" in note(caught.value)
+
+
 def test_an_adapter_of_the_users_that_cannot_connect(session: Make) -> None:
     """What it raises says that nothing was sent, however it came to know."""
 

@@ -18,10 +18,10 @@ import functools
 import inspect
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from math import inf
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
 from resilience.callables import close_coroutine, is_awaitable, is_coroutine_function, is_generator_function, name_of
@@ -31,6 +31,7 @@ from resilience.events import logger
 from resilience.matching import transient as lost_connection
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
+from resilience.runtimes.tasks import in_peace
 
 __all__ = ["OutcomeUnknown", "StatementLimits", "UnitOfWork", "sqlstate", "transient", "unit_of_work"]
 
@@ -122,6 +123,10 @@ def is_of(package: str, name: str, it: object) -> bool:
 
 # --- the unit of work -------------------------------------------------------------------------
 
+#: Seconds for which the caller of an asynchronous unit that has failed, or was cut off, waits for its connection to be
+#: rolled back and closed. A server that answers needs milliseconds; one that does not may never answer.
+ROLLBACK_GRACE: Final = 1.0
+
 
 def unit_of_work(
     policy: Policy[D],
@@ -143,6 +148,9 @@ def unit_of_work(
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
     called several times, it should do nothing outside of the transaction, and it must not commit by itself. A call of
     a plain function raises `TypeError` where the connection is an asynchronous one; so does decorating a generator.
+
+    An `async def` that fails or is cut off is rolled back and closed whatever is cancelled around it. Its caller waits
+    for that one second at most. What takes longer is cancelled, and ends without the caller; a warning is logged.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.dbapi import transient, unit_of_work
@@ -193,11 +201,11 @@ class UnitOfWork(Generic[W, D]):
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)
-            execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs))
+            execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs), _undo)
             return self._policy.execute(lambda ctx: drive(execution.attempt(ctx), "a unit of work"))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs))
+            execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs), _undo_in_peace)
             return await self._policy.aexecute(execution.attempt)
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
@@ -222,28 +230,36 @@ class UnitOfWork(Generic[W, D]):
 class _Execution:
     """One execution of a unit of work: what its attempts have to know of one another."""
 
-    def __init__(self, unit: UnitOfWork[Any, Any], connect: Callable[[], Any], work: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        unit: UnitOfWork[Any, Any],
+        connect: Callable[[], Any],
+        work: Callable[[Any], Any],
+        undo: Callable[[Any, AsyncExitStack], Awaitable[None]],
+    ) -> None:
         self._unit = unit
         self._connect = connect
         self._work = work
+        self._undo = undo
         self._committing = False
 
     async def attempt(self, ctx: Context) -> Any:
         if self._committing:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connection = await finished(self._connect())
+        limits = AsyncExitStack()
         try:
-            async with self._unit.limits(connection) if self._unit._limit_statements else nullcontext():
-                result = await finished(self._work(connection))
-                await self._unit.prepare(connection)
-                await self._commit(connection, ctx)
+            if self._unit._limit_statements:
+                await limits.enter_async_context(self._unit.limits(connection))
+            result = await finished(self._work(connection))
+            await self._unit.prepare(connection)
+            await self._commit(connection, ctx)
+            await limits.aclose()
+            await _close(connection)
             return result
         except BaseException:
-            with suppress(Exception):  # of a connection that is broken; the error that counts is on its way
-                await finished(connection.rollback())
+            await self._undo(connection, limits)
             raise
-        finally:
-            await _close(connection)
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
         # A caller who has been let go may already make the next attempt. Either that finds the commit begun, or its
@@ -283,6 +299,34 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
 async def finished(result: Any) -> Any:
     """Return what a function has returned, or what an asynchronous one's awaitable gives."""
     return await result if is_awaitable(result) else result
+
+
+async def _undo(connection: Any, limits: AsyncExitStack) -> None:
+    """Roll back and close what a unit of work has left. The error that counts is on its way."""
+    try:
+        await _rollback(connection, limits)
+    finally:
+        await _close(connection)
+
+
+async def _undo_in_peace(connection: Any, limits: AsyncExitStack) -> None:
+    """Do the same in a task that may be cancelled, and whose caller waits."""
+    if is_of("aiosqlite", "Connection", connection):
+        with suppress(Exception):
+            await connection.interrupt()  # or its thread would first finish the statement that was cancelled
+    await in_peace(
+        f"the rollback of a {type(connection).__name__}",
+        ROLLBACK_GRACE,
+        functools.partial(_rollback, connection, limits),
+        functools.partial(_close, connection),
+    )
+
+
+async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
+    with suppress(Exception):
+        await limits.aclose()
+    with suppress(Exception):  # of a connection that is broken
+        await finished(connection.rollback())
 
 
 async def _close(connection: Any) -> None:

@@ -78,7 +78,8 @@ def unit_of_work(
 
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when
     it raises, rolled back; in any case closed. Nothing is committed after the deadline. As the function may be called
-    several times, it should do nothing outside of the transaction, and it must not commit by itself.
+    several times, it should do nothing outside of the transaction, and it must not commit by itself. An `async def`
+    that is cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.sqlalchemy import transient, unit_of_work

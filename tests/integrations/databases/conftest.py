@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from tests.integrations.databases.models import Base
-from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.postgres import Frozen, PostgresServer
 
 
 @pytest.fixture(scope="package")
@@ -20,6 +20,13 @@ def postgres() -> Iterator[PostgresServer]:
     server.wait(psycopg.connect)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def frozen() -> Iterator[Frozen]:
+    it = Frozen()
+    yield it
+    it.thaw()
 
 
 @pytest.fixture

@@ -25,6 +25,21 @@ def folder_of_programs() -> Path:
     return folders[-1]
 
 
+class Frozen:
+    """Processes of the server that stand still until they are let go."""
+
+    def __init__(self) -> None:
+        self._processes: list[int] = []
+
+    def freeze(self, process: int) -> None:
+        os.kill(process, signal.SIGSTOP)
+        self._processes.append(process)
+
+    def thaw(self) -> None:
+        while self._processes:
+            os.kill(self._processes.pop(), signal.SIGCONT)
+
+
 class PostgresServer:
     """A server with an empty database on a port of loopback, without any care for its data."""
 

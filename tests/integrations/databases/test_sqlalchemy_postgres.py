@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import anyio
 import psycopg
@@ -12,10 +13,10 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from resilience import Retry, deadline
+from resilience import Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.integrations.databases.models import AGAIN, Note, notes
-from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.postgres import Frozen, PostgresServer
 from tests.integrations.databases.sqlite import PATIENCE
 
 TERMINATE = text("select pg_terminate_backend(pg_backend_pid())")
@@ -75,6 +76,36 @@ def test_postgresql_asynchronous(url: str, driver: str) -> None:
             await unit_of_work(AGAIN, engine)(sleep)()
         async with engine.connect() as connection:
             assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
+        await engine.dispose()
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_server_that_is_frozen_does_not_keep_the_caller(
+    url: str, driver: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection leaves the pool behind the caller's back, and its place is free again."""
+    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.2)
+
+    async def add(session: AsyncSession) -> None:
+        session.add(Note(text="a"))
+        await session.flush()
+        frozen.freeze((await session.scalars(text("select pg_backend_pid()"))).one())
+        await anyio.sleep(PATIENCE)
+
+    async def main() -> None:
+        engine = create_async_engine(f"postgresql+{driver}{url}")
+        began = time.monotonic()
+        with pytest.raises(TimeoutExceeded):
+            await unit_of_work(Timeout(0.3), async_sessionmaker(engine))(add)()
+        assert time.monotonic() - began < PATIENCE / 4
+        frozen.thaw()
+        with anyio.fail_after(PATIENCE):
+            while engine.pool.checkedout():  # type: ignore[attr-defined]
+                await anyio.sleep(0.01)
+        async with engine.connect() as connection:
+            assert list(await connection.scalars(select(Note.text))) == []
         await engine.dispose()
 
     anyio.run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sqlite3
 import time
@@ -11,8 +12,9 @@ import aiosqlite
 import anyio
 import pytest
 
-from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, deadline
+from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.dbapi import StatementLimits, transient, unit_of_work
+from tests.conftest import World
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note, notes
 
 
@@ -107,6 +109,121 @@ def test_an_asynchronous_unit_keeps_to_its_deadline(path: Path) -> None:
         await connection.execute(FOREVER)
 
     anyio.run(main)
+
+
+class Connection:
+    """A connection that notes what is done to it, each with a wait; the first time it hears no more of `stuck`."""
+
+    def __init__(self, stuck: str = "") -> None:
+        self.stuck = stuck
+        self.done: list[str] = []
+
+    async def _do(self, what: str) -> None:
+        if what == self.stuck:
+            self.stuck = ""
+            await anyio.sleep(PATIENCE)
+        await anyio.sleep(0.01)
+        self.done.append(what)
+
+    async def commit(self) -> None:
+        await self._do("commit")
+
+    async def rollback(self) -> None:
+        await self._do("rollback")
+
+    async def close(self) -> None:
+        await self._do("close")
+
+
+async def hang(connection: Connection) -> None:
+    await anyio.sleep(PATIENCE)
+
+
+async def succeed(connection: Connection) -> None:
+    pass
+
+
+def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(tasks_world: World) -> None:
+    """By a scope, which cancels every wait inside of it: those of the rollback are none of its business."""
+    connection = Connection()
+
+    async def main() -> None:
+        with anyio.move_on_after(0.05) as scope:
+            await unit_of_work(AGAIN, lambda: connection)(hang)()
+        assert scope.cancelled_caught
+
+    tasks_world.run(main)
+    assert connection.done == ["rollback", "close"]
+
+
+def test_a_unit_that_is_cut_off_while_it_closes_is_closed(tasks_world: World) -> None:
+    """The connection of a unit that was committed does not stay open."""
+    connection = Connection("close")
+
+    async def main() -> None:
+        with anyio.move_on_after(0.1):
+            await unit_of_work(AGAIN, lambda: connection)(succeed)()
+
+    tasks_world.run(main)
+    assert connection.done == ["commit", "rollback", "close"]
+
+
+@pytest.mark.parametrize("stuck", ["rollback", "close"])
+def test_a_rollback_that_hangs_does_not_keep_the_caller(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stuck: str
+) -> None:
+    """After its grace it is cancelled, and the connection is closed all the same."""
+    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.05)
+    connection = Connection(stuck)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutExceeded):
+            await unit_of_work(Timeout(0.05), lambda: connection)(hang)()
+        await anyio.sleep(0.1)  # asyncio has left it behind
+
+    began = time.monotonic()
+    tasks_world.run(main)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert connection.done == [it for it in ("close", "rollback") if it != stuck]
+    assert "the rollback of a Connection has not ended within 0.05 s" in caplog.text
+
+
+def test_a_task_that_is_cancelled_again_finishes_its_rollback() -> None:
+    """And is cancelled afterwards, as it was told to be."""
+    connection = Connection()
+
+    async def main() -> None:
+        async def fail(connection: Connection) -> None:
+            raise ValueError("mine")
+
+        task = asyncio.ensure_future(unit_of_work(AGAIN, lambda: connection)(fail)())
+        await asyncio.sleep(0.005)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.002)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert connection.done == ["rollback", "close"]
+
+
+def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Path) -> None:
+    """aiosqlite's thread would go on with it, and do nothing else before."""
+
+    async def forever(connection: aiosqlite.Connection) -> None:
+        connections.append(connection)
+        await connection.execute(FOREVER)
+
+    async def main() -> None:
+        with anyio.move_on_after(0.2):
+            await unit_of_work(AGAIN, lambda: aiosqlite.connect(path), limit_statements=False)(forever)()
+
+    connections: list[aiosqlite.Connection] = []
+    began = time.monotonic()
+    anyio.run(main)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert not any(it._running for it in connections)
 
 
 def test_a_cancelled_unit_is_rolled_back_and_closed(path: Path) -> None:

@@ -12,9 +12,9 @@ import psycopg2
 import pytest
 from psycopg import errors as pg
 
-from resilience import deadline
+from resilience import Timeout, TimeoutExceeded, deadline
 from resilience.integrations.dbapi import StatementLimits, sqlstate, transient, unit_of_work
-from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.postgres import Frozen, PostgresServer
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE
 
 
@@ -121,6 +121,33 @@ def test_a_deadline_cancels_the_statement_in_the_server(url: str, driver: Any) -
         cursor.execute("show statement_timeout")
         assert cursor.fetchone()[0] == "0"
     connection.close()
+
+
+def test_a_server_that_is_frozen_does_not_keep_the_caller(
+    url: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers to no rollback. Whoever waited for the unit is let go; the connection is closed behind their back."""
+    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.2)
+    connections: list[psycopg.AsyncConnection[Any]] = []
+
+    async def add(connection: psycopg.AsyncConnection[Any]) -> None:
+        connections.append(connection)
+        await connection.execute("insert into notes values ('a')")
+        frozen.freeze(connection.info.backend_pid)
+        await anyio.sleep(PATIENCE)
+
+    async def main() -> None:
+        began = time.monotonic()
+        with pytest.raises(TimeoutExceeded):
+            await unit_of_work(Timeout(0.3), lambda: psycopg.AsyncConnection.connect(url))(add)()
+        assert time.monotonic() - began < PATIENCE / 4
+        frozen.thaw()
+        with anyio.fail_after(PATIENCE):
+            while not connections[0].closed:
+                await anyio.sleep(0.01)
+
+    anyio.run(main)
+    assert rows(url) == []
 
 
 def test_asynchronous_psycopg(url: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any, Never
 
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
 from resilience import (
@@ -175,6 +177,19 @@ class Odd(Exception):
         raise RuntimeError("not read yet")
 
 
+class Coded(Exception):
+    """No error of gRPC's, whose `code()` nobody has to call."""
+
+    def code(self) -> Any:
+        raise AssertionError
+
+
+def failed_call(status: grpc.StatusCode) -> Exception:
+    """Of a channel of asyncio; those of a blocking one have another class, whose name begins with an underscore."""
+    error: Exception = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details="secret")
+    return error
+
+
 @pytest.mark.parametrize(
     ("what", "name"),
     [
@@ -187,9 +202,12 @@ class Odd(Exception):
         (Odd(200), "tests.integrations.test_telemetry.Odd"),
         (Odd("500"), "tests.integrations.test_telemetry.Odd"),
         (Odd(None), "tests.integrations.test_telemetry.Odd"),
+        (failed_call(grpc.StatusCode.UNAVAILABLE), "UNAVAILABLE"),
+        (grpc.RpcError("without a status"), "grpc.RpcError"),
+        (Coded("secret"), "tests.integrations.test_telemetry.Coded"),
     ],
 )
-def test_an_error_is_named_by_its_class_or_its_http_status(what: Any, name: str) -> None:
+def test_an_error_is_named_by_its_class_or_its_status(what: Any, name: str) -> None:
     """Never by its message, which may be anything; a foreign attribute that raises has nothing to say."""
     assert error_type(what) == name
 

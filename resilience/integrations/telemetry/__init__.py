@@ -6,7 +6,8 @@ nothing for them: `Observed(*policies).gauges()`. A `Feed` is both for one place
 events in words, for logs.
 
 Names and units are OpenTelemetry's (dotted lower case, UCUM units). Every label has few different values: names that
-were written in code, classes of errors, HTTP statuses. Arguments, results and messages of errors are in none of them.
+were written in code, classes of errors, statuses of HTTP and gRPC. Arguments, results and messages of errors are in
+none of them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
@@ -76,7 +77,7 @@ def ending(event: ExecutionFinished | CallFinished) -> dict[str, str]:
 
 
 def error_type(outcome: Outcome[Any] | BaseException) -> str:
-    """Name what failed: an HTTP status, or the class of an error with its module (builtins without).
+    """Name what failed: a status of HTTP or gRPC, or the class of an error with its module (builtins without).
 
     ``"result"`` for a result that was not good enough.
     """
@@ -84,18 +85,26 @@ def error_type(outcome: Outcome[Any] | BaseException) -> str:
     if not isinstance(error, BaseException):
         return "result"
     if (status := status_of(error)) is not None:
-        return str(status)
+        return status
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error stands for: our own `TransientStatus`, and those of many clients."""
+def status_of(error: BaseException) -> str | None:
+    """Return the status that an error stands for: of HTTP (``"503"``) or of gRPC (``"UNAVAILABLE"``)."""
     for name in ("status", "status_code"):
         try:
             status = getattr(error, name, None)
         except Exception:  # a property of a foreign class
             continue
         if type(status) is int and 400 <= status <= 599:
-            return status
+            return str(status)
+    return _grpc_status(error)
+
+
+def _grpc_status(error: Any) -> str | None:
+    """All failed calls of a channel have one class, whose name begins with an underscore: their status tells more."""
+    if any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
+        with suppress(Exception):  # a bare `RpcError` has none
+            return str(error.code().name)
     return None

@@ -11,9 +11,10 @@ A block says what it expects in comments, and in the block after it:
     all that it has printed
     ```
 
-Whatever is printed has to be shown. `...` in what is expected stands for anything. A warning is an error, a
-page that takes longer than `LIMIT` seconds is stopped, and whatever goes wrong is told with the page and the
-line. Nothing is patched: a page that wants to be quick uses short delays.
+Whatever is printed has to be shown, and whatever is expected has to be reached: a function that nobody calls
+proves nothing. `...` in what is expected stands for anything. A warning is an error, a page that takes longer
+than `LIMIT` seconds is stopped, and whatever goes wrong is told with the page and the line. Nothing is patched:
+a page that wants to be quick uses short delays.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def run(path: Path, name: str) -> None:
     linecache.cache[name] = (len(page), None, page.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": "__page__"}
     waiting: tuple[int, str] | None = None  # line of a block, and what it has printed
+    unreached: dict[int, str] = {}  # line -> what is expected there, until somebody comes by
     for block in blocks(page):
         where = f"{name}:{block.line}"
         if block.language not in LANGUAGES:
@@ -89,8 +91,10 @@ def run(path: Path, name: str) -> None:
             _compare(where, block.text, waiting[1])
             waiting = None
         _all_shown(name, waiting)
-        waiting = (block.line, _execute(block, name, namespace)) if block.language == "python" else None
+        waiting = (block.line, _execute(block, name, namespace, unreached)) if block.language == "python" else None
     _all_shown(name, waiting)
+    for line, text in unreached.items():
+        raise Broken(f"{name}:{line}: nobody came here, so nobody knows whether it is {text!r}")
 
 
 def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:
@@ -98,13 +102,13 @@ def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:
         raise Broken(f"{name}:{waiting[0]}: printed, but shown nowhere:\n{waiting[1]}")
 
 
-def _execute(block: Block, name: str, namespace: dict[str, Any]) -> str:
+def _execute(block: Block, name: str, namespace: dict[str, Any], unreached: dict[int, str]) -> str:
     source = "\n" * (block.line - 1) + block.text  # so that the lines of the block are those of the page
     try:
         tree = ast.parse(source, name)
     except SyntaxError as error:
         raise Broken(f"{name}:{error.lineno}: {error.msg}") from None
-    checker = _Checker(name, dict(_expectations(source)))
+    checker = _Checker(name, dict(_expectations(source)), unreached)
     tree = ast.fix_missing_locations(checker.visit(tree))
     for line, expected in checker.expectations.items():
         raise Broken(f"{name}:{line}: no expression ends here that could be {expected.text!r}")
@@ -137,9 +141,10 @@ def _expectations(source: str) -> Iterator[tuple[int, _Expected]]:
 class _Checker(ast.NodeTransformer):
     """Puts a check in the place of each statement that ends on a line with an expectation."""
 
-    def __init__(self, name: str, expectations: dict[int, _Expected]) -> None:
+    def __init__(self, name: str, expectations: dict[int, _Expected], unreached: dict[int, str]) -> None:
         self._name = name
         self.expectations = expectations
+        self._unreached = unreached
 
     def visit(self, node: ast.AST) -> Any:
         node = self.generic_visit(node)
@@ -149,6 +154,7 @@ class _Checker(ast.NodeTransformer):
         if expected is None or (expected.kind == "->" and not isinstance(node, ast.Expr)):
             return node
         del self.expectations[node.end_lineno or 0]
+        self._unreached[node.end_lineno or 0] = expected.text
         line = ast.Constant(node.end_lineno)
         text = ast.Constant(expected.text)
         if isinstance(node, ast.Expr) and expected.kind == "->":
@@ -166,9 +172,11 @@ class _Checker(ast.NodeTransformer):
         return ast.Try(body=[node], handlers=[caught], orelse=[tell(ast.Constant(None))], finalbody=[])
 
     def value_is(self, value: object, expected: str, line: int) -> None:
+        self._unreached.pop(line, None)
         _compare(f"{self._name}:{line}", expected, repr(value))
 
     def raised(self, error: BaseException | None, expected: str, line: int) -> None:
+        self._unreached.pop(line, None)
         if error is None:
             raise Broken(f"{self._name}:{line}: nothing was raised, {expected} was expected")
         name, colon, _ = expected.partition(":")

@@ -125,6 +125,7 @@ def page_of(tmp_path: Path, *lines: str) -> Path:
             ["```python", "import asyncio", "async def main():", "    1  # -> 2", "asyncio.run(main())", "```"],
             "page.md:6: expected",
         ),
+        (["```python", "def f():", "    1  # -> 2", "```"], "page.md:5: nobody came here, so nobody knows"),
         (["```python", "def f():", "    raise KeyError('k')", "```", "", "```python", "f()", "```"], "page.md:5: Key"),
     ],
 )

@@ -18,7 +18,6 @@ from resilience import *
 from resilience import events
 
 faulthandler.dump_traceback_later(20, exit=True)  # a hang shows where every thread stands
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "(?s).*fork", DeprecationWarning)  # 3.12 on: with threads
 """

@@ -192,6 +192,8 @@ def test_a_body_that_is_used_up_is_not_sent_again() -> None:
         ({"statuses": {"503"}}, TypeError, "statuses must be whole numbers, not '503'"),
         ({"statuses": {True}}, TypeError, "statuses must be whole numbers, not True"),
         ({"statuses": {99}}, ValueError, "statuses must lie between 100 and 599, not 99"),
+        ({"statuses": 500}, TypeError, "statuses must be a collection of whole numbers, not 500"),
+        ({"methods": None}, TypeError, "methods must be a collection of names, not None"),
         ({"methods": "POST"}, TypeError, "methods must be a collection of names, not 'POST'"),
         ({"methods": [1]}, TypeError, "methods must be names, not 1"),
         ({"idempotency_header": ""}, ValueError, "idempotency_header must not be empty"),

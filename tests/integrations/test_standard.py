@@ -110,6 +110,12 @@ def test_what_does_not_fit_together_is_refused(words: dict[str, Any], message: s
         standard(**words)
 
 
+def test_one_listener_is_no_sequence_of_them() -> None:
+    """The error names the parameter."""
+    with pytest.raises(TypeError, match="listeners must be a sequence of functions, not <built-in function print>"):
+        standard(listeners=print)  # type: ignore[arg-type]
+
+
 def test_it_says_what_it_does() -> None:
     """With every number, in a line for each policy."""
     text = standard().for_host("http://localhost:8080/").describe()
@@ -255,6 +261,12 @@ def test_what_is_no_url_has_no_policy(url: str) -> None:
     """A name alone would be another host than the one of the requests."""
     with pytest.raises(ValueError, match="url must have a scheme and a host, as "):
         standard().for_host(url)
+
+
+def test_a_url_is_a_string() -> None:
+    """The classes that clients have for it are none."""
+    with pytest.raises(TypeError, match="url must be a string, not URL"):
+        standard().for_host(httpx.URL("https://example.org/"))  # type: ignore[arg-type]
 
 
 def test_worlds_share_the_policy_of_a_host(tasks_world: Any, server: FlakyServer) -> None:

@@ -47,7 +47,10 @@ class PerHost:
         """Return the policy for the host of a URL.
 
         :raises ValueError: for a URL without a scheme or a host, such as `"example.org"`.
+        :raises TypeError: for what is no string. Clients have URLs of their own: `str(url)`.
         """
+        if not isinstance(url, str):
+            raise TypeError(f"url must be a string, not {url!r}")
         origin = _origin(url)
         if origin.startswith(":") or "//:" in origin:
             raise ValueError(f"url must have a scheme and a host, as 'https://example.org' has, not {url!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -196,6 +196,8 @@ def _phrase(status: int) -> str:
 
 
 def _statuses(value: Collection[int]) -> frozenset[int]:
+    if not isinstance(value, Iterable):
+        raise TypeError(f"statuses must be a collection of whole numbers, not {value!r}")
     statuses = frozenset(value)
     for each in statuses:
         if isinstance(each, bool) or not isinstance(each, int):
@@ -206,7 +208,7 @@ def _statuses(value: Collection[int]) -> frozenset[int]:
 
 
 def _methods(value: Collection[str]) -> frozenset[str]:
-    if isinstance(value, str):
+    if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"methods must be a collection of names, not {value!r}")
     for each in value:
         if not isinstance(each, str) or not each:

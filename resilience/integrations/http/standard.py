@@ -95,7 +95,9 @@ def standard(
     _check(total_timeout, attempt_timeout, window)
     checks.whole("concurrency", concurrency)
     checks.ratio("failure_ratio", failure_ratio)
-    heard = tuple(listeners)
+    if not isinstance(listeners, Iterable):
+        raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
+    heard = tuple(listeners)  # once for all hosts
 
     def make(origin: str) -> Policy[Any]:
         return Policy.wrap(

@@ -32,6 +32,7 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     MaxRetryError,
     NewConnectionError,
+    ProtocolError,
     ProxyError,
     ReadTimeoutError,
 )
@@ -351,8 +352,10 @@ def _attempt_is_late() -> DeadlineExceeded:
 
 def _has_timed_out(error: Exception) -> bool:
     cause = error.args[0] if error.args else None
+    if isinstance(cause, ProtocolError):  # "connection aborted", also by the timeout of a wait to send
+        cause = cause.args[-1]
     return isinstance(error, RequestsTimeout) or (
-        isinstance(error, RequestsConnectionError) and isinstance(cause, ReadTimeoutError)
+        isinstance(error, RequestsConnectionError) and isinstance(cause, (ReadTimeoutError, TimeoutError))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +92,14 @@ def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout
     with pytest.raises(DeadlineExceeded), deadline(0.2):
         session().get(server.script("/", answer), timeout=timeout)
     assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:
+    """A wait to send has a timeout as well, and urllib3 another error for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts nobody, and reads nothing
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(DeadlineExceeded), deadline(0.2):
+            session().put(url, data=bytes(20_000_000))
 
 
 def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:

@@ -4,7 +4,7 @@
     RetryScheduled      ... and another one will be made after `delay`
     RetryGaveUp         ... and no other one will be made
     TimedOut            a Timeout cut a call off, or found the budget used up
-    CallRejected        a CircuitBreaker or Bulkhead did not let a call through
+    CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through
     CircuitChanged      a circuit went from one state to another
     FallbackUsed        a Fallback answered instead of the call
     ExecutionFinished   a whole execution is over, however it ended
@@ -156,7 +156,7 @@ class CircuitChanged(Event):
     :param old: the state it left.
     :param new: the state it is in now.
     :param retry_after: seconds for which it will stay open; None in the other states.
-    :param last_failure: type and message of the failure that opened it, None in the other states.
+    :param last_failure: type and message of the failure that opened it; None where it is now closed or isolated.
     """
 
     old: CircuitState

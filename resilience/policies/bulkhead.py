@@ -145,33 +145,33 @@ class Bulkhead(Policy[Never]):
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
         began = clock.now()
-        waiter = runtime.waiter()
-        ticket = self._join(waiter)
-        if ticket.place is Place.GONE:
-            raise self._full(ctx, "and the queue is full")
+        ticket = Ticket(runtime.waiter())
         gives_up_at = inf if self._max_wait is None else began + self._max_wait
         # A timer around this call ends the wait by itself, and then the error is its own.
         budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
         try:
-            woken = ticket.place is Place.GRANTED or await waiter.wait(min(gives_up_at, budget), ctx)
-        except BaseException:  # cancelled or cut off: leave the queue, pass on what was granted meanwhile
+            has_joined = self._join(ticket)
+            if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx):
+                self._permits.leave(ticket)
+        except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
             self._wake(self._permits.abandon(ticket))
             raise
-        if woken or not self._permits.leave(ticket):
+        if ticket.place is Place.GRANTED:
             return
+        if not has_joined:
+            raise self._full(ctx, "and the queue is full")
         waited = clock.now() - began
         if budget <= gives_up_at:
             self._tell(ctx, "DeadlineExceeded", waited)
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
         raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue", waited)
 
-    def _join(self, waiter: Waiter) -> Ticket[Waiter]:
-        """Take a place in the queue. Where it is full, those at its head whose event loop has ended make room."""
+    def _join(self, ticket: Ticket[Waiter]) -> bool:
+        """Take a place in the queue, if there is one. Those at its head whose event loop has ended make room."""
         while (first := self._permits.first_if_full()) is not None and not first.waiter.is_alive():
             self._permits.drop(first)
-        ticket, granted = self._permits.join(waiter)
-        self._wake(granted)
-        return ticket
+        self._wake(self._permits.join(ticket))
+        return ticket.place is not Place.GONE
 
     def _full(self, ctx: Context, why: str, waited: float = 0.0) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
@@ -200,29 +200,33 @@ class Slot:
 
     def __init__(self, bulkhead: Bulkhead) -> None:
         self._bulkhead = bulkhead
+        self._waits = False
         self._held: Permits[Waiter] | None = None
 
     def __enter__(self) -> None:
         drive(self._acquire(BLOCKING), "Bulkhead.slot()")
 
     def __exit__(self, *exc: object) -> None:
-        self._release()
+        permits, self._held = self._held, None
+        if permits is not None:
+            permits.free.append(None)
+            if permits.busy:
+                self._bulkhead._wake(permits.settle())
 
     async def __aenter__(self) -> None:
         await self._acquire(TASKS)
 
     async def __aexit__(self, *exc: object) -> None:
-        self._release()
+        self.__exit__(*exc)
 
     async def _acquire(self, runtime: Runtime) -> None:
-        if self._held is not None:
+        if self._waits or self._held is not None:
             raise RuntimeError("this slot is in use: ask for another one")
         permits = self._bulkhead._permits
-        if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):
-            await self._bulkhead._wait(ctx, runtime)
-        self._held = permits
-
-    def _release(self) -> None:
-        permits, self._held = self._held, None
-        if permits is not None:
-            self._bulkhead._wake(permits.give_back())
+        self._waits = True
+        try:
+            if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):
+                await self._bulkhead._wait(ctx, runtime)
+            self._held = permits
+        finally:
+            self._waits = False

@@ -110,16 +110,15 @@ class Permits(Generic[W]):
         with self._lock:
             return self._waiting[0] if self._waiting and len(self._waiting) >= self.queue else None
 
-    def join(self, waiter: W) -> tuple[Ticket[W], list[Ticket[W]]]:
-        """Join the queue. The ticket may be granted at once, and is gone if the queue is full."""
-        ticket = Ticket(waiter)
+    def join(self, ticket: Ticket[W]) -> list[Ticket[W]]:
+        """Join the queue with a new ticket. It may be granted at once, and is gone if the queue is full."""
         with self._lock:
             self._waiting.append(ticket)
             self.busy = True
             granted = self._settle_locked()
             if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
                 self._rejected += 1
-        return ticket, granted
+        return granted
 
     def leave(self, ticket: Ticket[W]) -> bool:
         """Stop waiting; false if the permit had been granted already, which the holder then has."""

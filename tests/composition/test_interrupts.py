@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import Bulkhead, CircuitBreaker, CircuitState, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitState, Fallback, Policy, Retry, Timeout
 from tests.conftest import Boom
 
 OURS = str(Path(resilience.__file__).parent)
@@ -66,6 +68,8 @@ SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a guarded block that fails": lambda breaker, bulkhead: fail_in(breaker.guard()),
     "a call in a bulkhead": lambda breaker, bulkhead: bulkhead.call(int),
     "a call in a bulkhead that fails": lambda breaker, bulkhead: bulkhead.call(failing),
+    "a slot": lambda breaker, bulkhead: enter(bulkhead.slot()),
+    "a slot whose block fails": lambda breaker, bulkhead: fail_in(bulkhead.slot()),
     "a pipeline": lambda breaker, bulkhead: Policy.wrap(
         Fallback("instead", on=BaseException), Timeout(60, cooperative=True), breaker, bulkhead, Retry(1)
     ).call(failing),
@@ -101,3 +105,59 @@ def interrupted(scene: str, at: int) -> int:
         assert [type(error) for error in came_out] == [KeyboardInterrupt]
         assert breaker.state in CircuitState
     return interruptions.count
+
+
+QUEUEING: dict[str, tuple[float | None, Callable[[Bulkhead], Any]]] = {
+    "a call that waits in vain": (0.001, lambda bulkhead: bulkhead.call(int)),
+    "a call that is granted a permit": (None, lambda bulkhead: bulkhead.call(int)),
+    "a slot that waits in vain": (0.001, lambda bulkhead: enter(bulkhead.slot())),
+    "a slot that is granted a permit": (None, lambda bulkhead: enter(bulkhead.slot())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scene", QUEUEING)
+def test_an_interrupt_at_any_function_of_a_queue_leaves_nobody_in_it(scene: str) -> None:
+    """Neither a place in the queue stays behind, for a permit to be lost to, nor a permit that was granted."""
+    interrupted_in_queue(scene, 0)
+    number = interrupted_in_queue(scene, 0)
+    assert number > 10
+    assert [at for at in range(1, number + 1) if interrupted_in_queue(scene, at) != at] == []
+    gc.collect()
+
+
+def interrupted_in_queue(scene: str, at: int) -> int:
+    """Play the scene in a bulkhead whose only permit another thread has, and may give back."""
+    max_wait, play = QUEUEING[scene]
+    bulkhead = Bulkhead(1, queue=1, max_wait=max_wait)
+    with held_by_another_thread(bulkhead, until_somebody_waits=max_wait is None), Interruptions(at) as interruptions:
+        try:
+            play(bulkhead)
+        except (BulkheadFull, KeyboardInterrupt):
+            pass
+    stats = bulkhead.stats()
+    assert (stats.in_flight, stats.queued) == (0, 0), f"something is held after an interrupt at function {at}"
+    return interruptions.count
+
+
+@contextmanager
+def held_by_another_thread(bulkhead: Bulkhead, until_somebody_waits: bool) -> Iterator[None]:
+    """Hold a permit until the block is left, or until somebody waits for it."""
+    is_held, is_left = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with bulkhead.slot():
+            is_held.set()
+            while not is_left.wait(0.0001):
+                if until_somebody_waits and bulkhead.stats().queued:
+                    return
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    try:
+        yield
+    finally:
+        is_left.set()
+        thread.join()

@@ -60,16 +60,6 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "no timer ends after the deadline that it carries, and of two at one instant the outer one rings first",
         ),
         (
-            "woken = ticket.place is Place.GRANTED or await waiter.wait(min(gives_up_at, budget), ctx)",
-            "woken = ((await waiter.wait(min(gives_up_at, budget), ctx)))",
-            "who was granted a permit was woken, so the wait ends at once",
-        ),
-        (
-            "if woken or not self._permits.leave(ticket):",
-            "if ((not self._permits.leave(ticket))):",
-            "nobody is woken without a grant, and who was granted a permit cannot leave",
-        ),
-        (
             "if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):",
             "if ((self._bulkhead._may_wait(ctx := block_context()))):",
             _QUICK_WAY,

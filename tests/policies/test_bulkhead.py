@@ -892,6 +892,36 @@ def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
     run(world, main)
 
 
+def test_a_slot_that_waits_is_in_use(world: World) -> None:
+    """Who enters the same one meanwhile is told, and no permit is lost."""
+    bulkhead = Bulkhead(1, queue=2, max_wait=2.0)
+    slot: Any = bulkhead.slot()
+    refused: list[str] = []
+
+    async def enter_it() -> None:
+        try:
+            if world.blocking:
+                with slot:
+                    pass
+            else:
+                async with slot:
+                    pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    async def main() -> None:
+        async with beside(world) as group:
+            holder = await group.inside(bulkhead)
+            group.run(enter_it)
+            await until(world, lambda: bulkhead.stats().queued == 1)
+            await enter_it()
+            holder.let_go()
+
+    run(world, main)
+    assert refused == ["this slot is in use: ask for another one"]
+    assert facts(bulkhead) == (1, 0, 0, 0)
+
+
 def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
     """In order of arrival, whichever they are."""
     bulkhead = Bulkhead(1, queue=5)
@@ -948,7 +978,7 @@ def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
         async with slot_of(world, bulkhead):
             with deadline(SHORT):
                 assert await another() == "no time left"
-            assert await world.execute(Retry(), another, Context(timeout=SHORT)) == "no time left"
+            assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
         assert facts(bulkhead)[:3] == (1, 0, 0)
 
     run(world, main)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -40,9 +40,8 @@ class Crowd:
         if self.permits.take():
             self.woken.append(name)
         else:
-            ticket, granted = self.permits.join(name)
-            self.tickets[name] = ticket
-            self.wake(granted)
+            self.tickets[name] = ticket = Ticket(name)
+            self.wake(self.permits.join(ticket))
         self.waiting.append(name)
         self.serve()
         if name in self.waiting and len(self.waiting) > self.queue:
@@ -204,12 +203,21 @@ def test_permits_that_are_made_in_batches_are_never_too_many(batch: int, monkeyp
 
 # --- one rule each, in a few words -----------------------------------------------------------
 
+W = TypeVar("W")
+
+
+def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
+    """The ticket of somebody who has joined the queue."""
+    ticket = Ticket(waiter)
+    permits.join(ticket)
+    return ticket
+
 
 def test_a_newcomer_does_not_overtake_who_waits() -> None:
     """A permit that comes back belongs to the first in the queue, not to who happens to ask next."""
     permits: Permits[str] = Permits(1, 5)
     assert permits.take()
-    first, _ = permits.join("first")
+    first = queued(permits, "first")
     granted = permits.give_back()
     assert granted == [first]
     assert not permits.take()
@@ -219,8 +227,8 @@ def test_a_cancelled_holder_of_a_grant_passes_it_on() -> None:
     """Granted, and cancelled before it knew: the next in the queue gets the permit."""
     permits: Permits[str] = Permits(1, 5)
     assert permits.take()
-    first, _ = permits.join("first")
-    second, _ = permits.join("second")
+    first = queued(permits, "first")
+    second = queued(permits, "second")
     assert permits.give_back() == [first]
     assert permits.abandon(first) == [second]
     assert permits.counts()[:3] == (1, 1, 0)
@@ -230,7 +238,7 @@ def test_a_grant_outlives_the_end_of_the_wait() -> None:
     """Who is granted a permit in the moment its wait ends has the permit: `leave` says so."""
     permits: Permits[str] = Permits(1, 5)
     assert permits.take()
-    first, _ = permits.join("first")
+    first = queued(permits, "first")
     permits.give_back()
     assert permits.leave(first) is False
     assert permits.counts()[:3] == (1, 1, 0)
@@ -240,7 +248,7 @@ def test_abandoning_twice_gives_back_once() -> None:
     """A ticket is good for one permit."""
     permits: Permits[str] = Permits(1, 5)
     assert permits.take()
-    first, _ = permits.join("first")
+    first = queued(permits, "first")
     permits.give_back()
     permits.abandon(first)
     permits.abandon(first)
@@ -275,7 +283,7 @@ def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, 
     """Garbage is collected between any two lines: the permit goes to the next in the queue, or lies free again."""
     permits: Permits[int] = Permits(1, 5)
     assert permits.take()
-    tickets = [permits.join(number)[0] for number in range(1 + behind)]
+    tickets = [queued(permits, number) for number in range(1 + behind)]
     if how == "pop":
         permits.free = Interrupting(permits.free, how, lambda: permits.abandon(tickets[0]))
     else:
@@ -294,8 +302,8 @@ def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
     permits: Permits[int] = Permits(limit, 0)
     for number in range(5000):
         if not permits.take():
-            ticket, granted = permits.join(number)
-            assert granted == [ticket]
+            ticket = Ticket(number)
+            assert permits.join(ticket) == [ticket]
     assert permits.counts() == (limit, 5000, 0, 0)
     for _ in range(5000):
         permits.give_back()
@@ -310,9 +318,9 @@ def test_the_first_in_a_full_queue_is_told_and_nobody_else() -> None:
     """None while there is room, and where there is no queue at all."""
     permits: Permits[str] = Permits(1, 2)
     assert permits.take()
-    first, _ = permits.join("first")
+    first = queued(permits, "first")
     assert permits.first_if_full() is None
-    permits.join("second")
+    queued(permits, "second")
     assert permits.first_if_full() is first
     permits.drop(first)
     assert permits.first_if_full() is None

@@ -42,9 +42,8 @@ class Hall:
             assert not self.someone_waits_since_before(), "overtaken"
             self.inside.append(name)
         else:
-            ticket, granted = self.permits.join(name)
-            self.tickets[name] = ticket
-            self.note(granted)
+            self.tickets[name] = ticket = Ticket(name)
+            self.note(self.permits.join(ticket))
 
     def release(self, name: str) -> None:
         self.inside.remove(name)

@@ -153,8 +153,6 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 # The handler raised it again, and has it in a local: without that frame there is no cycle.
                 error.__traceback__ = traceback
             raise
-        finally:
-            del outcome, original, traceback
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -359,6 +359,20 @@ def test_the_earliest_limit_ends_the_wait(world: World, limits: dict[str, float]
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
+def test_of_two_limits_at_one_instant_the_timeout_around_ends_the_wait(world: World) -> None:
+    """The outer one: nothing inside of it outlives it, not even to tell that it has waited long enough."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=5.0)
+
+    async def main() -> Any:
+        with bulkhead.slot():
+            return await works(world, Timeout(5.0, name="patience").wrap(bulkhead))
+
+    with virtual_time():
+        error = run(world, main)
+    assert type(error) is TimeoutExceeded
+    assert error.policy == "patience"
+
+
 def test_what_ended_a_wait_is_told_to_the_second() -> None:
     """How long it was, by whom, and of two limits at the same instant the budget of the whole execution."""
     told: list[Any] = []

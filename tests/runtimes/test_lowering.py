@@ -683,6 +683,21 @@ class Beside(Policy):
             return "caught"
 
 
+def test_a_wrapper_is_not_taken_for_the_method_that_it_wraps() -> None:
+    """Though `functools.wraps` copies all that the method carries, and it has been executed before."""
+
+    class Plain(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await call(ctx)
+
+    assert Plain().execute(lambda ctx: "fine") == "fine"
+
+    class Wrapped(Plain):
+        around = noting(Plain.around)
+
+    assert Wrapped().execute(lambda ctx: "fine") == ("noted", "fine")
+
+
 def test_a_call_that_is_awaited_later_is_a_coroutine_that_has_not_begun() -> None:
     """Whatever the function is that it will call: one that raises at once raises where the call is awaited."""
 

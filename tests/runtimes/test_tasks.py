@@ -43,6 +43,12 @@ PIPELINE = Policy.wrap(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_other_alarms() -> None:
+    """Where the alarms of many limits are still in memory, those of other tests, a new limit has none to share."""
+    shared.by_limit.clear()
+
+
 # --- where things run ---
 
 
@@ -81,10 +87,13 @@ def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World) -> N
 def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) -> None:
     """A plain function under the same pipeline runs to its end there; its limit is enforced by a worker."""
 
+    gate = threading.Event()
+
     async def main() -> None:
         assert PIPELINE.execute(lambda ctx: "plain") == "plain"
         with pytest.raises(TimeoutExceeded):
-            Timeout(0.005).execute(lambda ctx: time.sleep(0.02))
+            Timeout(0.005).execute(lambda ctx: gate.wait(10))
+        gate.set()
 
     tasks_world.run(main)
     end = time.monotonic() + 5
@@ -531,6 +540,48 @@ def test_a_clock_that_is_put_back_leaves_every_timer_its_time(clock: FakeClock) 
 
     asyncio.run(main())
     assert sorted(cut_off) == ["after", "before"]
+
+
+def test_a_clock_that_is_put_back_makes_nobody_wait_for_an_earlier_call(clock: FakeClock) -> None:
+    """Of the earlier one the deadline is far away now; it shall not stand before those of later calls."""
+    timeout = Timeout(0.02)
+
+    async def hang(ctx: Context) -> None:
+        await asyncio.sleep(10)
+
+    async def main() -> None:
+        await timeout.aexecute(Script("fine").function())  # its alarm will ring for the next one as well
+        earlier = asyncio.create_task(timeout.aexecute(hang))
+        await asyncio.sleep(0)
+        clock.advance(-100)
+        with pytest.raises(TimeoutExceeded):
+            async with asyncio.timeout(5):
+                await timeout.aexecute(hang)
+        earlier.cancel()
+
+    asyncio.run(main())
+
+
+def test_limits_of_loops_that_have_ended_leave_room_for_those_of_the_next() -> None:
+    """However many there were: calls under one limit have one timer of the loop between them."""
+
+    async def fn(ctx: Context) -> None:
+        """Keep nothing: a context keeps its timer."""
+
+    async def many_limits() -> None:
+        for n in range(100):
+            await Timeout(LONG + n).aexecute(fn)
+
+    async def one_limit() -> None:
+        loop: Any = asyncio.get_running_loop()
+        timeout = Timeout(LONG / 3)
+        for _ in range(50):
+            await timeout.aexecute(fn)
+        assert len(loop._scheduled) == 1
+
+    asyncio.run(many_limits())
+    gc.collect()
+    asyncio.run(one_limit())
 
 
 def test_a_timer_keeps_nothing_of_a_call_that_has_ended() -> None:

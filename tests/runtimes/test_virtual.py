@@ -479,6 +479,21 @@ def test_the_process_has_its_own_clock_and_randomness_again() -> None:
     assert backoffs.SHARED_RANDOMNESS is source
 
 
+def test_time_never_goes_backwards() -> None:
+    """A sleep of less than nothing is none, as in an event loop."""
+    seen: list[float] = []
+
+    async def client() -> None:
+        await simulation.sleep(10)
+        await simulation.sleep(-3)
+        seen.append(simulation.now())
+
+    with Simulation() as simulation:
+        simulation.start(client())
+        simulation.run()
+    assert seen == [10]
+
+
 def test_a_client_that_never_begins_in_the_past() -> None:
     """Durations are checked as everywhere."""
 

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Never
@@ -196,6 +197,16 @@ def test_a_worker_is_reused() -> None:
     assert len({timeout.call(threading.get_ident) for _ in range(20)}) == 1
 
 
+def test_a_worker_is_free_before_its_caller_can_ask_for_the_next() -> None:
+    """However the threads are switched: the first thing that a caller does with a result may be another call."""
+    timeout, interval = Timeout(LONG), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert len({timeout.call(threading.get_ident) for _ in range(1000)}) == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_a_worker_is_reused_after_a_failure() -> None:
     """What a function raises does not harm it, whatever it is."""
     timeout = Timeout(LONG)
@@ -270,6 +281,18 @@ def test_a_worker_that_is_about_to_end_may_be_taken_all_the_same(monkeypatch: py
 
     with ThreadPoolExecutor(4) as callers:
         assert list(callers.map(calls, range(4))) == [list(range(60))] * 4
+
+
+def test_a_worker_that_was_taken_waits_for_its_job_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller may be held up between the two; the time without work is over then, and it stays all the same."""
+    monkeypatch.setattr(workers, "IDLE", 0.01)
+    monkeypatch.setattr(workers.pool, "idle", deque())
+    worker = workers.pool.take("Timeout", 1)
+    time.sleep(0.05)
+    job = workers.Job(lambda: "fine", (), {})
+    worker.begin(job)
+    assert job.wait(10)
+    assert job.result() == "fine"
 
 
 def test_results_are_not_mixed_up_under_contention() -> None:

@@ -147,7 +147,6 @@ class Permits(Generic[W]):
         """Change the limit. Permits that are out come back in their own time."""
         with self._lock:
             self.limit = limit
-            self.busy = True
             return self._settle_locked()
 
     def counts(self) -> Counts:

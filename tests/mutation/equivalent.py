@@ -7,6 +7,7 @@ _RETURNS_NONE = "a function that comes to its end returns None"
 _FOR_CHECKERS = "the other side of the `or` is for type checkers: it is never reached"
 _QUICK_WAY = "a quick way to what the slow way finds as well"
 _OF_MEMORY = "how many are made at a time is a matter of memory"
+_FLAG_STAYS_UP = "the flag stays up until the next caller, who settles and takes it down"
 _ZERO = "a delay of zero is rubbish then, and rubbish is a delay of zero"
 _UNTIMED = "nobody looks at it where calls are not timed"
 
@@ -30,16 +31,22 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("BATCH = 1024", "BATCH = 1025", _OF_MEMORY),
         ("BATCH = 1024", "BATCH = 1023", _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
-        (
-            "if self._made <= self.limit and (self._take_free() or self._make_one()):",
-            "if ((self._take_free() or self._make_one())):",
-            "where there are more than the limit, nothing is free and none is made",
-        ),
         ("break", "continue", "nobody waits any more, so the loop ends"),
+        (
+            "while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one()):",
+            "while ((self._made <= self.limit) and (self._take_free() or self._make_one())):",
+            "where nobody waits the permit is put back at once",
+        ),
+        ("if missing > self.BATCH:", "if missing >= self.BATCH:", "then they are the same"),
         (
             "self.busy = bool(self._waiting) or self._made > self.limit",
             "pass",
-            "the flag stays up until the next caller, who settles and takes it down",
+            _FLAG_STAYS_UP,
+        ),
+        (
+            "self.busy = bool(self._waiting) or self._made > self.limit",
+            "self.busy = bool(self._waiting) or self._made >= self.limit",
+            _FLAG_STAYS_UP,
         ),
     ],
     "policies/fallback.py": [("@overload", "", "the definition that follows takes its place")],

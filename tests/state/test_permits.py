@@ -343,6 +343,45 @@ def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_ref
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
 
 
+class ComesBack(deque[None]):
+    """The free permits, of which there are none; and after somebody has looked, one comes back from another thread."""
+
+    def pop(self, *index: Any) -> None:
+        try:
+            return super().pop(*index)
+        except IndexError:
+            self.append(None)
+            raise
+
+
+def test_a_permit_beyond_a_smaller_limit_is_not_granted_to_who_waits() -> None:
+    """It comes back just after those that lay free have been withdrawn: the limit of now holds, not that of before."""
+    permits: Permits[str] = Permits(2, queue=1)
+    assert permits.take()
+    assert permits.take()
+    ticket, _ = permits.join("waiting")
+    permits.free = ComesBack()
+    assert permits.resize(1) == []
+    permits.free = deque(permits.free)
+    assert permits.settle() == []
+    assert permits.counts() == (1, 1, 1, 0)
+    assert permits.give_back() == [ticket]
+    assert permits.counts() == (1, 1, 0, 0)
+
+
+def test_a_permit_beyond_a_smaller_limit_is_not_taken_where_nobody_may_wait() -> None:
+    """It comes back while a newcomer looks for one."""
+    permits: Permits[str] = Permits(2, queue=0)
+    assert permits.take()
+    assert permits.take()
+    permits.resize(1)
+    permits.free = ComesBack()
+    assert not permits.take_or_refuse()
+    permits.free = deque(permits.free)
+    permits.settle()
+    assert permits.counts() == (1, 1, 0, 1)
+
+
 def test_where_nobody_may_wait_a_smaller_limit_holds() -> None:
     """A permit that comes back beyond the limit is withdrawn, and given to nobody."""
     permits: Permits[str] = Permits(2, 0)

@@ -359,7 +359,8 @@ def test_a_permit_beyond_a_smaller_limit_is_not_granted_to_who_waits() -> None:
     permits: Permits[str] = Permits(2, queue=1)
     assert permits.take()
     assert permits.take()
-    ticket, _ = permits.join("waiting")
+    ticket = Ticket("waiting")
+    assert permits.join(ticket) == []
     permits.free = ComesBack()
     assert permits.resize(1) == []
     permits.free = deque(permits.free)

@@ -35,6 +35,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
 
     def __init__(self, timeout: Duration) -> None:
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
+        self._limit = self._seconds  # or what was left of an outer budget
         self._ctx: Context | None = None
         self._outer: Context | None = None
         self._timer: Timer | None = None
@@ -42,7 +43,9 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     def __enter__(self) -> Context:
         if self._ctx is not None:
             raise RuntimeError("this deadline is in use: open another one")
-        ctx = block_context().child(deadline=clock.now() + self._seconds)
+        now = clock.now()
+        ctx = block_context().child(deadline=now + self._seconds)
+        self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
         self._ctx, self._outer = ctx, get_ambient()
         set_ambient(ctx)
         return ctx
@@ -77,5 +80,5 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         if timer is None:
             return False
         if timer.fired:
-            raise DeadlineExceeded(f"the block did not end within {self._seconds:g} s", timeout=self._seconds)
+            raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
         return swallowed

@@ -334,6 +334,20 @@ def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_n
         tasks_world.run(main)
 
 
+def test_an_async_block_in_a_plain_one_tells_what_was_left(tasks_world: World) -> None:
+    """The plain block cuts nothing off, so the inner one does it, after the time that it really had."""
+
+    async def main() -> None:
+        with pytest.raises(DeadlineExceeded) as caught, deadline(0.01):
+            async with deadline(5.0):
+                await anyio.sleep(4)
+        assert caught.value.timeout is not None
+        assert caught.value.timeout <= 0.01
+
+    with quickly():
+        tasks_world.run(main)
+
+
 @contextmanager
 def quickly() -> Iterator[None]:
     """The block inside must not take seconds."""

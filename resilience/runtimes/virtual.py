@@ -95,17 +95,19 @@ class SimulatedTimer(Timer):
 class SimulatedWaiter(Waiter):
     """A client in a queue."""
 
-    __slots__ = ("_client", "_engine", "_woken")
+    __slots__ = ("_client", "_engine", "_waits", "_woken")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._client = engine.current
+        self._waits = False
         self._woken = False
 
     @override
     def wake(self) -> None:
         self._woken = True
-        self._client.resumes_at = self._engine.enter(self._engine.time, self._client)
+        if self._waits:  # else it does something else, and is not to be sent on from that
+            self._client.resumes_at = self._engine.enter(self._engine.time, self._client)
 
     @override
     def is_alive(self) -> bool:
@@ -113,7 +115,12 @@ class SimulatedWaiter(Waiter):
 
     @override
     async def wait(self, deadline: float, ctx: Context) -> bool:
-        await _until(deadline)
+        if not self._woken:
+            self._waits = True
+            try:
+                await _until(deadline)
+            finally:
+                self._waits = False
         return self._woken
 
 

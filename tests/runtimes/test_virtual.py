@@ -395,6 +395,35 @@ def test_a_waiter_tells_whether_it_was_woken() -> None:
     assert not waiters[0].is_alive()
 
 
+def test_a_waiter_that_is_woken_before_it_waits_or_after_it_has_waited_disturbs_nobody() -> None:
+    """As in the other worlds: what its client does meanwhile takes its time, and the wait is over when it begins."""
+    told: list[tuple[float, bool]] = []
+    waiters: list[Waiter] = []
+
+    class Waiting(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            waiters.extend([ctx.runtime.waiter(), ctx.runtime.waiter()])
+            await ctx.sleep(5)
+            told.append((process_clock.now(), await waiters[0].wait(float("inf"), ctx)))
+            told.append((process_clock.now(), await waiters[1].wait(6, ctx)))
+            await ctx.sleep(5)
+            told.append((process_clock.now(), await waiters[1].wait(20, ctx)))
+
+    async def client(simulation: Simulation) -> None:
+        async def fn(ctx: Context) -> None: ...
+
+        await simulation.execute(Waiting(), fn)
+
+    async def other(simulation: Simulation) -> None:
+        await simulation.sleep(1)
+        waiters[0].wake()
+        await simulation.sleep(7)
+        waiters[1].wake()
+
+    assert simulated(client, other) == 11
+    assert told == [(5, True), (5, False), (11, True)]
+
+
 def test_policies_that_are_switched_off_are_so_here() -> None:
     """The mode is for every world."""
 

@@ -93,6 +93,14 @@ class Alarm:
         if self.handle is not None:  # pragma: no branch (whoever cancels has set it, and it has not rung)
             self.handle.cancel()
 
+    def rest(self) -> bool:
+        """Do not ring where nobody is left to ring for; say whether that is so."""
+        if self.pending:
+            return False
+        self.cancel()
+        self.handle = None
+        return True
+
     def _ring(self, due: AsyncioTimer) -> None:
         self.handle = None
         now = due.deadline  # it is at least that late, should the clock itself fail

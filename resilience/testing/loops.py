@@ -27,6 +27,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, final
 
+from resilience.runtimes.alarms import Alarm
 from resilience.testing.clocks import VirtualClock, Wait
 
 if TYPE_CHECKING:
@@ -126,13 +127,19 @@ class _Selector:
 
     def select(self, timeout: float | None = None) -> Any:
         """Wait for the next timer, or for something real: a socket, a call from another thread."""
-        if timeout is None or timeout > 0:
+        if (timeout is None or timeout > 0) and not self._is_next_for_nobody():
             self._clock.wait_until(inf if timeout is None else self._next_timer(), self._is_ready, self.real.select)
         return self.real.select(0)
 
     def _next_timer(self) -> float:
         when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
         return when - self.base
+
+    def _is_next_for_nobody(self) -> bool:
+        """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
+        next_timer = self.loop._scheduled[0] if self.loop._scheduled else None
+        alarm = getattr(getattr(next_timer, "_callback", None), "__self__", None)
+        return isinstance(alarm, Alarm) and alarm.rest()
 
     def _is_ready(self) -> bool:
         return bool(self.real.select(0))

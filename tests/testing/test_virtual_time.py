@@ -337,6 +337,24 @@ def test_a_function_that_hangs_for_real_is_timed_out_after_the_patience() -> Non
     assert 0.02 <= time.monotonic() - began < 5
 
 
+def test_a_call_that_is_over_leaves_no_instant_to_jump_to() -> None:
+    """The limit that it did not need is no event: time stands still while the loop waits for something real."""
+
+    async def quick() -> None: ...
+
+    async def main(clock: VirtualClock) -> float:
+        timeout = Timeout(3600)
+        await timeout.acall(quick)
+        await asyncio.sleep(1)
+        await asyncio.to_thread(time.sleep, 0.2)
+        with pytest.raises(TimeoutExceeded):  # and the limit holds for the calls that follow
+            await timeout.acall(asyncio.sleep, 5000)
+        return clock.now()
+
+    with virtual_time() as clock:
+        assert asyncio.run(main(clock)) == 3601
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     """A permit goes from a thread to a task and back, each at its instant."""

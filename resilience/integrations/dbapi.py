@@ -355,7 +355,7 @@ class StatementLimits:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._busy_timeout: int | None = None
+        self._sqlite = SQLiteLimits(connection)
 
     def __enter__(self) -> None:
         drive(self.__aenter__(), "StatementLimits")
@@ -369,23 +369,40 @@ class StatementLimits:
         ctx = current_context()
         if ctx.deadline == inf:
             return
-        milliseconds = milliseconds_left(ctx)
+        ctx.check()
         if is_sqlite(self._connection):
-            await self._limit_sqlite(ctx, milliseconds)
+            await self._sqlite.begin(ctx)
         elif is_of("psycopg", "BaseConnection", self._connection) or is_of("psycopg2", "connection", self._connection):
-            await _execute(self._connection, limit_of_postgresql(milliseconds))
-
-    async def _limit_sqlite(self, ctx: Context, milliseconds: int) -> None:
-        (self._busy_timeout,) = await _execute(self._connection, "PRAGMA busy_timeout")
-        await _execute(self._connection, f"PRAGMA busy_timeout = {min(self._busy_timeout or 0, milliseconds)}")
-        await finished(self._connection.set_progress_handler(lambda: ctx.expired, _INSTRUCTIONS))
+            await _execute(self._connection, limit_of_postgresql(milliseconds_left(ctx)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._busy_timeout is None:
-            return
         with nullcontext() if error is None else suppress(Exception):  # the error that counts is on its way
+            await self._sqlite.end()
+
+
+@final
+class SQLiteLimits:
+    """What a deadline changes in a connection of SQLite: how long it waits for a lock, and what interrupts it.
+
+    :param connection: of sqlite3 or aiosqlite.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._busy_timeout: int | None = None
+
+    async def begin(self, ctx: Context) -> None:
+        """Keep to the deadline of a context from now on."""
+        milliseconds = milliseconds_left(ctx)
+        (self._busy_timeout,) = await _execute(self._connection, "PRAGMA busy_timeout")
+        await _execute(self._connection, f"PRAGMA busy_timeout = {min(self._busy_timeout or 0, milliseconds)}")
+        await finished(self._connection.set_progress_handler(lambda: ctx.expired, _INSTRUCTIONS))
+
+    async def end(self) -> None:
+        """Put back what was there before; nothing where nothing was begun."""
+        if self._busy_timeout is not None:
             await finished(self._connection.set_progress_handler(None, 0))
             await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 

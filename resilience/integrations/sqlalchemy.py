@@ -7,22 +7,25 @@ transaction that never was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import override
 
 from resilience.context import current_context
 from resilience.integrations import dbapi
-from resilience.integrations.dbapi import OutcomeUnknown, StatementLimits, UnitOfWork, finished
+from resilience.integrations.dbapi import OutcomeUnknown, SQLiteLimits, UnitOfWork, finished
+from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.orm import Session, SessionTransaction
 
+    from resilience.context import Context
     from resilience.policy import Policy
 
 __all__ = ["OutcomeUnknown", "transient", "unit_of_work"]
@@ -121,6 +124,9 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         return dbapi.is_undone(error)
 
 
+# --- deadlines -------------------------------------------------------------------------------
+
+
 @asynccontextmanager
 async def _limits(work: Any) -> AsyncIterator[None]:
     """Let the statements of a session or a connection keep to the deadline."""
@@ -128,19 +134,87 @@ async def _limits(work: Any) -> AsyncIterator[None]:
     if ctx.deadline == inf:
         yield
         return
-    connection = work if hasattr(work, "exec_driver_sql") else await finished(work.connection())
-    if connection.dialect.name == "postgresql":
-        await finished(connection.exec_driver_sql(dbapi.limit_of_postgresql(dbapi.milliseconds_left(ctx))))
-        yield
-    elif connection.dialect.name == "sqlite":
-        async with StatementLimits(await _driver_connection(connection)):
+    ctx.check()
+    work = work.registry() if hasattr(work, "registry") else work  # a scoped session stands for one
+    blocking = getattr(work, "sync_session", getattr(work, "sync_connection", work))
+    limits = _Limits(ctx)
+    try:
+        if blocking.in_transaction():
+            await _run(work, lambda: limits.begin(blocking.connection() if _is_session(blocking) else blocking))
+        with limits.heard_by(blocking):
             yield
+    finally:
+        await _run(work, limits.end)
+
+
+@final
+class _Limits:
+    """Tells the database what is left, in each transaction that a session or a connection begins.
+
+    Not before: until then a unit may choose its isolation level, and begin by itself. What SQLite was told is taken
+    back before the connection is given to its pool, where another thread may have it at once.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._limited: list[tuple[Any, SQLiteLimits]] = []
+
+    @contextmanager
+    def heard_by(self, blocking: Any) -> Iterator[None]:
+        """Hear of the transactions of a session or a connection."""
+        listeners: dict[str, Callable[..., None]] = {"begin": self.begin}
+        if _is_session(blocking):
+            listeners = {"after_begin": self._begun, "after_commit": self._ended, "after_rollback": self._ended}
+        for name, listener in listeners.items():
+            event.listen(blocking, name, listener)
+        try:
+            yield
+        finally:
+            for name, listener in listeners.items():
+                event.remove(blocking, name, listener)
+
+    def _begun(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+        if not transaction.nested:
+            self.begin(connection)
+
+    def _ended(self, session: Session) -> None:
+        if not session.in_nested_transaction():  # the end of a savepoint is not that of the transaction
+            self.end()
+
+    def begin(self, connection: Connection) -> None:
+        """Limit what a connection does from now on."""
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(dbapi.limit_of_postgresql(dbapi.milliseconds_left(self._ctx)))
+        elif connection.dialect.name == "sqlite":
+            limits = SQLiteLimits(connection.connection.driver_connection)
+            self._limited.append((connection.connection.dbapi_connection, limits))
+            _drive(connection.connection.dbapi_connection, limits.begin(self._ctx))
+
+    def end(self) -> None:
+        """Take back what does not end with the transaction."""
+        while self._limited:
+            adapted, limits = self._limited.pop()
+            with suppress(Exception):  # of a connection that is broken, and will not be used again
+                _drive(adapted, limits.end())
+
+
+def _is_session(blocking: object) -> bool:
+    return not hasattr(blocking, "exec_driver_sql")
+
+
+async def _run(work: Any, step: Callable[[], None]) -> None:
+    """Take a step as SQLAlchemy's events are: in its greenlet, where sessions and connections are asynchronous."""
+    run_sync = getattr(work, "run_sync", None)
+    if run_sync is None:
+        step()
     else:
-        yield
+        await run_sync(lambda blocking: step())
 
 
-async def _driver_connection(connection: Any) -> Any:
-    """Return the driver's own connection."""
-    if isinstance(connection, Connection):
-        return connection.connection.driver_connection
-    return (await connection.get_raw_connection()).driver_connection
+def _drive(adapted: Any, step: Coroutine[Any, Any, None]) -> None:
+    """Take a step with the driver's connection, there. An asynchronous one has an adapter, which waits for it."""
+    run_async = getattr(adapted, "run_async", None)
+    if run_async is None:
+        drive(step, "a limit of a statement")
+    else:
+        run_async(lambda driver: step)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sqlite3
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -18,7 +19,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from resilience import DeadlineExceeded, Retry, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.conftest import FakeClock
-from tests.integrations.databases.models import AGAIN, FOREVER, Note, lost, notes
+from tests.integrations.databases.models import AGAIN, FOREVER, Base, Note, lost, notes
 from tests.integrations.databases.sqlite import LONG, PATIENCE, Locked
 
 
@@ -231,6 +232,70 @@ def test_a_deadline_interrupts_a_statement_and_is_taken_back(engine: Engine) -> 
     with engine.connect() as connection:
         assert connection.execute(text("pragma busy_timeout")).scalar() == 0
         assert connection.execute(text(LONG)).scalar() == 100_000
+
+
+@pytest.mark.parametrize("source", ["session", "connection"])
+def test_a_deadline_begins_nothing(engine: Engine, source: str) -> None:
+    """A unit chooses the isolation level, and begins by itself, as it does without a deadline."""
+    levels = []
+
+    def unit(work: Any) -> None:
+        if source == "session":
+            work.connection(execution_options={"isolation_level": "READ UNCOMMITTED"})
+        else:
+            work.execution_options(isolation_level="READ UNCOMMITTED")
+        levels.append(work.execute(text("pragma read_uncommitted")).scalar())
+
+    def begins(work: Any) -> None:
+        with work.begin():
+            work.execute(text("insert into notes (text) values ('a')"))
+        work.execute(FOREVER)
+
+    transaction = unit_of_work(AGAIN, sessionmaker(engine) if source == "session" else engine)
+    transaction(unit)()
+    with deadline(PATIENCE):
+        transaction(unit)()
+    with deadline(0.3), pytest.raises(OperationalError, match="interrupted"):
+        transaction(begins)()
+    assert levels == [1, 1]
+    assert notes(engine) == ["a"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_connection_is_as_it_was_before_its_pool_has_it(file: Path, fails: bool) -> None:
+    """Another thread may take it out at once, and set limits of its own."""
+    engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": PATIENCE})
+    Base.metadata.create_all(engine)
+    waits: list[int] = []
+    event.listen(
+        engine, "checkin", lambda driver, record: waits.append(*driver.execute("pragma busy_timeout").fetchone())
+    )
+
+    @unit_of_work(AGAIN, sessionmaker(engine))
+    def add(session: Session) -> None:
+        with session.begin_nested():
+            session.add(Note(text="a"))
+        waits.append(session.execute(text("pragma busy_timeout")).scalar_one())
+        if fails:
+            raise ValueError("wrong")
+
+    with deadline(1.0), pytest.raises(ValueError, match="wrong") if fails else nullcontext():
+        add()
+    assert [waits[0] <= 1000, *waits[1:]] == [True, int(PATIENCE * 1000)]
+    engine.dispose()
+
+
+def test_a_session_that_has_begun_already_is_limited_too(engine: Engine) -> None:
+    """By who has made it."""
+
+    def begun() -> Session:
+        session = Session(engine)
+        session.connection()
+        return session
+
+    for source in (begun, scoped_session(begun), lambda: scoped_session(begun)):
+        with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
+            unit_of_work(AGAIN, source)(lambda session: session.execute(FOREVER))()
 
 
 def test_another_database_is_not_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

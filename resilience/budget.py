@@ -63,7 +63,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         if ctx.deadline != float("inf"):
             try:
                 self._timer = timer_until(ctx.deadline)
-                self._timer.__enter__()
+                self._timer.start()
             except BaseException:
                 self.__exit__(None, None, None)
                 raise
@@ -74,7 +74,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     ) -> bool:
         timer, self._timer = self._timer, None
         try:
-            swallowed = timer is not None and timer.__exit__(kind, error, traceback)
+            swallowed = timer is not None and timer.stop(error)
         finally:
             self.__exit__(kind, error, traceback)
         if timer is None:

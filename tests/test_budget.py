@@ -547,7 +547,7 @@ def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(monkeypa
         budget = deadline(5.0)
         with deadline(8.0) as around:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(AsyncioTimer, "__enter__", interrupt)
+                patch.setattr(AsyncioTimer, "start", interrupt)
                 async with budget:
                     raise AssertionError
             assert current_context() is around

@@ -22,14 +22,16 @@ import contextvars
 import threading
 import weakref
 from math import inf
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
+
+from typing_extensions import override
 
 from resilience.clock import clock
+from resilience.runtimes.base import Timer
 
 
 @final
-class AsyncioTimer:
+class AsyncioTimer(Timer):
     """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own.
 
     Whoever makes one sets `alarm`, `deadline`, `fired` and `task`: an `__init__` that did it would take 70 ns more.
@@ -38,32 +40,31 @@ class AsyncioTimer:
     __slots__ = ("_cancelling", "alarm", "deadline", "fired", "task")
 
     deadline: float
-    fired: bool
+    fired: bool  # before the block has ended: whether it has been cut off
     task: asyncio.Task[Any]
     alarm: Alarm
     _cancelling: int
 
-    def __enter__(self) -> Self:
+    @override
+    def start(self) -> None:
         self._cancelling = self.task.cancelling()
         alarm = self.alarm
         if alarm.handle is None:
             alarm.set(self, clock.now())
-        alarm.pending[self] = True  # last: nothing fails from here on, and whoever is in there is cancelled one day
-        return self
+        alarm.pending[self] = None  # last: nothing fails from here on, and whoever is in there is cancelled one day
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
+    @override
+    def stop(self, error: BaseException | None) -> bool:
         task = self.task
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        alarm = self.alarm
-        if alarm.pending.pop(self, False):
-            if alarm.limit is None:
-                alarm.cancel()
+        if not self.fired:
+            self.alarm.pending.pop(self, None)
+            if self.alarm.limit is None:
+                self.alarm.cancel()
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
-        self.fired = mine and kind is not None and issubclass(kind, asyncio.CancelledError)
+        self.fired = mine and isinstance(error, asyncio.CancelledError)
         return self.fired
 
 
@@ -80,7 +81,7 @@ class Alarm:
         self.loop: asyncio.AbstractEventLoop = loop
         self.limit: float | None = limit
         self.latest: float = -inf  # the deadline of the last timer
-        self.pending: dict[AsyncioTimer, bool] = {}  # in order
+        self.pending: dict[AsyncioTimer, None] = {}  # in order
         self.handle: asyncio.TimerHandle | None = None
 
     def set(self, timer: AsyncioTimer, now: float) -> None:
@@ -116,8 +117,9 @@ class Alarm:
                 self.set(timer, now)
                 return
             task = getattr(timer, "task", None)  # None: a finalizer has closed its block, between these lines
-            self.pending.pop(timer, False)
+            self.pending.pop(timer, None)
             if task is not None:
+                timer.fired = True
                 task.cancel()
 
 
@@ -129,19 +131,32 @@ class _Shared(threading.local):
     def __init__(self) -> None:
         self.by_limit: dict[float | None, weakref.ref[Alarm]] = {}
 
-    def new_alarm(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> Alarm:
-        """Make an alarm where there is none that a timer of this limit could share."""
-        known = self.by_limit.get(limit)
-        other = None if known is None else known()
-        if limit is None or (other is not None and other.loop is loop):  # then a clock was put back
-            return Alarm(loop, None)
-        if len(self.by_limit) >= self.MOST:
-            self.by_limit = {key: ref for key, ref in self.by_limit.items() if ref() is not None}
-        if len(self.by_limit) >= self.MOST:
+
+_shared = _Shared()
+
+#: Of each limit, the alarm that was found last; nearly always there is one loop. To ask `_shared` takes 130 ns more.
+recent: dict[float | None, weakref.ref[Alarm]] = {}
+
+
+def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
+    """Return the alarm for a timer of this loop, where `recent` has none."""
+    by_limit = _shared.by_limit
+    known = by_limit.get(limit)
+    alarm = None if known is None else known()
+    if limit is None or (alarm is not None and alarm.loop is loop and deadline < alarm.latest):  # a clock was put back
+        return Alarm(loop, None)
+    if alarm is None or alarm.loop is not loop:
+        if len(by_limit) >= _Shared.MOST:
+            by_limit = _shared.by_limit = {key: ref for key, ref in by_limit.items() if _serves(ref(), loop)}
+        if len(by_limit) >= _Shared.MOST:
             return Alarm(loop, None)
         alarm = Alarm(loop, limit)
-        self.by_limit[limit] = weakref.ref(alarm)
-        return alarm
+        by_limit[limit] = weakref.ref(alarm)
+    if len(recent) >= _Shared.MOST:
+        recent.clear()
+    recent[limit] = by_limit[limit]
+    return alarm
 
 
-shared: _Shared = _Shared()
+def _serves(alarm: Alarm | None, loop: asyncio.AbstractEventLoop) -> bool:
+    return alarm is not None and alarm.loop is loop

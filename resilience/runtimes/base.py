@@ -7,7 +7,7 @@ they are awaited, so they never suspend; a task suspends in its event loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class TimerOwner(Protocol):
         ...
 
 
-class Timer(Protocol):
+class Timer(ABC):
     """A limit that cuts off what runs inside its `with` block.
 
     When it fires, the block ends there: what was running is left (a thread's function) or cancelled
@@ -38,14 +38,29 @@ class Timer(Protocol):
     itself first, in whatever way, ends as if there had been no timer.
     """
 
+    __slots__ = ()
+
     deadline: float  # instant on the process clock
     fired: bool
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def start(self) -> None:
+        """Begin the block. Where that is interrupted, the block is still to be ended."""
 
+    @abstractmethod
+    def stop(self, error: BaseException | None) -> bool:
+        """End the block, which raised `error`, if anything; true where this timer did that, and it is to be dropped."""
+
+    @final
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    @final
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool: ...
+    ) -> bool:
+        return self.stop(error)
 
 
 class Waiter(Protocol):

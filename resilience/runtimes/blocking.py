@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from threading import Lock
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from typing_extensions import override
 
@@ -26,11 +26,9 @@ from resilience.errors import SuspensionMisuse, WorkersExhausted
 from resilience.events import CallRejected, emit, logger, watched
 from resilience.outcome import Failure, StoppedIteration
 from resilience.runtimes import lowering, workers
-from resilience.runtimes.base import Runtime, TimerOwner, Waiter
+from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from resilience.policy import Policy
 
 T = TypeVar("T")
@@ -50,7 +48,7 @@ class Expired(BaseException):
 
 
 @final
-class BlockingTimer:
+class BlockingTimer(Timer):
     """A limit that everything that waits below it looks at: the innermost stage, sleeps and queues."""
 
     __slots__ = ("deadline", "fired", "owner")
@@ -60,12 +58,12 @@ class BlockingTimer:
         self.deadline: float = deadline
         self.fired: bool = False
 
-    def __enter__(self) -> Self:
-        return self
+    @override
+    def start(self) -> None:
+        return
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
+    @override
+    def stop(self, error: BaseException | None) -> bool:
         self.fired = isinstance(error, Expired) and error.timer is self
         return self.fired
 

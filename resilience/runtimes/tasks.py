@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import anyio
 from typing_extensions import override
@@ -27,13 +27,12 @@ from resilience.context import Context, get_ambient, leave_ambient, reset_ambien
 from resilience.events import logger, watched
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
-from resilience.runtimes.alarms import AsyncioTimer, shared
+from resilience.runtimes.alarms import AsyncioTimer, find_alarm, recent
 from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-    from types import TracebackType
 
     from resilience.policy import Policy
 
@@ -68,7 +67,7 @@ def _in_trio() -> bool:
 
 
 @final
-class ScopeTimer:
+class ScopeTimer(Timer):
     """A cancel scope."""
 
     __slots__ = ("_scope", "deadline", "fired")
@@ -76,17 +75,21 @@ class ScopeTimer:
     def __init__(self, deadline: float) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
+        self._scope: anyio.CancelScope | None = None
 
-    def __enter__(self) -> Self:
+    @override
+    def start(self) -> None:
         # The loop has a clock of its own: only the seconds that remain can be handed over.
-        self._scope = anyio.CancelScope(deadline=anyio.current_time() + max(0.0, self.deadline - clock.now()))
-        self._scope.__enter__()
-        return self
+        scope = anyio.CancelScope(deadline=anyio.current_time() + max(0.0, self.deadline - clock.now()))
+        scope.__enter__()
+        self._scope = scope
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
-        swallowed = bool(self._scope.__exit__(kind, error, traceback))
+    @override
+    def stop(self, error: BaseException | None) -> bool:
+        if self._scope is None:
+            return False
+        ending = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        swallowed = bool(self._scope.__exit__(*ending))
         self.fired = swallowed and self._scope.cancelled_caught
         return swallowed
 
@@ -156,10 +159,10 @@ class TaskRuntime(Runtime):
             return ScopeTimer(deadline)
         # In one step, with all its slots set from here: each frame more would cost 50 of some 700 ns.
         loop = task.get_loop()
-        known = shared.by_limit.get(limit)
+        known = recent.get(limit)
         alarm = None if known is None else known()
         if alarm is None or alarm.loop is not loop or deadline < alarm.latest:
-            alarm = shared.new_alarm(loop, limit)
+            alarm = find_alarm(loop, limit, deadline)
         alarm.latest = deadline
         timer = AsyncioTimer()
         timer.deadline = deadline

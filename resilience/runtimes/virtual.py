@@ -28,8 +28,6 @@ from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.tasks import TASKS
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from resilience.checks import Duration
     from resilience.context import Context
 
@@ -78,14 +76,13 @@ class SimulatedTimer(Timer):
         self.is_armed: bool = False
         self._engine = engine
 
-    def __enter__(self) -> Self:
+    @override
+    def start(self) -> None:
         self.is_armed = True
         self._engine.enter(self.deadline, self._engine.current, self)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> bool:
+    @override
+    def stop(self, error: BaseException | None) -> bool:
         self.is_armed = False
         self.fired = isinstance(error, _Expired) and error.timer is self
         return self.fired

@@ -32,8 +32,8 @@ from resilience import (
     current_context,
     deadline,
 )
-from resilience.runtimes import workers
-from resilience.runtimes.alarms import shared
+from resilience.runtimes import alarms, workers
+from resilience.runtimes.alarms import recent
 from tests.conftest import Boom, FakeClock, Script, World
 
 LONG = 60.0
@@ -233,13 +233,47 @@ def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace() -> None:
     assert ended == ["closed"]
 
 
+def test_two_loops_have_an_alarm_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their calls alternate, under one policy: no alarm is made for each call, and none serves both."""
+    made: list[asyncio.AbstractEventLoop] = []
+
+    class Counted(alarms.Alarm):  # type: ignore[misc]
+        def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
+            super().__init__(loop, limit)
+            made.append(loop)
+
+    monkeypatch.setattr(alarms, "Alarm", Counted)
+    timeout = Timeout(61.5)
+    with asyncio.Runner() as one, ThreadPoolExecutor(1) as elsewhere, asyncio.Runner() as other:
+        for _ in range(5):
+            assert one.run(timeout.acall(asyncio.sleep, 0, "one")) == "one"
+            assert elsewhere.submit(other.run, timeout.acall(asyncio.sleep, 0, "other")).result() == "other"
+        loops = [one.get_loop(), elsewhere.submit(other.get_loop).result()]
+        elsewhere.submit(other.close).result()
+    assert made == loops
+
+
+def test_limits_without_end_share_no_more_than_some_alarms() -> None:
+    """What is remembered of limits that never come again is bounded, and every call is cut off all the same."""
+
+    async def main() -> None:
+        for n in range(200):
+            assert await Timeout(60.0 + n / 1000).acall(asyncio.sleep, 0, n) == n
+        assert len(recent) <= 64
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.0123).acall(asyncio.sleep, LONG)
+
+    asyncio.run(main())
+    assert len(recent) <= 64
+
+
 def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> None:
     """A finalizer runs between any two steps: the others who are due are cut off all the same."""
 
     async def main() -> list[type]:
         calls = [asyncio.ensure_future(Timeout(0.01).acall(asyncio.sleep, LONG)) for _ in range(3)]
         await asyncio.sleep(0)
-        alarm = shared.by_limit[0.01]()
+        alarm = recent[0.01]()
         assert alarm is not None
 
         class Finalized(dict[Any, None]):

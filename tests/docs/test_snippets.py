@@ -40,6 +40,14 @@ def test_there_are_pages_with_something_to_run() -> None:
     assert set(found) <= LANGUAGES
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_node_of_a_diagram_is_named_by_a_word_of_mermaid(name: str) -> None:
+    """A flowchart with a bare `call -->` is an error on the page in the place of a picture."""
+    bare = re.compile(r"^\s*(call|click|end|href) +-|> +(call|click|end|href)\b(?![\[({])", re.MULTILINE)
+    diagrams = [it.text for it in blocks((ROOT / name).read_text(encoding="utf-8")) if it.language == "mermaid"]
+    assert not any(bare.search(it) for it in diagrams)
+
+
 # --- links -----------------------------------------------------------------------------------
 
 

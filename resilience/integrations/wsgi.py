@@ -67,16 +67,16 @@ class DeadlineMiddleware:
         """Answer one request."""
         ctx = budget(self._acceptance.seconds(self._fields(environ)))
         if ctx.expired:
-            return _refuse(start_response)
+            return _refuse(environ, start_response)
         steps = Steps(ctx)
         try:
             with steps:
                 result = self._app(environ, start_response)
-                return result if _is_plain(result, environ) else _Body(result, ctx, steps, start_response)
+                return result if _is_plain(result, environ) else _Body(result, ctx, steps, environ, start_response)
         except Exception as error:
             if not ran_out(error, ctx):
                 raise
-            return _refuse(start_response, sys.exc_info())
+            return _refuse(environ, start_response, sys.exc_info())
 
     def _fields(self, environ: Environ) -> Iterable[tuple[str, str]]:
         return [(name, environ[variable]) for variable, name in self._variables.items() if variable in environ]
@@ -86,10 +86,13 @@ class DeadlineMiddleware:
 class _Body:
     """An iterable of the app's, run in steps that have the budget."""
 
-    def __init__(self, result: Iterable[bytes], ctx: Context, steps: Steps, start_response: StartResponse) -> None:
+    def __init__(
+        self, result: Iterable[bytes], ctx: Context, steps: Steps, environ: Environ, start_response: StartResponse
+    ) -> None:
         self._result: Iterable[bytes] | None = result
         self._ctx = ctx
         self._steps = steps
+        self._environ = environ
         self._start_response = start_response
         self._items: Iterator[bytes] | None = None
 
@@ -110,7 +113,7 @@ class _Body:
             if not ran_out(error, self._ctx):
                 raise
             # Raises the error again where the headers have been sent: then there is no second status.
-            refusal = _refuse(self._start_response, sys.exc_info())
+            refusal = _refuse(self._environ, self._start_response, sys.exc_info())
         self._items = iter(refusal)
         return next(self._items)
 
@@ -129,11 +132,12 @@ def _is_plain(result: object, environ: Environ) -> bool:
     return type(result) in (list, tuple) or (isinstance(wrapper, type) and isinstance(result, wrapper))
 
 
-def _refuse(start_response: StartResponse, error: object = None) -> list[bytes]:
+def _refuse(environ: Environ, start_response: StartResponse, error: object = None) -> list[bytes]:
     headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(_BODY)))]
     arguments = () if error is None else (error,)
     try:
         start_response("504 Gateway Timeout", headers, *arguments)
     finally:
         del error, arguments  # no cycle: traceback -> this frame -> traceback
-    return [_BODY]
+    # Not every server leaves out what an application returns for it; the client would read it as the next response.
+    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [_BODY]

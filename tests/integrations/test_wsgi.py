@@ -166,6 +166,14 @@ class TestTooLate:
         assert server.statuses == ["504 Gateway Timeout"]
         assert contexts == []
 
+    @pytest.mark.parametrize("milliseconds", ["0", "5000"])
+    def test_the_answer_to_head_has_no_body(self, milliseconds: str) -> None:
+        """A server that sends what it is given would send it as the beginning of the next response."""
+        app = DeadlineMiddleware(answering(Body(OVER))[0])
+        server = Server(app, REQUEST_METHOD="HEAD", **{EXPECTED: milliseconds})
+        assert server.body() == b""
+        assert server.statuses[-1] == "504 Gateway Timeout"
+
     @pytest.mark.parametrize("started", [False, True])
     def test_a_call_in_the_app_makes_it_a_504(self, started: bool) -> None:
         """Also where the app had named a status: the headers have not been sent."""

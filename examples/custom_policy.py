@@ -7,6 +7,7 @@ and all nine take turns, a tenth of a second apart.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,7 @@ begun: list[float] = []
 
 def note(world: str) -> None:
     begun.append(time.monotonic() - started)
-    print(f"{begun[-1]:.1f} s  {world}")
+    sys.stdout.write(f"{begun[-1]:.1f} s  {world}\n")  # in one piece: three threads do this
 
 
 async def anote(world: str) -> None:

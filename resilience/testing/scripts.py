@@ -73,7 +73,8 @@ class _Scripted:
         ctx = current_context()
         self.calls.append(Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining()))
         if number >= len(self._steps) and not self._repeats:
-            raise ScriptEnded(f"call {number + 1} of a script that has {len(self._steps)} steps: {self!r}")
+            steps = "1 step" if len(self._steps) == 1 else f"{len(self._steps)} steps"
+            raise ScriptEnded(f"call {number + 1} of a script that has {steps}: {self!r}")
         return self._steps[min(number, len(self._steps) - 1)]
 
 

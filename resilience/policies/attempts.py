@@ -71,25 +71,29 @@ class Course:
         ctx._note(outcome)
         elapsed = clock.now() - self._began
         events.emit(events.AttemptFailed, retry.name, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        reason: _Reason
+        delay = self._next_delay(outcome, elapsed)
+        if isinstance(delay, str):
+            self._give_up(delay, outcome)
+            return None
+        told = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
+        events.emit(events.RetryScheduled, retry.name, ctx, retry._on_retry, **told)
+        return delay
+
+    def _next_delay(self, outcome: Outcome[Any], elapsed: float) -> float | _Reason:
+        """Return the seconds to wait, or why there is no other attempt."""
+        retry, ctx = self._retry, self._ctx
         if self.attempt == retry._attempts:
-            reason = "attempts"
-        elif _read(_carrier(outcome), "repeatable") is False or _read(executed_object(ctx), "repeatable") is False:
-            reason = "unrepeatable"
-        else:
-            delay = next(self._delays)
-            if retry._retry_after:
-                delay = max(delay, _asked_delay(outcome))
-            if delay >= ctx.remaining():
-                reason = "deadline"
-            elif retry._max_elapsed is not None and elapsed + delay >= retry._max_elapsed:
-                reason = "max_elapsed"
-            else:
-                told = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
-                events.emit(events.RetryScheduled, retry.name, ctx, retry._on_retry, **told)
-                return delay
-        self._give_up(reason, outcome)
-        return None
+            return "attempts"
+        if _read(_carrier(outcome), "repeatable") is False or _read(executed_object(ctx), "repeatable") is False:
+            return "unrepeatable"
+        delay = next(self._delays)
+        if retry._retry_after:
+            delay = max(delay, _asked_delay(outcome))
+        if delay >= ctx.remaining():
+            return "deadline"
+        if retry._max_elapsed is not None and elapsed + delay >= retry._max_elapsed:
+            return "max_elapsed"
+        return delay
 
     async def discard(self, outcome: Outcome[Any], runtime: Runtime) -> None:
         """Close what nobody will see: the result, or the response that an error carries."""

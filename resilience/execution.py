@@ -1,9 +1,9 @@
 """The way from a call into a chain: composed once, entered on every call.
 
-Most executions inherit nothing and report to nobody. They go straight to the chain, with the context
-that is common to all of them. The others get one of their own. They take over the deadline and the
-facts of the context around them, keep the record that the caller's `Context` then shows, and tell
-the listeners of `ExecutionFinished`.
+Most executions inherit nothing and report to nobody. They go straight to the chain: with the context
+that is common to all of them, or with one of their own where the function is handed it, and might
+keep it. The others take over the deadline and the facts of the context around them, keep the record
+that the caller's `Context` then shows, and tell the listeners of `ExecutionFinished`.
 """
 
 from __future__ import annotations
@@ -124,9 +124,19 @@ class Chain:
                 return stage(_UNLIMITED_IN_TASKS, function, arguments, keywords)
             return stage(own_context(_UNLIMITED_IN_TASKS, function), function, None, None)
         inner = own_context(_UNLIMITED_IN_TASKS, function if arguments is None else None)
-        return self.arun_with(inner, function, arguments, keywords, ctx)
+        return self._arun_with(inner, function, arguments, keywords, ctx)
 
-    async def arun_with(
+    def arun_in(self, unlimited: Context, function: Callable[..., Any], ctx: Context | None) -> Awaitable[Any]:
+        """Do the same in another world of tasks, with the function being handed its context.
+
+        :param unlimited: the context that is common to all executions there.
+        """
+        inner = own_context(unlimited, function)
+        if ctx is None and not self._listeners and get_ambient() is None and not watched.executions:
+            return self._task_stage()(inner, function, None, None)
+        return self._arun_with(inner, function, None, None, ctx)
+
+    async def _arun_with(
         self,
         inner: Context,
         function: Callable[..., Any],
@@ -134,7 +144,6 @@ class Chain:
         keywords: dict[str, Any] | None,
         ctx: Context | None,
     ) -> Any:
-        """Do the same with a new context, in whatever world of tasks that context is for."""
         with Execution(self._policy, self._listeners, inner, ctx) as execution:
             execution.value = await self._task_stage()(inner, function, arguments, keywords)
         return execution.value

@@ -120,6 +120,11 @@ class Worker(threading.Thread):
         self._wake = threading.Lock()
         self._wake.acquire()
 
+    @property
+    def has_new_job(self) -> bool:
+        """Whether it has been handed a job that it has not begun."""
+        return self._job is not None
+
     def begin(self, job: Job) -> None:
         """Hand a job to this worker, which nobody else has."""
         self._job = job

@@ -238,8 +238,8 @@ class _Look:
     def __init__(self, thread: threading.Thread, frame: Any) -> None:
         self.thread: threading.Thread = thread
         self.place: _Place | None = None if frame is None else (id(frame), frame.f_lasti)
-        #: Whether it has been handed a job.
-        self.is_at_work: bool = isinstance(thread, Worker) and thread._job is not None
+        #: Whether it has been handed a job, and has not begun it.
+        self.is_at_work: bool = isinstance(thread, Worker) and thread.has_new_job
         #: Where it waits for work, perhaps: the same for all workers.
         self.worker_place: _Place | None = None
         if isinstance(thread, Worker) and frame is not None and frame.f_code is Worker.run.__code__:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, final
 
-from resilience.context import get_ambient, own_context, unlimited
-from resilience.events import watched
+from resilience.context import unlimited
 from resilience.runtimes.virtual import Engine
 
 if TYPE_CHECKING:
@@ -60,8 +59,4 @@ class Simulation(Engine):
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
-        chain = policy._resilience_chain
-        inner = own_context(self._unlimited, fn)
-        if ctx is None and not chain._listeners and get_ambient() is None and not watched.executions:
-            return chain._task_stage()(inner, fn, None, None)
-        return chain.arun_with(inner, fn, None, None, ctx)
+        return policy._resilience_chain.arun_in(self._unlimited, fn, ctx)

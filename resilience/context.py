@@ -2,8 +2,8 @@
 
 A context is handed inwards and never changed. A policy that gives less time, or starts another
 attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
-other. And so all executions that inherit nothing can begin with one and the same context, that of
-their world: to make one each would take 140 ns.
+other. And so all executions that inherit nothing, of functions that are not handed it, can begin with
+one and the same context, that of their world: to make one each would take 140 ns.
 
 The others are made often enough to be slotted, and made without the detour by `__init__` (half the
 time on CPython 3.11 to 3.13).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resilience.outcome import Outcome
     from resilience.runtimes.base import Runtime, Timer
 
-__all__ = ["Context", "FailedAttempt", "current_context"]
+__all__ = ["Context", "current_context"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

@@ -21,7 +21,7 @@ class TimerOwner(Protocol):
     """Whose timer it is: a policy.
 
     In threads its `max_abandoned`, where it has one, says how many functions that were walked away from may be
-    running in the process before another one is refused; `Timeout.max_abandoned` says it for those that have none.
+    running in the process before another one is refused; for those that have none it is 128.
     """
 
     @property

@@ -48,7 +48,7 @@ means; otherwise the answer is None, and the method is used as it is, to the sam
   is by contract;
 - to be lowered, it may not use `async for` or `async with`.
 
-`RESILIENCE_LOWERING=off` in the environment switches both off for the process.
+`RESILIENCE_LOWERING=off` in the environment switches all of it off for the process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
-#: Set before the first execution of a policy; a chain that has been composed stays as it is.
+#: Set before a policy first executes or decorates anything: a chain that has been composed stays as it is.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
 
 #: Runs a coroutine to its end, `drive(coroutine, owner)`.

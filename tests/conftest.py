@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
+import hypothesis  # noqa: F401  # before anything is frozen: it looks for who refers to trio's random numbers
 import pytest
 
 from resilience import Context, Policy

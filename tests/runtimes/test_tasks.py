@@ -46,7 +46,8 @@ PIPELINE = Policy.wrap(
 @pytest.fixture(autouse=True)
 def no_other_alarms() -> None:
     """Where the alarms of many limits are still in memory, those of other tests, a new limit has none to share."""
-    shared.by_limit.clear()
+    alarms._shared.by_limit.clear()
+    recent.clear()
 
 
 # --- where things run ---

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -35,9 +35,9 @@ from resilience.integrations.http import (
     Rules,
     as_policies,
     as_rules,
-    is_used_up,
     policy_for,
 )
+from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -79,7 +79,7 @@ def resilience_middleware(
 
     async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
         _end_second_coming(request)
-        if getattr(request.body, "consumed", False) or _is_used_up(request.body):
+        if any(map(_is_used_up, _payloads(request.body))):
             raise NotRepeatable("the request was not sent: its body was used up before")
         exchange = _Exchange(request, _reading(handler) if read_body else handler, rules, propagation)
         try:
@@ -147,6 +147,8 @@ class _Exchange(Exchange[ClientResponse]):
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # what waited for the server's consent has had it, or was cut off
         self._was_sent = True
+        for body in _payloads(request.body):
+            note_sent(getattr(body, "_value", None))
         limit = asyncio.timeout(left)
         try:
             async with limit:
@@ -154,7 +156,11 @@ class _Exchange(Exchange[ClientResponse]):
         except Exception as error:
             if limit.expired():
                 raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
-            self.failed(error, sent=not isinstance(error, _NEVER_SENT))
+            sent = not isinstance(error, _NEVER_SENT)
+            if not sent:
+                for body in _payloads(request.body):
+                    forget_sent(getattr(body, "_value", None))
+            self.failed(error, sent=sent)
             raise
         return self.received(response, response.status, response.headers, ctx)
 
@@ -183,12 +189,8 @@ class _Exchange(Exchange[ClientResponse]):
 #: Raised before anything has been sent: no connection could be made, or got from the pool.
 _NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
-#: Bodies that are in memory. aiohttp 3.12.0 still closed a `BytesIO` when it had sent it.
-_IN_MEMORY: Final = (
-    (payload.BytesPayload, payload.BytesIOPayload)
-    if hasattr(payload.IOBasePayload, "_start_position")
-    else (payload.BytesPayload,)
-)
+#: Bodies that are in memory.
+_IN_MEMORY: Final = (payload.BytesPayload, payload.BytesIOPayload)
 
 
 def _is_replayable(body: object) -> bool:
@@ -197,13 +199,25 @@ def _is_replayable(body: object) -> bool:
     A file is read in another thread, where a read that was cut off may still move the position under the next
     attempt; and an asynchronous generator is used up.
     """
-    if isinstance(body, aiohttp.MultipartWriter):
-        return all(_is_replayable(part) for part, _, _ in body)
-    return not body or isinstance(body, _IN_MEMORY)
+    return all(not it or isinstance(it, _IN_MEMORY) for it in _payloads(body))
+
+
+def _payloads(body: Any) -> Iterator[Any]:
+    """Return the parts of a body, however deep they are."""
+    if not isinstance(body, aiohttp.MultipartWriter):
+        yield body
+        return
+    for part, _, _ in body:
+        yield from _payloads(part)
 
 
 def _is_used_up(body: Any) -> bool:
-    """Whether a body was read to its end before aiohttp got it; what aiohttp itself has read, it winds back."""
+    """Whether a body was read to its end before aiohttp got it; what aiohttp itself has read, it winds back.
+
+    A `StringIO` it reads at once, and keeps the text. Where that is empty, nobody can tell any more why.
+    """
+    if getattr(body, "consumed", False) or (isinstance(body, payload.StringIOPayload) and not body._value):
+        return True
     return is_used_up(getattr(body, "_value", None), getattr(body, "_start_position", None))
 
 

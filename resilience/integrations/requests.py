@@ -48,9 +48,9 @@ from resilience.integrations.http import (
     Rules,
     as_policies,
     as_rules,
-    is_used_up,
     policy_for,
 )
+from resilience.integrations.http.bodies import forget_sent, is_seekable, is_used_up, note_sent
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -130,7 +130,7 @@ class ResilienceAdapter(HTTPAdapter):
         :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
             authentication, and for a file that was read to its end. requests would send an empty body.
         """
-        if request.body is not None and (_used_up.get(id(request.body)) is request.body or is_used_up(request.body)):
+        if is_used_up(request.body):
             raise NotRepeatable("the request was not sent: its body was used up before")
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         exchange = _Exchange(self, request, timeout, options)
@@ -204,18 +204,17 @@ class _Exchange(Exchange[Response]):
             request = request.copy()  # it is the user's, and goes to another host when it is redirected
             request.headers.update(headers)
         self.begin()
-        sent = True
+        note_sent(request.body)
         try:
             response = self._transmit(request, timeout, ctx)
         except Exception as error:
             sent = _may_have_been_sent(error)
+            if not sent:
+                forget_sent(request.body)
             self.failed(error, sent=sent)
             if ctx.expired and _has_timed_out(error):
                 raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
             raise
-        finally:
-            if sent and not self._replayable:
-                _note_used_up(request.body)
         return self.received(response, response.status_code, response.headers, ctx)
 
     @property
@@ -384,24 +383,8 @@ def _is_replayable(request: PreparedRequest) -> bool:
     if _is_plain(body):
         return True
     if hasattr(body, "read"):
-        return isinstance(_position(request), int) and _is_seekable(body)
+        return isinstance(_position(request), int) and is_seekable(body) is True
     return iter(body) is not body  # something that can be iterated again, and not an iterator
-
-
-def _is_seekable(file: Any) -> bool:
-    """Whether a file can be wound back. That it has `seek` and `tell` says little: the body of a response has both."""
-    return bool(file.seekable()) if hasattr(file, "seekable") else hasattr(file, "seek")
-
-
-#: Bodies that have been sent and cannot be produced again, by their `id`: not all of them can be hashed.
-_used_up: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def _note_used_up(body: Any) -> None:
-    try:
-        _used_up[id(body)] = body
-    except TypeError:  # few iterators cannot be referred to weakly; of those requests' own rules hold
-        return
 
 
 def _position(request: PreparedRequest) -> object:

@@ -23,6 +23,7 @@ from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from tests.integrations.aiohttp_sessions import QUICK, attempt, note, pieces, run, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.upload_bodies import Asynchronous
 
 
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset"), Answer(fault="close")])
@@ -267,13 +268,44 @@ def test_a_body_that_was_used_up_before_is_not_sent_empty(server: FlakyServer) -
 
     async def main() -> None:
         async with session() as one:
-            for body in (pieces(), io.BytesIO(b"once")):
+            for body in (pieces(), Asynchronous(), io.BytesIO(b"once"), io.StringIO("once")):
                 assert (await attempt(one.put(server.url, data=body))).status == 200
-                if not getattr(body, "closed", False):  # aiohttp 3.12.0 has closed it
-                    assert isinstance(await attempt(one.put(server.url, data=body)), NotRepeatable)
+                assert isinstance(await attempt(one.put(server.url, data=body)), NotRepeatable)
 
     run(main)
-    assert [it.body for it in server.requests] == [b"once", b"once"]
+    assert [it.body for it in server.requests] == [b"once"] * 4
+
+
+@pytest.mark.parametrize("make", [pieces, Asynchronous, lambda: io.BytesIO(b"once"), lambda: io.StringIO("once")])
+def test_a_part_that_was_used_up_before_is_not_sent_empty(server: FlakyServer, make: Any) -> None:
+    """A form with nothing in it would be answered with 200 as well."""
+    body = make()
+
+    def upload() -> aiohttp.FormData:
+        it = aiohttp.FormData()
+        it.add_field("a", body, filename="a")
+        return it
+
+    async def main() -> None:
+        async with session() as one:
+            assert (await attempt(one.put(server.url, data=upload()))).status == 200
+            assert isinstance(await attempt(one.put(server.url, data=upload())), NotRepeatable)
+
+    run(main)
+    assert [b"once" in it.body for it in server.requests] == [True]
+
+
+def test_a_body_that_was_never_sent_can_be_sent_by_its_user(server: FlakyServer) -> None:
+    """Once there is a server."""
+    body = Asynchronous()
+
+    async def main() -> None:
+        async with session(Retry(1)) as one:
+            assert isinstance(await attempt(one.put(unused_url(), data=body)), aiohttp.ClientConnectorError)
+            assert (await attempt(one.put(server.url, data=body))).status == 200
+
+    run(main)
+    assert [it.body for it in server.requests] == [b"once"]
 
 
 @pytest.mark.parametrize("mode", ["r", "rb"])

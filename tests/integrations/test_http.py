@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,9 @@ from resilience.integrations.http import (
     is_used_up,
     retry_after,
 )
+from resilience.integrations.http.bodies import forget_sent, note_sent
 from tests.conftest import World
+from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, SeekableStream, pipe
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -64,6 +67,85 @@ def test_other_bodies_that_are_used_up() -> None:
     with open(reader, "rb") as pipe:
         pipe.read()
         assert not any(is_used_up(it) for it in [pipe, None, b"", "", [], iter([])])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_any_kind_are_used_up_at_their_end(name: str) -> None:
+    """In memory, in a wrapper, on a disk when they have grown, or of a class that nobody knows."""
+    file = FILES[name]()
+    assert not is_used_up(file)
+    file.read(2)
+    assert not is_used_up(file)
+    file.read()
+    assert is_used_up(file)
+    assert file.read() == b""  # looking has not moved it
+    file.seek(0)
+    assert not is_used_up(file)
+    assert file.read() == ONCE
+
+
+def test_a_packed_file_is_used_up_at_the_end_of_what_it_holds(tmp_path: Path) -> None:
+    """How large it is on the disk says nothing about that."""
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(b"payload" * 1000))
+    with gzip.open(path) as file:
+        file.read(6000)
+        assert not is_used_up(file)
+        assert len(file.read()) == 1000
+        assert is_used_up(file)
+
+
+def test_the_file_inside_of_an_asynchronous_one_tells(tmp_path: Path) -> None:
+    """anyio's has one; of a kind that has not, nobody can tell."""
+    path = tmp_path / "file"
+    path.write_bytes(ONCE)
+
+    class Unknown:
+        async def seekable(self) -> bool:
+            return True
+
+        async def tell(self) -> int:
+            return 4
+
+    async def main() -> None:
+        async with await anyio.open_file(path, "rb") as file:
+            assert not is_used_up(file)
+            await file.read()
+            assert is_used_up(file)
+
+    anyio.run(main)
+    assert not is_used_up(Unknown())
+
+
+@pytest.mark.parametrize("make", [*ITERATORS.values(), Asynchronous, pipe])
+def test_what_does_not_show_it_is_known_by_having_been_sent(make: Any) -> None:
+    """By its identity, for as long as it lives; unless it turns out that nothing was sent."""
+    body, other = make(), make()
+    note_sent(body)
+    assert is_used_up(body)
+    assert not is_used_up(other)
+    forget_sent(body)
+    assert not is_used_up(body)
+    for it in (body, other):
+        if hasattr(it, "close"):
+            it.close()
+
+
+def test_what_can_be_produced_again_is_not_remembered() -> None:
+    """A file is wound back by its user, a list is iterated again, and nothing is the body of many requests."""
+    for body in (BytesIO(ONCE), SeekableStream(), [b"on", b"ce"], ONCE, "once", None):
+        note_sent(body)
+        assert not is_used_up(body)
+
+
+def test_of_iterators_that_would_have_to_be_kept_only_the_last_are() -> None:
+    """A bound, so that no process grows with what it has sent."""
+    bodies = [iter([ONCE]) for _ in range(100)]
+    for body in bodies:
+        note_sent(body)
+    assert [is_used_up(it) for it in bodies] == [False] * 36 + [True] * 64
+    forget_sent(bodies[-1])
+    assert not is_used_up(bodies[-1])
 
 
 def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:

@@ -44,6 +44,7 @@ from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTr
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from tests.conftest import FakeClock, World
 from tests.integrations.servers import Answer, FlakyServer, unused_url
+from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, Stream
 
 QUICK = Retry(3, backoff=[0])
 NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and no test needs them
@@ -653,6 +654,69 @@ def test_a_body_that_was_used_up_before_is_not_sent_empty(kit: Kit, server: Flak
     assert [it.body for it in server.requests] == [b"payload"]
 
 
+@pytest.mark.parametrize("name", {**ITERATORS, **FILES})
+def test_a_body_that_another_request_has_used_up_is_not_sent_empty(
+    sync_kit: Kit, server: FlakyServer, name: str
+) -> None:
+    """Whatever it is, and whatever has become of it: the client would send nothing, and get a 200."""
+    body = {**ITERATORS, **FILES}[name]()
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        assert client.put(server.url, content=body).status_code == 200
+        with pytest.raises(sync_kit.library.StreamConsumed):
+            client.put(server.url, content=body)
+    assert [it.body for it in server.requests] == [ONCE]
+
+
+def test_an_asynchronous_iterator_is_not_sent_empty(tasks_kit: Kit, server: FlakyServer) -> None:
+    """Also one that is no generator."""
+    body = Asynchronous()
+
+    async def main() -> None:
+        async with tasks_kit.client(QUICK) as client:
+            assert (await client.post(server.url, content=body)).status_code == 200
+            with pytest.raises(tasks_kit.library.StreamConsumed):
+                await client.post(server.url, content=body)
+
+    tasks_kit.run(main)
+    assert [it.body for it in server.requests] == [ONCE]
+
+
+def test_a_part_that_cannot_be_wound_back_is_not_sent_empty(sync_kit: Kit, server: FlakyServer) -> None:
+    """The client winds back files; of a stream the second request would have an empty part."""
+    stream = Stream()
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        assert client.put(server.url, files={"a": stream}).status_code == 200
+        with pytest.raises(sync_kit.library.StreamConsumed):
+            client.put(server.url, files={"a": stream})
+    assert [ONCE in it.body for it in server.requests] == [True]
+
+
+def test_a_generator_that_was_sent_in_part_is_not_sent_as_the_rest(sync_kit: Kit, server: FlakyServer) -> None:
+    """A server that hung up in the middle: another request would arrive with an end and no beginning."""
+
+    body = (b"x" * 1_000_000 for _ in range(100))
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        with pytest.raises(sync_kit.library.HTTPError):
+            client.put(server.script("/", Answer(fault="refuse")), content=body)
+        with pytest.raises(sync_kit.library.StreamConsumed):
+            client.put(server.url, content=body)
+    body.close()
+
+
+def test_an_iterator_that_a_timeout_kept_from_being_sent_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
+    """Once there is a server that takes connections."""
+    body = Asynchronous()
+
+    async def main() -> None:
+        async with tasks_kit.client(Timeout(0.2)) as client:
+            with full_port() as url, pytest.raises(TimeoutExceeded):
+                await client.post(url, content=body, timeout=None)
+            assert (await client.post(server.url, content=body)).status_code == 200
+
+    tasks_kit.run(main)
+    assert [it.body for it in server.requests] == [ONCE]
+
+
 def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
     """The client hands the next hop the same stream; by itself it would send it empty."""
     url = server.script("/from", Answer(307, {"Location": "/to"}))
@@ -1190,14 +1254,20 @@ def test_the_last_word_of_an_attempt_left_behind_says_nothing_of_the_next(sync_k
     assert len(attempts) == 2
 
 
-def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit, server: FlakyServer) -> None:
-    """Against a port that takes no more connections: an attempt's limit is no doubt about what was sent."""
+@contextlib.contextmanager
+def full_port() -> Iterator[str]:
+    """The URL of a port that takes no more connections."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
-        url = f"http://127.0.0.1:{full.getsockname()[1]}/"
         for _ in range(4):  # fills the queue
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
+        yield f"http://127.0.0.1:{full.getsockname()[1]}/"
+
+
+def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit, server: FlakyServer) -> None:
+    """An attempt's limit is no doubt about what was sent."""
+    with full_port() as url:
         attempts: list[Any] = []
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.15))
 

@@ -26,6 +26,7 @@ from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.blocking import drive
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE
 
 # --- what may be sent again -------------------------------------------------------------------
 
@@ -201,6 +202,36 @@ def test_a_body_that_was_used_up_before_is_not_sent_empty(server: FlakyServer, s
     with pytest.raises(NotRepeatable, match="used up before"):
         session().put(server.url, data=body)
     assert server.requests == []
+
+
+@pytest.mark.parametrize("name", {**ITERATORS, **FILES})
+def test_a_body_that_another_request_has_used_up_is_not_sent_empty(
+    server: FlakyServer, session: Make, name: str
+) -> None:
+    """Whatever it is: requests would send nothing, and get a 200."""
+    body = {**ITERATORS, **FILES}[name]()
+    assert session().put(server.url, data=body).status_code == 200
+    with pytest.raises(NotRepeatable, match="used up before"):
+        session().put(server.url, data=body)
+    assert [it.body for it in server.requests] == [ONCE]
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_a_redirect_does_not_send_an_iterator_that_is_used_up(server: FlakyServer, session: Make, name: str) -> None:
+    """requests would hand it on."""
+    url = server.script("/from", Answer(307, {"Location": "/to"}))
+    with pytest.raises((NotRepeatable, requests.exceptions.UnrewindableBodyError)):
+        session().put(url, data=ITERATORS[name]())
+    assert [(it.path, it.body) for it in server.requests] == [("/from", ONCE)]
+
+
+def test_an_iterator_that_was_never_sent_can_be_sent_by_its_user(server: FlakyServer, session: Make) -> None:
+    """Once there is a server."""
+    body = iter([b"on", b"ce"])
+    with pytest.raises(requests.ConnectionError):
+        session(Retry(1)).put(unused_url(), data=body)
+    assert session().put(server.url, data=body).status_code == 200
+    assert [it.body for it in server.requests] == [ONCE]
 
 
 def test_a_pipe_is_sent_once(server: FlakyServer, session: Make) -> None:

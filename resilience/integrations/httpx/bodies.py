@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from typing_extensions import override
 
 from resilience.errors import DeadlineExceeded
+from resilience.integrations.http.bodies import is_seekable
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.runtimes.tasks import timer_until
 
@@ -147,6 +148,15 @@ def _with_body(response: Any, pieces: list[bytes]) -> Any:
     # A new one: the client is still to read it, and would take this one for one that was read by its user.
     fields = {"headers": response.headers, "stream": InMemory(pieces), "extensions": response.extensions}
     return type(response)(response.status_code, **fields)
+
+
+def sources(stream: Any) -> list[Any]:
+    """Return what the client reads a request's body from, and does not wind back: an iterator, a file, a stream."""
+    files = [getattr(field, "file", b"") for field in getattr(stream, "fields", ())]
+    if files:
+        return [it for it in files if not isinstance(it, (str, bytes)) and not is_seekable(it)]
+    source = getattr(stream, "_stream", None)
+    return [] if source is None else [source]
 
 
 def is_replayable(stream: Any) -> bool:

@@ -15,8 +15,9 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import Exchange, Rules, is_used_up
-from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read
+from resilience.integrations.http import Exchange, Rules
+from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
+from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read, sources
 from resilience.integrations.httpx.libraries import classes, library_of
 from resilience.integrations.wire import Propagation
 
@@ -82,10 +83,11 @@ class Sending(Exchange[Any]):
         self._propagation = options.propagation
         self._read_body = options.read_body
         self._vanishes = not replayable and "content-length" not in request.headers
+        self._sources = [] if replayable else sources(request.stream)
         self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
         self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
         self._progress: _Progress | None = None
-        if (self._vanishes and request.stream in _used_up) or is_used_up(getattr(request.stream, "_stream", None)):
+        if (self._vanishes and request.stream in _used_up) or any(map(is_used_up, self._sources)):
             raise library_of(request).StreamConsumed()
 
     @property
@@ -105,8 +107,7 @@ class Sending(Exchange[Any]):
         self.begin()
         timer = ctx._timer
         self._progress = None if timer is None else _Progress(timer.deadline)
-        if self._vanishes:
-            _used_up.add(request.stream)
+        self._note_sent()
         if left is None:
             return request
         self._timeouts = _cut(self._given_timeouts, left)
@@ -120,6 +121,23 @@ class Sending(Exchange[Any]):
             prepared.headers.update(headers)
         return prepared
 
+    def _note_sent(self) -> None:
+        if self._vanishes:
+            _used_up.add(self._request.stream)
+        for source in self._sources:
+            note_sent(source)
+
+    def _forget_sent(self) -> None:
+        _used_up.discard(self._request.stream)
+        for source in self._sources:
+            forget_sent(source)
+
+    def _forget_unless_begun(self) -> None:
+        """Look, after an attempt that was cut off, whether it had begun to send."""
+        progress = self._progress
+        if progress is not None and progress.is_known and not progress.may_be_sent:
+            self._forget_sent()
+
     def _cut_again(self, request: Any, ctx: Context) -> None:
         """Cut the timeouts of an attempt to what is left now; the client looks at them when it begins the body."""
         left = ctx.timeout()
@@ -132,7 +150,7 @@ class Sending(Exchange[Any]):
         if timer is None or clock.now() < timer.deadline:  # later, it may be the last word of an attempt left behind
             sent = not isinstance(error, _NEVER_SENT)
             if not sent:
-                _used_up.discard(self._request.stream)
+                self._forget_sent()
             self.failed(error, sent=sent)
         if isinstance(error, _TIMED_OUT) and ctx.expired:
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
@@ -186,6 +204,8 @@ class BlockingSending(Sending):
         except Exception as error:
             self._note(error, ctx)
             raise
+        finally:
+            self._forget_unless_begun()
         return self.received(response, response.status_code, response.headers, ctx)
 
 
@@ -212,6 +232,8 @@ class AsyncSending(Sending):
         except Exception as error:
             self._note(error, ctx)
             raise
+        finally:
+            self._forget_unless_begun()
         return self.received(response, response.status_code, response.headers, ctx)
 
 

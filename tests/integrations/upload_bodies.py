@@ -1,0 +1,110 @@
+"""Bodies of requests that can be read but once, and do not show it, in all the forms that users have."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+#: What each of them holds.
+ONCE = b"once"
+
+
+class Slotted:
+    """An iterator that nobody can refer to weakly."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces = iter([b"on", b"ce"])
+
+    def __iter__(self) -> Slotted:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+
+class Asynchronous:
+    """An asynchronous iterator that is no generator."""
+
+    def __init__(self) -> None:
+        self._pieces = [b"ce", b"on"]
+
+    def __aiter__(self) -> Asynchronous:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            raise StopAsyncIteration
+        return self._pieces.pop()
+
+
+class Stream:
+    """A stream that can be read, and nothing else."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO(ONCE)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> bytes:
+        if piece := self.read():
+            return piece
+        raise StopIteration
+
+
+class SeekableStream(Stream):
+    """A file to whoever uses it as one, and of no type that says so."""
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+class Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """Closes itself: none of the clients does."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def pipe() -> Any:
+    reader, writer = os.pipe()
+    os.write(writer, ONCE)
+    os.close(writer)
+    return open(reader, "rb")
+
+
+def spooled() -> Any:
+    file = Spool()
+    file.write(ONCE)
+    file.seek(0)
+    return file
+
+
+#: Iterators that blocking clients take.
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "iterator of a list": lambda: iter([b"on", b"ce"]),
+    "map": lambda: map(bytes, [b"on", b"ce"]),
+    "chain": lambda: itertools.chain([b"on"], [b"ce"]),
+    "slots": Slotted,
+    "stream": Stream,
+}
+
+#: Files in a wider sense: they stand at their end after they were sent.
+FILES: dict[str, Callable[[], Any]] = {
+    "memory": lambda: io.BytesIO(ONCE),
+    "buffered memory": lambda: io.BufferedReader(io.BytesIO(ONCE)),
+    "spooled": spooled,
+    "seekable stream": SeekableStream,
+}

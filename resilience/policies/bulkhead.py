@@ -57,7 +57,7 @@ class Bulkhead(Policy[Never]):
     :param limit: how many calls may run at once, at least 1.
     :param queue: how many may wait, 0 by default.
     :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
-    :param name: what errors and events call this policy.
+    :param name: what errors and events call this policy; "Bulkhead" by default.
     :raises BulkheadFull: where the queue is full, or `max_wait` has passed.
     :raises DeadlineExceeded: where the budget of the execution ends while it waits. A `Timeout` around ends the
         wait with its own error.
@@ -105,7 +105,7 @@ class Bulkhead(Policy[Never]):
         return BulkheadStats(*self._permits.counts())
 
     def resize(self, limit: int) -> None:
-        """Let `limit` calls run at once from now on. More that are running already come to their own end."""
+        """Let `limit` calls (at least 1) run at once from now on. More that run already come to their own end."""
         self._wake(self._permits.resize(checks.whole("limit", limit)))
 
     def __reduce__(self) -> Any:

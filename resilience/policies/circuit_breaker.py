@@ -87,8 +87,9 @@ class CircuitBreaker(Policy[Never]):
         two of them with `|`.
     :param open_for: seconds for which it stays open, 30 by default; or a backoff, which grows with each re-opening
         and starts again once the circuit has closed.
-    :param probes: how many calls may find out at a time whether the dependency has recovered.
-    :param probe_successes: how many of them have to succeed to close the circuit. One failure opens it again.
+    :param probes: how many calls may find out at a time whether the dependency has recovered; 1 by default.
+    :param probe_successes: how many of them have to succeed to close the circuit, 1 by default. One failure opens
+        it again.
     :param probe_timeout: seconds after which a probe that has not come back loses its slot, and its result no
         longer counts; by default the larger of the open period and 30 s.
     :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
@@ -98,7 +99,7 @@ class CircuitBreaker(Policy[Never]):
     :param ignore: exceptions that say nothing: nothing is recorded. Every other one is a success, as the dependency
         has answered.
     :param on_transition: called with a `CircuitChanged` for each change of state, in order.
-    :param name: what errors and events call this policy.
+    :param name: what errors and events call this policy; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
 
     Share one breaker between all callers of one dependency: it counts them together, in whatever world they run.

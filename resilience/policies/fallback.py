@@ -45,7 +45,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
     :param on_result: a predicate over the result; true means that it is not good enough.
     :param ignore: exceptions that are never answered, whatever `on` says.
     :param on_fallback: called with a `FallbackUsed` before each answer.
-    :param name: what errors and events call this policy.
+    :param name: what errors and events call this policy; "Fallback" by default.
 
     A cancellation is never answered. Outermost, it answers whatever all the other policies could not mend;
     inside a Retry it would hide the failure from it.

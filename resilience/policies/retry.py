@@ -34,8 +34,8 @@ class Retry(Policy[Never]):
     The call's own last exception (or result) comes out, not one of ours, with one note on it that says
     how many attempts were made, in what time, and what each failed with.
 
-    :param attempts: how many calls to make at most, the first one included; 1 is no retry, None is as
-        many as time allows.
+    :param attempts: how many calls to make at most, the first one included: 3 by default, at least 1, which is
+        no retry; None is as many as time allows.
     :param on: what is tried again: an exception type, a tuple of them, or a predicate over the exception.
         `transient` by default: connection and timeout errors of the standard library and of the well-known
         clients. `Rejected` and `DeadlineExceeded` only where they are named here.
@@ -44,12 +44,13 @@ class Retry(Policy[Never]):
     :param ignore: exceptions that are never tried again, whatever `on` says.
     :param backoff: how long to wait before each retry: a backoff, a sequence of seconds, or a callable that
         returns an iterable of them. Exponential from 0.1 s with full jitter, at most 10 s, by default.
-    :param max_elapsed: seconds after the first attempt began in which every further one has to begin.
+    :param max_elapsed: seconds after the first attempt began in which every further one has to begin; no limit
+        by default.
     :param retry_after: whether an error or result that carries a delay (`.retry_after`, in seconds) raises
-        the wait to at least that.
-    :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself.
+        the wait to at least that; it does by default.
+    :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself; not by default.
     :param on_retry: called with a `RetryScheduled` before each wait; never after the last failure.
-    :param name: what errors and events call this policy.
+    :param name: what errors and events call this policy; "Retry" by default.
     :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. What its `uniform`
         returns has to be seconds, zero or more: anything else comes out as a `ValueError` or `TypeError`.
 

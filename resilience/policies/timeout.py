@@ -32,12 +32,13 @@ class Timeout(Policy[Never]):
     """Give the call so many seconds, then let the caller go with `TimeoutExceeded`.
 
     :param seconds: the limit for everything inside this policy: retries and their waits, queues, the function.
-    :param cooperative: only carry the deadline. Nothing is cut off; what looks at the context (our own
+        More than zero.
+    :param cooperative: only carry the deadline; not by default. Nothing is cut off; what looks at the context (our own
         policies, `ctx.timeout()` handed to a client) keeps to it. No thread, no scope, next to no cost, and the
         right choice for clients that belong to one thread (sqlite3, Django's ORM). A late result is returned; a
         function that took more than twice its limit, and a second more than it, is reported by a `RuntimeWarning`.
     :param on_timeout: called with a `TimedOut` when the limit cut a call off.
-    :param name: what errors and events call this policy.
+    :param name: what errors and events call this policy; "Timeout" by default.
 
     Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In
     blocking code the function alone runs on a worker thread and is walked away from: it goes on until it ends by

@@ -20,12 +20,15 @@ import asyncio
 import importlib
 import importlib.util
 import threading
+import time
 from asyncio import base_events
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, final
+
+from typing_extensions import override
 
 from resilience.runtimes.alarms import Alarm
 from resilience.testing.clocks import VirtualClock, Wait
@@ -42,6 +45,63 @@ def loops_in(clock: VirtualClock) -> Iterator[None]:
         if importlib.util.find_spec("trio") is not None:
             stack.enter_context(_trio_in(clock))
         yield
+
+
+# --- what time it is for a loop --------------------------------------------------------------
+
+
+@final
+class _Instant(float):
+    """An instant of a loop's time that knows which virtual one it is.
+
+    `loop.time() + 0.3` is what the loop wakes somebody at. Subtracted again from what was added, the base of the loop
+    leaves 0.29999999999995, and an open period of 0.3 s would not be over then.
+    """
+
+    __slots__ = ("clock", "virtual")
+
+    clock: VirtualClock
+    virtual: float
+
+    @override
+    def __add__(self, seconds: float, /) -> float:
+        return _instant(float(self) + seconds, self.clock, self.virtual + seconds)
+
+    __radd__ = __add__
+
+
+def _instant(time: float, clock: VirtualClock, virtual: float) -> float:
+    instant = _Instant(time)
+    instant.clock, instant.virtual = clock, virtual
+    return instant
+
+
+@final
+class _LoopTime:
+    """A loop's own time, which may have begun before virtual time did.
+
+    :param base: what it was when the virtual clock stood at zero.
+    """
+
+    def __init__(self, clock: VirtualClock, base: float) -> None:
+        self._clock = clock
+        self._base = base
+        self._reached = base
+
+    def now(self) -> float:
+        """Return what time it is for the loop."""
+        virtual = self._clock.now()
+        return _instant(max(self._base + virtual, self._reached), self._clock, virtual)
+
+    def to_virtual(self, instant: float) -> float:
+        """Return when an instant of the loop's comes on the virtual clock."""
+        if isinstance(instant, _Instant) and instant.clock is self._clock:
+            return instant.virtual
+        return instant - self._base
+
+    def reach(self, instant: float) -> None:
+        """Take it that an instant has come: the loop compares its own rounded sums."""
+        self._reached = max(self._reached, float(instant))
 
 
 # --- asyncio ---------------------------------------------------------------------------------
@@ -86,14 +146,15 @@ class _AsyncioLoops:
         ahead = vars(loop).pop("time", None)  # of an earlier block, which it has outlived
         now = self._real_time(loop) if ahead is None else ahead()
         is_fresh = is_fresh and not loop._scheduled
-        loop._selector = _Selector(loop, self._clock, base=0.0 if is_fresh else now - self._clock.now())
+        base = 0.0 if is_fresh else float(now) - self._clock.now()
+        loop._selector = _Selector(loop, self._clock, _LoopTime(self._clock, base))
         self._adopted[id(loop)] = loop._selector
 
     def time(self, loop: Any) -> float:
         """Return what time it is for a loop."""
         self.adopt(loop)
         adopted = self._adopted.get(id(loop))
-        return self._real_time(loop) if adopted is None else adopted.base + self._clock.now()
+        return self._real_time(loop) if adopted is None else adopted.time.now()
 
     def release(self) -> None:
         """Let the loops wait for real again; their time goes on from where it is."""
@@ -101,7 +162,7 @@ class _AsyncioLoops:
             loop = adopted.loop
             if not loop.is_closed():
                 loop._selector = adopted.real
-                ahead = adopted.base + self._clock.now() - self._real_time(loop)
+                ahead = float(adopted.time.now()) - self._real_time(loop)
                 loop.time = partial(_later, self._real_time, loop, ahead)
 
 
@@ -111,15 +172,12 @@ def _later(time: Callable[[Any], float], loop: Any, seconds: float) -> float:
 
 @final
 class _Selector:
-    """A loop's selector, which waits in virtual time.
+    """A loop's selector, which waits in virtual time."""
 
-    :param base: what the loop's time was when the virtual clock stood at zero.
-    """
-
-    def __init__(self, loop: Any, clock: VirtualClock, base: float) -> None:
+    def __init__(self, loop: Any, clock: VirtualClock, own_time: _LoopTime) -> None:
         self.real = loop._selector
         self.loop = loop
-        self.base = base
+        self.time: _LoopTime = own_time
         self._clock = clock
 
     def __getattr__(self, name: str) -> Any:
@@ -127,13 +185,15 @@ class _Selector:
 
     def select(self, timeout: float | None = None) -> Any:
         """Wait for the next timer, or for something real: a socket, a call from another thread."""
-        if (timeout is None or timeout > 0) and not self._is_next_for_nobody():
-            self._clock.wait_until(inf if timeout is None else self._next_timer(), self._is_ready, self.real.select)
+        if timeout is None:
+            self._clock.wait_until(inf, self._is_ready, self.real.select)
+        elif timeout > 0 and not self._is_next_for_nobody():
+            when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
+            deadline = self.time.to_virtual(when)
+            self._clock.wait_until(deadline, self._is_ready, self.real.select)
+            if self._clock.now() >= deadline:
+                self.time.reach(when)
         return self.real.select(0)
-
-    def _next_timer(self) -> float:
-        when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
-        return when - self.base
 
     def _is_next_for_nobody(self) -> bool:
         """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
@@ -157,12 +217,12 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
     real = {name: getattr(own, name) for name in ("start_clock", "current_time", "deadline_to_sleep_time")}
 
     def start_clock(its_clock: Any) -> None:
-        runs[id(its_clock)] = _TrioRun(clock, its_clock, 0.0, trio, internals)
+        runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), trio, internals)
 
     def run_of(its_clock: Any) -> _TrioRun:
         if id(its_clock) not in runs:  # it was running before
-            base = real["current_time"](its_clock) - clock.now()
-            runs[id(its_clock)] = _TrioRun(clock, its_clock, base, trio, internals)
+            own_time = _LoopTime(clock, real["current_time"](its_clock) - clock.now())
+            runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, trio, internals)
         return runs[id(its_clock)]
 
     def current_time(its_clock: Any) -> float:
@@ -184,15 +244,12 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
 
 @final
 class _TrioRun:
-    """One run of trio's loop. It asks how long to pause wherever no task can run; then time may jump.
+    """One run of trio's loop. It asks how long to pause wherever no task can run; then time may jump."""
 
-    :param base: what trio's time was when the virtual clock stood at zero.
-    """
-
-    def __init__(self, clock: VirtualClock, its_clock: Any, base: float, trio: Any, internals: Any) -> None:
+    def __init__(self, clock: VirtualClock, its_clock: Any, own_time: _LoopTime, trio: Any, internals: Any) -> None:
         self._clock = clock
         self._its_clock = its_clock  # kept, so that its id stays its own
-        self._base = base
+        self._time = own_time
         self._context = internals.GLOBAL_RUN_CONTEXT
         self._instrument = type(
             "_Steps", (trio.abc.Instrument,), {"before_task_step": self._work, "after_run": self._work}
@@ -201,15 +258,16 @@ class _TrioRun:
         self._wait: Wait | None = None
 
     def current_time(self) -> float:
-        return self._base + self._clock.now()
+        return self._time.now()
 
     def pause_until(self, deadline: float) -> float:
         """Return the real seconds for which to wait for I/O, before this is asked again."""
         if self._runner is None:
             self._runner = self._context.runner
             self._context.runner.instruments.add_instrument(self._instrument)
-        at = deadline - self._base
+        at = self._time.to_virtual(deadline)
         if at <= self._clock.now():
+            self._time.reach(deadline)
             return 0.0
         if self._runner.waiting_for_idle:
             return inf  # those who wait until nobody runs come before those who wait for a time
@@ -220,12 +278,16 @@ class _TrioRun:
         if self._clock.jump(self._wait):
             return 0.0
         self._wait.looks += 1
-        return self._wait.pause
+        if not self._runner.is_guest:
+            return self._wait.pause
+        # A guest pauses in another thread (so it is under anyio's plugin for pytest), which would never stand still.
+        time.sleep(self._wait.pause)
+        return 0.0
 
     def release(self, real_time: Callable[[Any], float]) -> None:
         """Go back to trio's own clock, which goes on from here: with as much time left everywhere as there was."""
         object.__setattr__(self._its_clock, "offset", 0.0)
-        object.__setattr__(self._its_clock, "offset", self.current_time() - real_time(self._its_clock))
+        object.__setattr__(self._its_clock, "offset", float(self.current_time()) - real_time(self._its_clock))
         runner = getattr(self._context, "runner", None)
         if runner is not None and runner is self._runner:
             runner.instruments.remove_instrument(self._instrument)

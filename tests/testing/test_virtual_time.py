@@ -194,6 +194,36 @@ def test_a_block_inside_a_running_loop_makes_it_virtual_and_real_again(backend: 
     anyio.run(main, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("uptime", [0.0, 7_654_321.123])
+def test_a_loop_that_runs_already_wakes_at_the_exact_instant(
+    backend: str, uptime: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own time is a large number; that fractions are rounded beside it keeps no circuit open for longer."""
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: uptime + time.monotonic())
+
+    async def main() -> None:
+        for open_for in (0.1, 0.3, 1.1, 30.0):
+            with virtual_time() as clock:
+                breaker = CircuitBreaker(1, open_for=open_for)
+                await anyio.sleep(0.2)
+                await breaker.acapture(ascript(Boom()))
+                await anyio.sleep(open_for)
+                assert clock.now() == 0.2 + open_for
+                assert await breaker.call(ascript("fine")) == "fine"
+                with anyio.move_on_after(0.7) as scope:
+                    await anyio.sleep(0.9)
+                assert scope.cancelled_caught
+                assert clock.now() == 0.2 + open_for + 0.7
+                now = anyio.current_time()
+                with anyio.CancelScope(deadline=1.5 + now):
+                    await anyio.sleep_forever()
+                assert clock.now() == 0.2 + open_for + 0.7 + 1.5
+                assert anyio.current_time() >= now + 1.5
+
+    anyio.run(main, backend=backend)
+
+
 def test_a_timer_set_before_the_block_comes_in_it() -> None:
     """It counts the virtual seconds."""
 
@@ -446,6 +476,41 @@ def test_time_never_goes_back() -> None:
         assert clock.now() == 25
         thread.join(5)
     assert woken == [20]
+
+
+def test_a_guest_run_of_trio_needs_no_thread_to_wait_in() -> None:
+    """One that is busy with short waits never stands still, and nobody who looks around would see everybody wait."""
+    todo: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    outcomes: list[Any] = []
+    waits_in_threads: list[int] = []
+
+    def from_a_thread(function: Callable[[], object]) -> None:
+        if virtual:
+            waits_in_threads.append(1)
+        todo.put(function)
+
+    virtual: list[VirtualClock] = []
+
+    async def main() -> None:
+        with virtual_time() as clock:
+            virtual.append(clock)
+            fetch = script(Boom(), "fine")
+            retry = Retry(on=Boom, backoff=[100])
+            assert await trio.to_thread.run_sync(retry.call, fetch) == "fine"
+            await trio.sleep(100)
+            assert clock.now() == 200
+            virtual.clear()
+
+    trio.lowlevel.start_guest_run(
+        main,
+        run_sync_soon_threadsafe=from_a_thread,
+        run_sync_soon_not_threadsafe=todo.put,
+        done_callback=outcomes.append,
+    )
+    while not outcomes:
+        todo.get(timeout=20)()
+    outcomes[0].unwrap()
+    assert not waits_in_threads
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -363,8 +363,8 @@ class Guard:
     def __enter__(self) -> None:
         if self._admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
-        self._admission = self._breaker._admit(block_context())
         self._began = clock.now()
+        self._admission = self._breaker._admit(block_context())  # last: nothing fails once it is admitted
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -80,7 +80,8 @@ class Policy(ABC, Generic[D_co]):
 
         def __new__(cls, *args, **kwargs):
             """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
-            self = super().__new__(cls)
+            make = super().__new__
+            self = make(cls) if make is object.__new__ else make(cls, *args, **kwargs)  # `object` takes no arguments
             object.__setattr__(self, "_resilience_chain", Chain(self))  # so that it may be a frozen dataclass
             return self
 

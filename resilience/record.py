@@ -115,5 +115,5 @@ class Record:
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the beginning to the end, or to now."""
-        return (clock.now() if self.ended is None else self.ended) - self.began
+        """Seconds from the beginning to the end, or to now; never negative, should a clock be put back meanwhile."""
+        return max(0.0, (clock.now() if self.ended is None else self.ended) - self.began)

@@ -281,6 +281,13 @@ def test_the_context_tells_what_happened(world: World, clock: FakeClock) -> None
     assert [str(failed) for failed in ctx.failures] == ["Boom(one)", "Boom(two)"]
 
 
+def test_a_clock_that_is_put_back_gives_no_negative_time(clock: FakeClock) -> None:
+    """As it is when virtual time, which begins at 0, begins inside of the function."""
+    ctx = Context()
+    Retry().execute(lambda inner: clock.advance(-500.0), ctx)
+    assert ctx.elapsed == 0.0
+
+
 def test_a_failure_is_told_on_one_line() -> None:
     """The note of a Retry tells of several, and some clients' messages go over many lines."""
 

@@ -1132,6 +1132,29 @@ class Hurried(Policy):
         return "cut off" if timer.fired else "impossible"
 
 
+class Tagged:
+    """Somebody else's class, which makes its instances itself, out of arguments."""
+
+    tag: str
+
+    def __new__(cls, tag: str) -> Tagged:
+        self = super().__new__(cls)
+        self.tag = tag
+        return self
+
+
+class TaggedPolicy(Policy, Tagged):
+    """Both."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return self.tag, await call(ctx)
+
+
+def test_a_policy_may_be_of_another_class_too_that_makes_its_instances_itself() -> None:
+    """What the policy is made with reaches that one."""
+    assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
+
+
 def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: FakeClock) -> None:
     """The same code: calling twice, answering, skipping the call, waiting, giving back what it holds."""
     script = Script("once", "twice")

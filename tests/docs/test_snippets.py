@@ -80,6 +80,13 @@ def test_the_index_leads_to_every_page(name: str) -> None:
     assert f"]({name.removeprefix('docs/')})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", [it for it in NAMES if it.startswith("docs/integrations/")])
+@pytest.mark.parametrize("question", ["own retries|own second try|retries (of|to be|and)", "timeout|deadline", "thread"])
+def test_the_page_of_an_integration_answers_what_every_user_has_to_know(name: str, question: str) -> None:
+    """What to switch off, where the time goes, and what belongs to one thread: three lines at least."""
+    assert re.search(question, (ROOT / name).read_text(encoding="utf-8"))
+
+
 # --- the README ------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ the side: predicates and handlers, listeners, `Policy.capture`, and tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Never, TypeAlias, final
+from typing import Final, Generic, Never, TypeAlias, final
 
 from typing_extensions import TypeVar
 
@@ -58,6 +58,10 @@ class StoppedIteration(Exception):
 def genuine(error: Exception) -> Exception:
     """Return the user's own exception, also where it had to travel in a carrier."""
     return error.error if type(error) is StoppedIteration else error
+
+
+#: Characters of a message that are kept where many are kept: it may be a whole page of HTML.
+LONGEST_MESSAGE: Final = 200
 
 
 def describe_error(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
-from resilience.outcome import Failure, Outcome, describe
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe
 
 __all__ = ["FailedAttempt"]
 
@@ -28,7 +28,6 @@ class History:
 
     FIRST = 3
     LAST = 3
-    LONGEST_MESSAGE = 200  # characters
 
     def __init__(self) -> None:
         self.count: int = 0
@@ -38,8 +37,8 @@ class History:
     def add(self, outcome: Outcome[object]) -> None:
         """Remember one more failure."""
         kind, message = describe(outcome)
-        if len(message) > self.LONGEST_MESSAGE:
-            message = f"{message[: self.LONGEST_MESSAGE]}..."
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]}..."
         failed = FailedAttempt(kind, message)
         if len(self._first) < self.FIRST:
             self._first = (*self._first, failed)

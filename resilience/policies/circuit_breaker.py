@@ -19,7 +19,7 @@ from resilience.context import block_context
 from resilience.errors import CircuitIsolated, CircuitOpen
 from resilience.events import watched
 from resilience.matching import Matcher, On, OnResult, optional_predicate
-from resilience.outcome import Failure, Outcome, Success, describe, genuine
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe, genuine
 from resilience.policy import Call, Policy
 from resilience.runtimes import forks
 from resilience.state.circuit import (
@@ -52,10 +52,7 @@ _DEFAULT_TRIP = ConsecutiveFailures(5)
 _BLOCK_DONE = Success(None)
 
 #: Makes an exception of which the caller sets the attributes.
-new_error: Callable[[type[CircuitOpen], str], CircuitOpen] = Exception.__new__
-
-#: Characters of a failure's message that are kept.
-_LONGEST_MESSAGE = 200
+_new_error: Callable[[type[CircuitOpen], str], CircuitOpen] = Exception.__new__
 
 
 @final
@@ -282,7 +279,7 @@ class CircuitBreaker(Policy[Never]):
             kind = CircuitIsolated
         if watched.refusals or ctx._facts.listeners:
             events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
-        error = new_error(kind, period.why)  # without the detour by `__init__`
+        error = _new_error(kind, period.why)  # without the detour by `__init__`
         error.policy = self.name
         error.retry_after = retry_after
         error.state = period.state
@@ -401,4 +398,4 @@ def _retry_after(period: Period, now: float) -> float | None:
 
 def _text_of(outcome: Outcome[Any]) -> str:
     kind, message = describe(outcome)
-    return f"{kind}: {message[:_LONGEST_MESSAGE]}"
+    return f"{kind}: {message[:LONGEST_MESSAGE]}"

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 #: A plain function that runs the rest of a chain around the call of a function: `stage(ctx, function, arguments,
 #: keywords)`. Without arguments the function takes the context itself.
-Stage: TypeAlias = Callable[[Context, Callable[..., Any], "tuple[Any, ...] | None", "dict[str, Any] | None"], Any]
+Stage: TypeAlias = Callable[[Context, Callable[..., Any], tuple[Any, ...] | None, dict[str, Any] | None], Any]
 
 
 @final

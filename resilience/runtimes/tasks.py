@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import CoroutineType
@@ -32,14 +32,14 @@ from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
     from resilience.policy import Policy
 
 #: A coroutine function that runs the rest of a chain around the call of a function. See blocking.py.
-Stage: TypeAlias = (
-    "Callable[[Context, Callable[..., Any], tuple[Any, ...] | None, dict[str, Any] | None], Awaitable[Any]]"
-)
+Stage: TypeAlias = Callable[
+    [Context, Callable[..., Any], tuple[Any, ...] | None, dict[str, Any] | None], Awaitable[Any]
+]
 
 
 if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)

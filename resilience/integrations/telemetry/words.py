@@ -10,10 +10,9 @@ from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
-from resilience.outcome import Failure, Outcome, describe_error
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
 from resilience.state.circuit import CircuitState
 
-_LONGEST_MESSAGE = 200  # characters
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
 
 Fact: TypeAlias = str | int | float | bool
@@ -54,7 +53,7 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     elif (outcome := getattr(event, "outcome", None)) is not None:
         told["error_type"] = error_type(outcome)
     if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
-        told["error"] = describe_error(failure.error)[:_LONGEST_MESSAGE]
+        told["error"] = describe_error(failure.error)[:LONGEST_MESSAGE]
     if not messages:
         told.pop("last_failure", None)
     values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in told.items())

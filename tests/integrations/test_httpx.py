@@ -1280,6 +1280,47 @@ def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit,
     assert len(attempts) == 1
 
 
+@pytest.mark.parametrize("proxied", [False, True])
+def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, server: FlakyServer, proxied: bool) -> None:
+    """httpcore loses the place of a call that is cancelled when it has just been given it."""
+    held = threading.Event()
+    path = "http://nowhere.invalid/" if proxied else "/"
+    server.script(path, Answer(200, hold=held))
+    url = path if proxied else server.url + path
+
+    async def main() -> None:
+        options = {"proxy": server.url} if proxied else {}
+        inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=2), **options)
+        async with tasks_kit.client(Timeout(0.2), inner) as client:
+            for _ in range(3):
+                async with anyio.create_task_group() as group:
+                    for _ in range(10):
+                        group.start_soon(client.failure, "GET", url)
+            held.set()
+            assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
+
+    try:
+        tasks_kit.run(main)
+    finally:
+        held.set()
+
+
+def test_a_pool_that_looks_different_inside_is_left_alone(tasks_kit: Kit) -> None:
+    """What went wrong comes out, and not what was missing."""
+
+    class Network(tasks_kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+        _pool = object()
+
+        async def handle_async_request(self, request: Any) -> Any:
+            raise tasks_kit.library.ReadError("reset")
+
+    async def main() -> None:
+        async with tasks_kit.client(QUICK, Network()) as client:
+            assert isinstance(await client.failure("GET", "http://example.org/"), tasks_kit.library.ReadError)
+
+    tasks_kit.run(main)
+
+
 def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: FlakyServer) -> None:
     """It is no failure: nothing is retried, and the next call has the pool to itself."""
     held = threading.Event()

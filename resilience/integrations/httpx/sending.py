@@ -19,6 +19,7 @@ from resilience.integrations.http import Exchange, Rules
 from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
 from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read, sources
 from resilience.integrations.httpx.libraries import classes, library_of
+from resilience.integrations.httpx.pools import reclaim_places
 from resilience.integrations.wire import Propagation
 
 #: What is raised before anything has reached the server.
@@ -213,6 +214,10 @@ class BlockingSending(Sending):
 class AsyncSending(Sending):
     """For an `AsyncClient`."""
 
+    def __init__(self, request: Any, transport: Any, options: Options) -> None:
+        super().__init__(request, transport.handle_async_request, options)
+        self._transport = transport
+
     @override
     def _trace(self, progress: _Progress, given: Any) -> Any:
         async def trace(event: str, info: Any) -> None:
@@ -229,8 +234,10 @@ class AsyncSending(Sending):
             response = await self._send(request)
             if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
                 response = await aread(response, ctx)
-        except Exception as error:
-            self._note(error, ctx)
+        except BaseException as error:
+            await reclaim_places(self._transport)
+            if isinstance(error, Exception):
+                self._note(error, ctx)
             raise
         finally:
             self._forget_unless_begun()

@@ -117,7 +117,7 @@ class AsyncResilienceTransport(AsyncTransport):
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
         library = library_of(request)
-        exchange = AsyncSending(request, self._inner.of(library).handle_async_request, self._options)
+        exchange = AsyncSending(request, self._inner.of(library), self._options)
         response = await exchange.arun(policy_for(self._policies, str(request.url)))
         return exchange.with_limit(_checked_response(response, library), AsyncBody)
 

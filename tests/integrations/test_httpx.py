@@ -1321,6 +1321,40 @@ def test_a_pool_that_looks_different_inside_is_left_alone(tasks_kit: Kit) -> Non
     tasks_kit.run(main)
 
 
+@pytest.mark.parametrize("enforced", [False, True])
+def test_each_wait_of_an_attempt_has_what_is_left(kit: Kit, clock: FakeClock, enforced: bool) -> None:
+    """Also where the wait for a connection has taken most of the time: the client's timeouts are for one wait each."""
+    seen: list[float] = []
+
+    def wait(request: Any) -> None:
+        clock.advance(3.0)
+        seen.append(request.extensions["timeout"]["read"])
+
+    class Blocking(kit.library.BaseTransport):  # type: ignore[name-defined, misc]
+        def handle_request(self, request: Any) -> Any:
+            for event in ("send_request_headers", "receive_response_headers"):
+                wait(request)
+                request.extensions["trace"](f"http11.{event}.started", {})
+            wait(request)
+            return kit.library.Response(200)
+
+    class Tasks(kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            for event in ("send_request_headers", "receive_response_headers"):
+                wait(request)
+                await request.extensions["trace"](f"http11.{event}.started", {})
+            wait(request)
+            return kit.library.Response(200)
+
+    async def main() -> None:
+        policy = Timeout(10.0, cooperative=not enforced)
+        async with kit.client(policy, Blocking() if kit.blocking else Tasks()) as client:
+            await client.get("http://example.org/", timeout=60)
+
+    kit.run(main)
+    assert seen == [10, 7, 4]
+
+
 def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: FlakyServer) -> None:
     """It is no failure: nothing is retried, and the next call has the pool to itself."""
     held = threading.Event()

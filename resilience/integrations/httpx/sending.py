@@ -51,16 +51,23 @@ class Options(NamedTuple):
 
 @final
 class _Progress:
-    """How far an attempt under a timer has come, as the client's own trace tells it.
+    """How far an attempt that has a deadline has come, as the client's own trace tells it.
 
-    It answers what the timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
+    It answers what a timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
     left behind while it was connecting does not begin to send, so that nothing is sent twice behind the caller's back.
+    Before each of the long waits it cuts the client's timeouts to what is left then: they are for one wait each, and
+    the one for a free connection may have taken most of the time.
+
+    :param given: the timeouts of the client.
+    :param timeouts: those of this attempt, which the client looks at when it begins a wait.
     """
 
-    __slots__ = ("_deadline", "is_known", "may_be_sent")
+    __slots__ = ("_deadline", "_given", "_timeouts", "is_known", "may_be_sent")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, given: Mapping[str, Any], timeouts: dict[str, Any]) -> None:
         self._deadline = deadline
+        self._given = given
+        self._timeouts = timeouts
         self.is_known = False  # a transport of another kind tells nothing
         self.may_be_sent = False
 
@@ -69,8 +76,15 @@ class _Progress:
         self.is_known = True
         if event.endswith(".send_request_headers.started"):
             self.may_be_sent = True  # first, and then the time: whoever sees it unset later knows that nothing was sent
-            if clock.now() >= self._deadline:
-                raise DeadlineExceeded("the time was over before the request was sent")
+            self._cut("the time was over before the request was sent")
+        elif event.endswith(".receive_response_headers.started"):
+            self._cut("the time that was left ran out while the request was sent")
+
+    def _cut(self, too_late: str) -> None:
+        left = self._deadline - clock.now()
+        if left <= 0:
+            raise DeadlineExceeded(too_late)
+        self._timeouts.update(_cut(self._given, left))
 
 
 class Sending(Exchange[Any]):
@@ -106,17 +120,16 @@ class Sending(Exchange[Any]):
         left = ctx.timeout()
         headers = self._propagation.headers_for(str(request.url), ctx)
         self.begin()
-        timer = ctx._timer
-        self._progress = None if timer is None else _Progress(timer.deadline)
         self._note_sent()
         if left is None:
+            self._progress = None
             return request
         self._timeouts = _cut(self._given_timeouts, left)
+        self._progress = _Progress(ctx.deadline, self._given_timeouts, self._timeouts)
         prepared = copy.copy(request)  # leaves out what a pickle could not carry
         prepared.stream = request.stream
         prepared.extensions = {**request.extensions, "timeout": self._timeouts}
-        if self._progress is not None:
-            prepared.extensions["trace"] = self._trace(self._progress, request.extensions.get("trace"))
+        prepared.extensions["trace"] = self._trace(self._progress, request.extensions.get("trace"))
         if headers:
             prepared.headers = type(request.headers)(request.headers)
             prepared.headers.update(headers)

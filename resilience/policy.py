@@ -297,7 +297,8 @@ class Pipeline(Policy[D_co]):
 
     @override
     def describe(self) -> str:
-        lines = [f"{self.name}: {len(self.policies)} policies, outermost first"]
+        how_many = "1 policy" if len(self.policies) == 1 else f"{len(self.policies)} policies, outermost first"
+        lines = [f"{self.name}: {how_many}"]
         lines += [f"{number}. {policy.describe()}" for number, policy in enumerate(self.policies, 1)]
         return "\n".join(lines)
 

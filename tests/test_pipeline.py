@@ -296,6 +296,7 @@ def test_listeners_may_come_from_any_iterable() -> None:
         (Bulkhead(13, queue=4, max_wait=0.5), "Bulkhead(limit=13, queue=4, max_wait=0.5)"),
         (Fallback("x"), "Fallback(value='x')"),
         (Fallback(), "Fallback(value=None)"),
+        (Fallback(handler=max), "Fallback(handler=<built-in function max>)"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
@@ -393,6 +394,11 @@ def test_describe_says_of_a_pipeline_what_each_policy_does() -> None:
     for line, words in zip(lines[1:], ["answer 'nobody'", "Retry 4", "CircuitBreaker 7", "Timeout 2.5"], strict=True):
         for word in words.split():
             assert word in line
+
+
+def test_describe_says_it_of_one_as_of_one() -> None:
+    """No "1 policies", no "1 attempts", and no wait for another one."""
+    assert Policy.wrap(Retry(1), name="once").describe() == "once: 1 policy\n1. Retry: 1 attempt"
 
 
 def test_describe_uses_what_a_policy_of_ones_own_says() -> None:

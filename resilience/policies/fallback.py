@@ -117,9 +117,9 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = events.optional_listener("on_fallback", on_fallback)
         self.name: str = checks.optional_name(name) or "Fallback"
+        answer = {"value": self._value, "handler": None} if handler is None else {"handler": handler}
         self._settings = {
-            "value": self._value,
-            "handler": handler,
+            **answer,
             "on": on,
             "on_result": on_result,
             "ignore": ignore,

@@ -165,8 +165,9 @@ class Retry(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        how_often = "as many attempts as time allows" if self._attempts is None else f"up to {self._attempts} attempts"
-        parts = [f"{self.name}: {how_often}, waiting {self._backoff!r}"]
+        limit = self._attempts
+        how_often = "as many attempts as time allows" if limit is None else f"up to {limit} attempts"
+        parts = [f"{self.name}: 1 attempt" if limit == 1 else f"{self.name}: {how_often}, waiting {self._backoff!r}"]
         if self._max_elapsed is not None:
             parts.append(f"none begins after {exact(self._max_elapsed)} s")
         return "; ".join(parts)

@@ -69,7 +69,7 @@ class Context:
     (1, ())
     """
 
-    __slots__ = ("_facts", "_function", "_report", "_runtime", "_timer", "attempt", "deadline")
+    __slots__ = ("_facts", "_function", "_outer", "_report", "_runtime", "_timer", "attempt", "deadline")
 
     #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
     deadline: float
@@ -81,6 +81,7 @@ class Context:
     _runtime: Runtime | None  # None outside an execution
     _function: weakref.ref[Any] | None  # the object that is executed, where it is one that has something to say
     _report: Record  # set where this very context was passed to an execution: what happened in that
+    _outer: Context | None  # set where this is a block's that was closed out of its turn: what was ambient before it
 
     def __init__(
         self,
@@ -280,10 +281,13 @@ def restore_ambient(ctx: Context, outer: Context | None) -> None:
     """Make `outer` the ambient context again, at the end of a block that made `ctx` the ambient one.
 
     A coroutine that is closed by another task, or by the collector, runs its `finally` where the block's
-    context never was the ambient one; there is nothing to restore there.
+    context never was the ambient one; there is nothing to restore there. And generators that are consumed in turn
+    end in any order. Whoever finds the context still ambient then takes the outer one: see `surrounding_context`.
     """
     if get_ambient() is ctx:
-        set_ambient(outer)
+        set_ambient(_still_open(outer))
+    else:
+        ctx._outer = outer
 
 
 def leave_ambient(token: Token[Context | None]) -> None:
@@ -295,6 +299,17 @@ def leave_ambient(token: Token[Context | None]) -> None:
         reset_ambient(token)
     except ValueError:
         return
+
+
+def surrounding_context() -> Context | None:
+    """Return the ambient context, past the blocks that are over and could not restore it."""
+    return _still_open(get_ambient())
+
+
+def _still_open(ctx: Context | None) -> Context | None:
+    while ctx is not None and hasattr(ctx, "_outer"):
+        ctx = ctx._outer
+    return ctx
 
 
 def block_context() -> Context:
@@ -313,4 +328,4 @@ def current_context() -> Context:
 
     It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`.
     """
-    return get_ambient() or Context()
+    return surrounding_context() or Context()

@@ -579,3 +579,49 @@ def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:
         Timeout(0.03).capture(lambda ctx: asyncio.run(inside()))  # ends at the deadline, by itself or cut off
         assert done.wait(5.0)
     assert ended == ["deadline"]
+
+
+def test_generators_that_end_in_any_order_leave_no_budget_behind(clock: FakeClock) -> None:
+    """What is consumed in turn begins in one order and ends in another: the budget of none outlives it."""
+
+    def within(seconds: float, count: int) -> Iterator[int]:
+        with deadline(seconds):
+            yield from range(count)
+
+    for numbers in (list(zip(within(5.0, 2), within(60.0, 3), strict=False)), [*within(5.0, 0)]):
+        assert len(numbers) in (0, 2)
+    clock.advance(100.0)
+    assert current_context().deadline == INF
+    assert Retry().execute(lambda ctx: ctx.remaining()) == INF
+    with deadline(10.0) as outer:
+        first, second = within(5.0, 1), within(4.0, 1)
+        next(first)
+        next(second)
+        assert list(first) == list(second) == []
+        assert current_context().deadline == outer.deadline
+        assert Retry().execute(lambda ctx: ctx.deadline) == outer.deadline
+
+
+def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behind(tasks_world: World) -> None:
+    """One that a loop breaks off is closed by a task of the event loop's, which cannot restore what is ambient here."""
+    closed: list[bool] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        with deadline(0.02):
+            try:
+                yield 1
+                yield 2
+            finally:
+                closed.append(True)
+
+    async def main() -> object:
+        iterator = numbers()
+        assert await anext(iterator) == 1
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(iterator.aclose)  # type: ignore[attr-defined]
+        assert closed
+        await anyio.sleep(0.03)
+        assert current_context().deadline == INF
+        return await Retry().acall(anyio.sleep, 0)
+
+    assert tasks_world.run(main) is None

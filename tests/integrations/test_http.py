@@ -26,7 +26,7 @@ from resilience.integrations.http import (
 )
 from resilience.integrations.http.bodies import forget_sent, note_sent
 from tests.conftest import World
-from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, SeekableStream, pipe
+from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, SeekableStream, SilentStream, pipe
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -69,10 +69,10 @@ def test_other_bodies_that_are_used_up() -> None:
         assert not any(is_used_up(it) for it in [pipe, None, b"", "", [], iter([])])
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_any_kind_are_used_up_at_their_end(name: str) -> None:
+@pytest.mark.parametrize("make", [*FILES.values(), SilentStream])
+def test_files_of_any_kind_are_used_up_at_their_end(make: Any) -> None:
     """In memory, in a wrapper, on a disk when they have grown, or of a class that nobody knows."""
-    file = FILES[name]()
+    file = make()
     assert not is_used_up(file)
     file.read(2)
     assert not is_used_up(file)

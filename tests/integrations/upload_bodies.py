@@ -78,6 +78,13 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
         self.close()
 
 
+class SilentStream(SeekableStream):
+    """One whose `seek` does not say where it has come to."""
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> None:  # type: ignore[override]
+        super().seek(position, whence)
+
+
 def pipe() -> Any:
     reader, writer = os.pipe()
     os.write(writer, ONCE)

@@ -239,6 +239,7 @@ class TestDeadline:
                 call.add_done_callback(seen.append)
                 assert (call.code(), call.done(), call.exception()) == (EXCEEDED, True, call)
                 assert {call.cancel(), call.cancelled(), call.running()} == {False}
+                assert (call.debug_error_string(), call.traceback()) == ("", call.__traceback__)
                 return call
 
         with grpc.insecure_channel(target) as plain:
@@ -351,7 +352,7 @@ def test_details_of_another_make_are_limited_and_left_as_they_are(
         channel = grpc.intercept_channel(plain, Around(), PolicyInterceptor(Timeout(20.0, cooperative=True)))
         assert channel.unary_unary("/test.Test/One")(b"?") == b"fine"
     ((_, _, left),) = dependency.seen
-    assert 10 < left <= 20
+    assert 10 < left < 21  # gRPC gives the server a little more
     assert details.timeout == own
 
 

@@ -183,6 +183,8 @@ class _Exchange(Exchange[ClientResponse]):
 
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
+        if response.connection is not None:
+            response.connection.add_callback(timer.cancel)  # it is given back, also of a body that nobody reads on
         return response
 
 

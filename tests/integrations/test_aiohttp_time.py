@@ -23,7 +23,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.integrations.aiohttp import resilience_middleware
-from resilience.integrations.http import Rules
+from resilience.integrations.http import Exchange, Rules
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
 from tests.integrations.aiohttp_sessions import QUICK, attempt, note, run, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
@@ -139,13 +139,18 @@ def test_a_body_that_was_read_is_not_late(server: FlakyServer, time_flies: Any) 
 def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None:
     """The rest of the time that its body had keeps nothing of it."""
 
+    def exchanges() -> int:
+        gc.collect()
+        return sum(isinstance(it, Exchange) for it in gc.get_objects())
+
     async def main() -> None:
+        before = exchanges()
         url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
         async with session(Timeout(PATIENCE)) as one:
             async with one.get(url) as response:
                 gone = weakref.ref(response)
             del response
-            gc.collect()
+            assert exchanges() <= before
             assert gone() is None
 
     run(main)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import Context, block_context, get_ambient, restore_ambient, set_ambient
+from resilience.context import Context, block_context, restore_ambient, set_ambient
 from resilience.errors import DeadlineExceeded
 from resilience.runtimes.tasks import timer_until
 
@@ -37,7 +38,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
         self._limit = self._seconds  # or what was left of an outer budget
         self._ctx: Context | None = None
-        self._outer: Context | None = None
+        self._token: Token[Context | None] | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> Context:
@@ -46,17 +47,16 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         now = clock.now()
         ctx = block_context().child(deadline=now + self._seconds)
         self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
-        self._ctx, self._outer = ctx, get_ambient()
-        set_ambient(ctx)
+        self._ctx, self._token = ctx, set_ambient(ctx)
         return ctx
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ctx, outer = self._ctx, self._outer
-        self._ctx = self._outer = None
-        if ctx is not None:
-            restore_ambient(ctx, outer)
+        ctx, token = self._ctx, self._token
+        self._ctx = self._token = None
+        if ctx is not None and token is not None:
+            restore_ambient(ctx, token)
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()

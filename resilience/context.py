@@ -277,17 +277,22 @@ def unlimited(runtime: Runtime) -> Context:
     return ctx
 
 
-def restore_ambient(ctx: Context, outer: Context | None) -> None:
-    """Make `outer` the ambient context again, at the end of a block that made `ctx` the ambient one.
+def restore_ambient(ctx: Context, token: Token[Context | None]) -> None:
+    """Make ambient again what was so before a block that made `ctx` the ambient context, which gave `token`.
 
-    A coroutine that is closed by another task, or by the collector, runs its `finally` where the block's
-    context never was the ambient one; there is nothing to restore there. And generators that are consumed in turn
-    end in any order. Whoever finds the context still ambient then takes the outer one: see `surrounding_context`.
+    A coroutine that is closed by another task, or by the collector, runs its `finally` in other variables than the
+    block has set; and generators that are consumed in turn end in any order. Where the context stays ambient then,
+    whoever finds it takes the outer one: see `surrounding_context`.
     """
-    if get_ambient() is ctx:
-        set_ambient(_still_open(outer))
-    else:
+    outer = None if token.old_value is Token.MISSING else token.old_value
+    if get_ambient() is not ctx:
         ctx._outer = outer
+        return
+    try:
+        reset_ambient(token)
+    except ValueError:  # these variables are a copy
+        ctx._outer = outer
+    set_ambient(_still_open(outer))
 
 
 def leave_ambient(token: Token[Context | None]) -> None:

@@ -7,6 +7,7 @@ how long to wait for it; the policy and the blocks both follow it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
@@ -16,7 +17,6 @@ from resilience.context import (
     Context,
     block_context,
     executed_object,
-    get_ambient,
     restore_ambient,
     set_ambient,
 )
@@ -217,19 +217,20 @@ class Attempt:
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts
         self._ctx = attempts._ctx.child(attempt=number)
-        self._outer: Context | None = None
+        self._token: Token[Context | None] | None = None
         #: 1 for the first attempt.
         self.number: int = number
 
     def __enter__(self) -> Attempt:
-        self._outer = get_ambient()
-        set_ambient(self._ctx)
+        self._token = set_ambient(self._ctx)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        restore_ambient(self._ctx, self._outer)
+        if self._token is not None:
+            restore_ambient(self._ctx, self._token)
+            self._token = None
         return isinstance(error, Exception) and self._attempts.holds_back(error)
 
 

@@ -83,7 +83,8 @@ def test_a_broken_promise_is_noticed(runs: dict[str, subprocess.CompletedProcess
 def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The services as they keep running, and the address of the shop."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*COMMAND, "--serve"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as it:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, "--serve"], cwd=ROOT, env=environment, text=True, **pipes) as it:
         assert it.stdout is not None
         said = it.stdout.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+", said)
@@ -95,18 +96,20 @@ def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 def test_the_services_can_be_looked_at(served: tuple[str, subprocess.Popen[str]]) -> None:
-    """The dashboard of the shop shows its customers; Ctrl-C ends it."""
+    """The dashboard of the shop shows its customers; Ctrl-C ends it in peace, also while somebody looks."""
     url, process = served
     with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
         assert "<title>shop</title>" in client.get("/resilience/").text
+        now = client.get("/resilience/state").json()["now"]
+        assert [it["name"] for it in now["circuits"]] == ["depot"]
         with client.stream("GET", "/resilience/events") as response:
             deadline = time.monotonic() + 20
             for line in response.iter_lines():
                 executions = re.search(r'"executions":{"total":(\d+)', line)
                 if executions and int(executions[1]) > 5:
+                    process.send_signal(signal.SIGINT)  # here, as leaving the loop would end the stream
+                    _, complaints = process.communicate(timeout=20)
                     break
                 assert time.monotonic() < deadline, line
-        now = client.get("/resilience/state").json()["now"]
-        assert [it["name"] for it in now["circuits"]] == ["depot"]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.returncode == 0
+    assert "Traceback" not in complaints

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import faulthandler
 import logging
 import random
@@ -92,7 +93,7 @@ def main() -> int:
     depot = Depot()
     with serving(depot.app) as depot_url:
         shop = Shop(depot_url, open_for=4.0 if options.serve else 1.0, **SABOTAGE.get(options.sabotage, {}))
-        with serving(shop.app, options.port) as url:
+        with serving(shop.app, options.port) as url, contextlib.closing(shop.dashboard):
             if options.serve:
                 print(
                     f"The shop is at {url}/offer/tea, its dashboard at {url}/resilience/. Ctrl-C ends it.", flush=True

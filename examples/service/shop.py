@@ -54,12 +54,13 @@ class Shop:
 
         self._registry = CollectorRegistry()
         instrument(self.pipeline, registry=self._registry)
+        self.dashboard = Dashboard(self.pipeline, title="shop", interval=0.5)
         self.app = DeadlineMiddleware(
             Starlette(
                 routes=[
                     Route("/offer/{item}", self._offer),
                     Route("/metrics", self._metrics),
-                    Mount("/resilience", Dashboard(self.pipeline, title="shop", interval=0.5)),
+                    Mount("/resilience", self.dashboard),
                 ],
                 lifespan=self._living,
             )

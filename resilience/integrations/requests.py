@@ -335,9 +335,18 @@ class _BodyTime:
 
 def _limit_wait(response: Response, timeout: TimeoutLike, left: float) -> None:
     """Let the next wait for bytes take no longer than the user's timeout, and what is left, allow."""
-    connection: Any = getattr(response.raw, "connection", None)
-    if getattr(connection, "sock", None) is not None:
-        connection.sock.settimeout(_read_timeout(timeout, left))
+    source = _socket_of(response.raw)
+    if source is not None:
+        source.settimeout(_read_timeout(timeout, left))
+
+
+def _socket_of(raw: Any) -> Any:
+    """Return the socket from which a body is read; None for none."""
+    source = getattr(getattr(raw, "connection", None), "sock", None)
+    if source is None:  # a connection that ends with this response: http.client has handed its socket to the reader
+        reader = getattr(getattr(raw, "_fp", None), "fp", None)
+        source = getattr(getattr(reader, "raw", None), "_sock", None)
+    return source
 
 
 def _is_complete(response: Response) -> bool:

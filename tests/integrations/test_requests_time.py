@@ -24,7 +24,7 @@ from resilience import (
     deadline,
 )
 from resilience.clock import clock as process_clock
-from resilience.integrations.http import Rules
+from resilience.integrations.http import Rules, standard
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
@@ -130,6 +130,19 @@ def test_a_stream_has_a_read_timeout_of_its_own(
         assert 0 < seconds <= PATIENCE
     else:
         assert seconds == most
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_a_stream_has_the_time_of_the_whole_call(server: FlakyServer, session: Make, connection: str) -> None:
+    """What its attempt had left is no limit to it, whatever becomes of the connection."""
+    rest = threading.Event()
+    answer = Answer(headers={"Connection": connection}, body=[b"a", b"b"], drip=rest)
+    policies = standard(total_timeout=PATIENCE, attempt_timeout=0.2)
+    with session(policies).get(server.script("/", answer), stream=True) as response:
+        timer = threading.Timer(0.4, rest.set)
+        timer.start()
+        assert response.content == b"ab"
+        timer.join()
 
 
 @pytest.mark.parametrize(("policy", "kind"), [(Timeout(0.2), TimeoutExceeded), (QUICK, DeadlineExceeded)])

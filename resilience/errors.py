@@ -57,7 +57,7 @@ class Rejected(ResilienceError):
     __slots__ = ("policy", "retry_after")
 
     def __init__(self, message: str = "", *, policy: str | None = None, retry_after: float | None = None) -> None:
-        self.policy = policy
+        self.policy: str | None = policy  # again, as the slot is another attribute to type checkers
         self.retry_after: float | None = retry_after
 
     def __reduce__(self) -> Any:

@@ -176,15 +176,16 @@ def _enter_with(
     if arguments is None:
         arguments = (ctx,)
     timer: Any = ctx._timer  # in this world a BlockingTimer, or None
-    worker = None if timer is None else _worker_for(timer, ctx)
+    if timer is not None:
+        _refuse_in_vain(timer, ctx)
     record = ctx._facts.record
     if record is not None:
         record.begin_attempt()
     outer = get_ambient()
     try:
         set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two lines
-        if worker is not None:
-            result = _run_on(worker, timer, workers.Job(function, arguments, keywords or {}))
+        if timer is not None:
+            result = _run_until(timer, function, arguments, keywords or {})
         else:
             result = function(*arguments, **keywords) if keywords else function(*arguments)
     except Exception as error:
@@ -197,23 +198,26 @@ def _enter_with(
     return result
 
 
-def _worker_for(timer: BlockingTimer, ctx: Context) -> workers.Worker | None:
+def _refuse_in_vain(timer: BlockingTimer, ctx: Context) -> None:
+    """Raise where the function is not to be entered: its time is over, or too many of its like still run."""
     if clock.now() >= timer.deadline:
-        raise Expired(timer)  # no attempt starts after its time is over
+        raise Expired(timer)
     try:
         most: int = getattr(timer.owner, "max_abandoned", workers.DEFAULT_MAX_ABANDONED)
-        worker = workers.pool.take(timer.owner.name, most)
+        workers.pool.refuse_if_exhausted(timer.owner.name, most)
     except WorkersExhausted:
         emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None)
         raise
-    if worker is None:  # what is flushed at the exit is wanted, and this is how it would run without us
+
+
+def _run_until(
+    timer: BlockingTimer, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Run the function on a worker; walk away from it when the timer says so."""
+    job = workers.Job(function, arguments, keywords)
+    if not workers.pool.begin(job):  # what is flushed at the exit is wanted, and this is how it would run without us
         logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", timer.owner.name)
-    return worker
-
-
-def _run_on(worker: workers.Worker, timer: BlockingTimer, job: workers.Job) -> Any:
-    """Run a job on a worker; walk away from it when the timer says so."""
-    worker.begin(job)
+        return function(*arguments, **keywords)
     if not job.wait(timer.deadline - clock.now()):
         raise Expired(timer)
     return job.result()

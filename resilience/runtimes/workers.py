@@ -37,7 +37,7 @@ DEFAULT_MAX_ABANDONED = 128
 class Job:
     """One function on one worker, in a copy of its caller's `contextvars`."""
 
-    __slots__ = ("_arguments", "_claim", "_context", "_done", "_error", "_function", "_keywords", "_value")
+    __slots__ = "_arguments _claim _context _done _error _function _keywords _value is_counted is_over".split()
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         self._function = function
@@ -49,6 +49,9 @@ class Job:
         self._done.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
+        #: Whether it counts as one that was walked away from, and whether it has come to its end after that.
+        self.is_counted: bool = False
+        self.is_over: bool = False
 
     # --- the caller's side ---
 
@@ -75,7 +78,7 @@ class Job:
         """Say that nobody wants the result any more; false if it is there already."""
         if not self._claim.acquire(blocking=False):
             return False
-        pool.count_abandoned(+1)
+        pool.count_abandoned(self)
         return True
 
     # --- the worker's side ---
@@ -107,28 +110,25 @@ class Job:
             logger.exception("closing what an abandoned call returned raised")
         finally:
             del value, error  # no cycle
-            pool.count_abandoned(-1)
+            pool.count_over(self)
 
 
 @final
 class Worker(threading.Thread):
-    """A daemon thread that runs one job after another."""
+    """A daemon thread that runs one job after another.
 
-    def __init__(self) -> None:
+    :param job: the first one.
+    """
+
+    def __init__(self, job: Job) -> None:
         super().__init__(name=f"resilience-worker-{next(_numbers)}", daemon=True)
-        self._job: Job | None = None
-        self._wake = threading.Lock()
-        self._wake.acquire()
+        self._job: Job | None = job
+        self._wake = threading.Lock()  # free where there is a job to begin
 
     @property
     def has_new_job(self) -> bool:
         """Whether it has been handed a job that it has not begun."""
         return self._job is not None
-
-    def begin(self, job: Job) -> None:
-        """Hand a job to this worker, which nobody else has."""
-        self._job = job
-        self._wake.release()
 
     def run(self) -> None:
         """Wait for work and do it, until none has come for a while."""
@@ -155,21 +155,25 @@ class Pool:
         self.abandoned: int = 0
         self._counting = threading.RLock()  # a finalizer may come here in the middle of it
 
-    def take(self, policy: str, max_abandoned: int) -> Worker | None:
-        """Return a worker that waits for a job; None where the interpreter shuts down and there can be none any more.
-
-        :raises WorkersExhausted: if too many hang already.
-        """
-        if sys.is_finalizing():  # daemon threads are gone by then, and nobody would answer
-            return None
+    def refuse_if_exhausted(self, policy: str, max_abandoned: int) -> None:
+        """Raise `WorkersExhausted` if too many hang already."""
         if self.abandoned >= max_abandoned:
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
             )
+
+    def begin(self, job: Job) -> bool:
+        """Have a worker do a job; false where the interpreter shuts down and there can be none any more."""
+        if sys.is_finalizing():  # daemon threads are gone by then, and nobody would answer
+            return False
         try:
-            return self.idle.pop()
+            worker = self.idle.pop()
         except IndexError:
-            return _started_worker()
+            return _start_worker(job)
+        # Handed over here, where no function of ours begins: Ctrl-C in between would leave a worker without a job.
+        worker._job = job
+        worker._wake.release()
+        return True
 
     def retire(self, worker: Worker) -> bool:
         """Let a worker go; false if somebody has just taken it."""
@@ -179,23 +183,32 @@ class Pool:
             return False
         return True
 
-    def count_abandoned(self, change: int) -> None:
-        """Count a job that was walked away from, or one that has come to its end after all."""
+    def count_abandoned(self, job: Job) -> None:
+        """Count a job that was walked away from."""
         with self._counting:
-            self.abandoned += change
+            if not job.is_over:
+                job.is_counted = True
+                self.abandoned += 1
+
+    def count_over(self, job: Job) -> None:
+        """Count it no more: it has come to its end after all, perhaps before its caller came to count it."""
+        with self._counting:
+            job.is_over = True
+            if job.is_counted:
+                self.abandoned -= 1
 
 
-def _started_worker() -> Worker | None:
-    worker = Worker()
+def _start_worker(job: Job) -> bool:
+    worker = Worker(job)
     try:
         contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
     except RuntimeError as error:
         # CPython 3.12 starts no thread from the end of the main one on, so none in an `atexit` function. Later
         # versions have an error of its own for it, with the same words.
         if "interpreter shutdown" in str(error):
-            return None
+            return False
         raise
-    return worker
+    return True
 
 
 _numbers = count(1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,18 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import Bulkhead, BulkheadFull, CircuitBreaker, CircuitState, Fallback, Policy, Retry, Timeout
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitState,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
+from resilience.runtimes import workers
 from tests.conftest import Boom
 
 OURS = str(Path(resilience.__file__).parent)
@@ -165,3 +177,36 @@ def held_by_another_thread(bulkhead: Bulkhead, until_somebody_waits: bool) -> It
     finally:
         is_left.set()
         thread.join()
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["an idle worker", "a new worker"])
+@pytest.mark.parametrize(("seconds", "takes"), [(60, 0), (0.002, 0.01)], ids=["in time", "too late"])
+def test_an_interrupt_anywhere_loses_no_worker_and_no_count(seconds: float, takes: float, is_idle: bool) -> None:
+    """A worker that was taken has its job, and an abandoned call is counted as often as it ends: once, or never."""
+    interrupted_call(seconds, takes, is_idle, 0)
+    number = interrupted_call(seconds, takes, is_idle, 0)
+    assert number > 10
+    for at in range(1, number + 1):
+        interrupted_call(seconds, takes, is_idle, at)
+
+
+def interrupted_call(seconds: float, takes: float, is_idle: bool, at: int) -> int:
+    """Call a function under a limit, interrupted at that place; return how many there are."""
+    busy, idle = busy_workers(), workers.pool.idle
+    set_aside = [] if is_idle else [idle.pop() for _ in range(len(idle))]
+    with Interruptions(at) as interruptions:
+        try:
+            Timeout(seconds).call(time.sleep, takes)
+        except (TimeoutExceeded, KeyboardInterrupt):
+            pass
+    end = time.monotonic() + 5
+    while (busy_workers() - {*set_aside} != busy or Timeout.abandoned()) and time.monotonic() < end:
+        time.sleep(0.001)
+    idle.extend(set_aside)
+    assert busy_workers() == busy, f"a worker is lost after an interrupt at place {at}"
+    assert Timeout.abandoned() == 0, f"after an interrupt at place {at}"
+    return interruptions.count
+
+
+def busy_workers() -> set[threading.Thread]:
+    return {it for it in threading.enumerate() if isinstance(it, workers.Worker)} - {*workers.pool.idle}

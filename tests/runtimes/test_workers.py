@@ -137,13 +137,13 @@ def test_all_policy_code_stays_in_the_calling_thread() -> None:
 def test_nested_timeouts_cost_one_hop_per_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many limits there are, the function changes threads once."""
     taken: list[str] = []
-    take = workers.Pool.take
+    begin = workers.Pool.begin
 
-    def counting(self: workers.Pool, *args: Any) -> workers.Worker:
+    def counting(self: workers.Pool, job: workers.Job) -> bool:
         taken.append(threading.current_thread().name)
-        return take(self, *args)
+        return begin(self, job)
 
-    monkeypatch.setattr(workers.Pool, "take", counting)
+    monkeypatch.setattr(workers.Pool, "begin", counting)
     pipeline = Policy.wrap(Timeout(LONG), Timeout(LONG / 2), Retry(3, on=Boom, backoff=[0]), Timeout(LONG / 4))
 
     def fn(ctx: Context) -> None:
@@ -285,14 +285,20 @@ def test_a_worker_that_is_about_to_end_may_be_taken_all_the_same(monkeypatch: py
 
 def test_a_worker_that_was_taken_waits_for_its_job_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller may be held up between the two; the time without work is over then, and it stays all the same."""
+    taken: list[workers.Worker] = []
+
+    class Slow(deque[workers.Worker]):
+        def pop(self) -> workers.Worker:  # type: ignore[override]
+            taken.append(super().pop())
+            time.sleep(0.05)
+            return taken[0]
+
     monkeypatch.setattr(workers, "IDLE", 0.01)
-    monkeypatch.setattr(workers.pool, "idle", deque())
-    worker = workers.pool.take("Timeout", 1)
-    time.sleep(0.05)
-    job = workers.Job(lambda: "fine", (), {})
-    worker.begin(job)
-    assert job.wait(10)
-    assert job.result() == "fine"
+    monkeypatch.setattr(workers.pool, "idle", Slow())
+    timeout = Timeout(LONG)
+    while not taken:  # an idle worker may have ended before it could be taken
+        worker = timeout.call(threading.current_thread)
+    assert worker is taken[0]
 
 
 def test_results_are_not_mixed_up_under_contention() -> None:

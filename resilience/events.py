@@ -305,17 +305,17 @@ def _change(kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listen
     """Change who listens. The lock is reentrant: a finalizer may do the same in the middle of this."""
     with _subscribing:
         for kind in kinds:
-            _replace(kind, change)
+            _replace_locked(kind, change)
         watched.look()
 
 
-def _replace(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
+def _replace_locked(kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
     old = _subscribers[kind]
     new = change(old)
     if _subscribers[kind] is old:
         _subscribers[kind] = new
     else:
-        _replace(kind, change)  # a finalizer has been here meanwhile
+        _replace_locked(kind, change)  # a finalizer has been here meanwhile
 
 
 class _Subscription:

@@ -133,7 +133,7 @@ def _factory(method: object, form: _Form) -> Callable[..., Any] | None:
     if kept is None or kept[0] is not function.__code__:  # `functools.wraps` copies what a function keeps
         kept = vars(function)[_KEPT] = function.__code__, {}
     known = kept[1]
-    key = form.drive is None, form.gate is None
+    key = form.drive is None, form.gate is None  # each world has one drive and one gate
     if key not in known:
         try:
             known[key] = _rewritten(function, form)

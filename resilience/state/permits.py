@@ -88,7 +88,7 @@ class Permits(Generic[W]):
         """Take a permit where nobody may wait: look again under the lock, and count a refusal."""
         with self._lock:
             self._settle_locked()
-            if self._made <= self.limit and (self._take_free() or self._make_one()):
+            if self._made <= self.limit and (self._take_free() or self._make_one_locked()):
                 return True
             self._rejected += 1
             return False
@@ -161,7 +161,7 @@ class Permits(Generic[W]):
         granted: list[Ticket[W]] = []
         while self._made > self.limit and self._take_free():
             self._made -= 1
-        while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one()):
+        while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one_locked()):
             try:
                 ticket = self._waiting.popleft()
             except IndexError:
@@ -182,7 +182,7 @@ class Permits(Generic[W]):
             return False
         return True
 
-    def _make_one(self) -> bool:
+    def _make_one_locked(self) -> bool:
         """Make more permits, one for the asker and the rest of a batch to lie free."""
         missing = self.limit - self._made  # nothing is called from here to the sum: nobody makes some meanwhile
         if missing > self.BATCH:

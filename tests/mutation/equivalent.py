@@ -33,8 +33,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("return False", "pass", _FALSE_ANYWAY),
         ("break", "continue", "nobody waits any more, so the loop ends"),
         (
-            "while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one()):",
-            "while ((self._made <= self.limit) and (self._take_free() or self._make_one())):",
+            "while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one_locked()):",
+            "while ((self._made <= self.limit) and (self._take_free() or self._make_one_locked())):",
             "where nobody waits the permit is put back at once",
         ),
         ("if missing > self.BATCH:", "if missing >= self.BATCH:", "then they are the same"),

@@ -123,6 +123,10 @@ def _asyncio_in(clock: VirtualClock) -> Iterator[None]:
     loop_class._run_once, loop_class.time = run_once_adopted, time_adopted
     try:
         if (running := asyncio._get_running_loop()) is not None:
+            if not isinstance(running, loop_class):
+                raise RuntimeError(
+                    f"virtual time needs a loop of asyncio's, not {running!r}, which brings its own timers"
+                )
             loops.adopt(running, is_fresh=False)
         yield
     finally:

@@ -36,6 +36,8 @@ def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
     Policies that were made before remember instants of the real clock; `breaker.close()` makes a circuit forget
     them. Not for production, and not for event loops that bring their own timers (uvloop).
 
+    :raises RuntimeError: in a running loop of that kind.
+
     >>> from resilience import Retry
     >>> from resilience.testing import script, virtual_time
     >>> fetch = script(ConnectionError(), ConnectionError(), "fine")

@@ -224,6 +224,20 @@ def test_a_loop_that_runs_already_wakes_at_the_exact_instant(
     anyio.run(main, backend=backend)
 
 
+def test_a_loop_that_brings_its_own_timers_is_refused() -> None:
+    """Nothing would be waited for in virtual time there; and everything is put back."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        before = process_clock.now
+        with pytest.raises(RuntimeError, match=r"not <uvloop.Loop .*>, which brings its own timers"), virtual_time():
+            raise AssertionError("entered")
+        assert process_clock.now is before
+        await asyncio.wait_for(asyncio.sleep(0), 5)
+
+    uvloop.run(main())
+
+
 def test_a_timer_set_before_the_block_comes_in_it() -> None:
     """It counts the virtual seconds."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BytesIO, StringIO
@@ -129,6 +131,33 @@ def test_what_does_not_show_it_is_known_by_having_been_sent(make: Any) -> None:
     for it in (body, other):
         if hasattr(it, "close"):
             it.close()
+
+
+def test_a_generator_that_was_sent_is_used_up_once_it_has_begun() -> None:
+    """A call that was cut off while it was connecting has taken nothing out of it."""
+    generator = (it for it in [b"on", b"ce"])
+    note_sent(generator)
+    assert not is_used_up(generator)
+    next(generator)
+    assert is_used_up(generator)
+
+
+def test_an_asynchronous_generator_that_was_sent_is_used_up_once_it_has_begun() -> None:
+    """Python 3.11 cannot tell whether it has."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"on"
+        yield b"ce"
+
+    async def main() -> None:
+        generator = pieces()
+        note_sent(generator)
+        assert is_used_up(generator) is (sys.version_info < (3, 12))
+        await anext(generator)
+        assert is_used_up(generator)
+        await generator.aclose()
+
+    anyio.run(main)
 
 
 def test_what_can_be_produced_again_is_not_remembered() -> None:

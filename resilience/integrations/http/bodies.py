@@ -24,12 +24,14 @@ def is_used_up(source: Any, position: int | None = None) -> bool:
     An empty file, and what cannot tell, are not used up. A file is sent from where it stands, or from a position to
     which the client winds it back.
     """
-    if source in _sent:
-        return True
+    was_sent = source in _sent
     if inspect.isgenerator(source):
-        return source.gi_frame is None
+        return source.gi_frame is None or (was_sent and (source.gi_suspended or source.gi_running))
     if inspect.isasyncgen(source):
-        return source.ag_frame is None
+        has_begun = source.ag_running or getattr(source, "ag_suspended", True)  # Python 3.11 does not tell
+        return source.ag_frame is None or (was_sent and has_begun)
+    if was_sent:
+        return True
     try:
         return _stands_at_its_end(_file_in(source), position)
     except (AttributeError, OSError, TypeError, ValueError):  # a pipe, a file that was closed, no file at all

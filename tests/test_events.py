@@ -659,6 +659,24 @@ def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: Wo
     assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
 
 
+def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listeners(
+    world: World, clock: FakeClock
+) -> None:
+    """Blocking and asynchronous ones, each time that they are called."""
+    seen: list[str] = []
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[lambda event: seen.append(type(event).__name__)])
+    told = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
+
+    async def main() -> None:
+        decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
+        for number in (1, 2):
+            result = decorated()
+            assert (result if world.blocking else await result) == "fine"
+            assert seen == told * number
+
+    world.run(main)
+
+
 def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
     """It is another pipeline's, though it inherits the deadline."""
     seen: list[Any] = []

@@ -13,6 +13,7 @@ import pytest
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from typing_extensions import override
 
 from resilience import (
     DeadlineExceeded,
@@ -201,6 +202,37 @@ def test_a_body_that_was_read_is_not_late(session: Make, stream: bool) -> None:
     assert response.content == b"recorded"
     with process_clock_ahead(2 * PATIENCE):
         assert b"".join(response.iter_content(1)) == b"recorded"
+
+
+class BrokenRecord:
+    """The raw body of a response whose encryption breaks in the middle."""
+
+    def stream(self, *args: Any, **options: Any) -> Iterator[bytes]:
+        yield b"first"
+        raise urllib3.exceptions.SSLError("a record is broken")
+
+    def release_conn(self) -> None:
+        """There is none."""
+
+    close = release_conn
+
+
+def test_a_body_that_breaks_in_time_is_not_late(session: Make) -> None:
+    """What the network does to it comes out as it is, also where the time is looked at."""
+
+    class Breaking(Recorder):
+        @override
+        def send(self, *args: Any, **options: Any) -> Any:
+            response = super().send(*args, **options)
+            response.raw = BrokenRecord()
+            return response
+
+    policy = Timeout(PATIENCE)
+    response = session(policy, adapter=Breaking()).get("http://example.org/", stream=True)
+    pieces = response.iter_content(None)
+    assert next(pieces) == b"first"
+    with pytest.raises(requests.exceptions.SSLError, match="a record is broken"):
+        next(pieces)
 
 
 def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, session: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import time
 import weakref
@@ -9,6 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.aio
 import pytest
 
 from resilience import (
@@ -333,8 +335,8 @@ class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
     """What the interceptor of somebody else may hand on: grpc's own are named tuples, and need not be."""
 
     def __init__(self, timeout: float | None) -> None:
-        self.method, self.timeout, self.metadata = "/test.Test/One", timeout, None
-        self.credentials = self.wait_for_ready = self.compression = None
+        self.method, self.timeout, self.metadata = b"/test.Test/One", timeout, grpc.aio.Metadata()
+        self.credentials = self.wait_for_ready = None
 
 
 @pytest.mark.parametrize("own", [None, 60.0])
@@ -344,15 +346,18 @@ def test_details_of_another_make_are_limited_and_left_as_they_are(
     """The server has the time of the policy, and the interceptor around still has its own details."""
     details = _Details(own)
 
-    class Around(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-        def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-            return continuation(details, request)
+    class Around(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+            return await continuation(details, request)
 
-    with grpc.insecure_channel(target) as plain:
-        channel = grpc.intercept_channel(plain, Around(), PolicyInterceptor(Timeout(20.0, cooperative=True)))
-        assert channel.unary_unary("/test.Test/One")(b"?") == b"fine"
+    async def main() -> Any:
+        interceptors = [Around(), *aio_interceptors(Timeout(20.0, cooperative=True))]
+        async with grpc.aio.insecure_channel(target, interceptors=interceptors) as channel:
+            return await channel.unary_unary("/test.Test/One")(b"?")
+
+    assert asyncio.run(main()) == b"fine"
     ((_, _, left),) = dependency.seen
-    assert 10 < left < 21  # gRPC gives the server a little more
+    assert 10 < left <= 21
     assert details.timeout == own
 
 

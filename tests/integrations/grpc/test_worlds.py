@@ -217,7 +217,9 @@ class TestAsyncio:
         class Around:
             async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
                 call = await continuation(details, request)
-                assert call.time_remaining() is None
+                told: list[Any] = []
+                call.add_done_callback(told.append)
+                assert (told, call.done(), call.time_remaining()) == ([call], True, None)
                 if method in ("Join", "Chat"):
                     with pytest.raises(asyncio.InvalidStateError, match="a policy has answered"):
                         await call.write(b"more")

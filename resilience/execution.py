@@ -9,7 +9,7 @@ that the caller's `Context` then shows, and tell the listeners of `ExecutionFini
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from resilience import events
 from resilience.clock import clock
@@ -29,7 +29,7 @@ _UNLIMITED_IN_TASKS = tasks.UNLIMITED
 _SHARED = (_UNLIMITED_IN_THREADS, _UNLIMITED_IN_TASKS)
 
 #: Makes the stage of one policy around another stage, in one world.
-StageMaker = Callable[["Policy[Any]", Any], Any]
+StageMaker: TypeAlias = Callable[["Policy[Any]", Any], Any]
 
 
 @final

@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 from typing_extensions import override
 
@@ -19,7 +19,7 @@ from resilience.callables import close_coroutine, is_coroutine_function, is_gene
 from resilience.errors import AwaitableMisuse
 
 C = TypeVar("C")
-Run = Callable[..., Any]
+Run: TypeAlias = Callable[..., Any]
 
 #: Public methods that begin or end the client's own life: never protected unless they are named.
 LIFECYCLE = frozenset(

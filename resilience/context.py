@@ -282,7 +282,7 @@ def restore_ambient(ctx: Context, token: Token[Context | None]) -> None:
 
     A coroutine that is closed by another task, or by the collector, runs its `finally` in other variables than the
     block has set; and generators that are consumed in turn end in any order. Where the context stays ambient then,
-    whoever finds it takes the outer one: see `surrounding_context`.
+    whoever finds it takes the outer one: see `still_open`.
     """
     outer = None if token.old_value is Token.MISSING else token.old_value
     if get_ambient() is not ctx:
@@ -292,7 +292,7 @@ def restore_ambient(ctx: Context, token: Token[Context | None]) -> None:
         reset_ambient(token)
     except ValueError:  # these variables are a copy
         ctx._outer = outer
-    set_ambient(_still_open(outer))
+    set_ambient(still_open(outer))
 
 
 def leave_ambient(token: Token[Context | None]) -> None:
@@ -306,12 +306,8 @@ def leave_ambient(token: Token[Context | None]) -> None:
         return
 
 
-def surrounding_context() -> Context | None:
-    """Return the ambient context, past the blocks that are over and could not restore it."""
-    return _still_open(get_ambient())
-
-
-def _still_open(ctx: Context | None) -> Context | None:
+def still_open(ctx: Context | None) -> Context | None:
+    """Return an ambient context, or the one around it where it is that of a block which is over."""
     while ctx is not None and hasattr(ctx, "_outer"):
         ctx = ctx._outer
     return ctx
@@ -333,4 +329,5 @@ def current_context() -> Context:
 
     It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`.
     """
-    return surrounding_context() or Context()
+    ctx = get_ambient()
+    return Context() if ctx is None else still_open(ctx) or Context()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import Context, Facts, get_ambient, own_context, surrounding_context
+from resilience.context import Context, Facts, get_ambient, own_context, still_open
 from resilience.errors import ArgumentMisuse
 from resilience.events import watched
 from resilience.outcome import Failure, Success, genuine
@@ -193,7 +193,9 @@ class Execution:
         self._inner = inner
         self._record: Record | None = None
         self.value: Any = None
-        outer = surrounding_context()
+        outer = get_ambient()
+        if outer is not None:
+            outer = still_open(outer)
         source = outer if ctx is None else ctx
         if source is not None:
             inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)

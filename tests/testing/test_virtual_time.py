@@ -582,8 +582,9 @@ def test_nothing_is_known_of_threads_where_the_kernel_does_not_tell() -> None:
     assert not clocks._is_runnable(thread)
 
 
-def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant() -> None:
+def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time does not jump while there is something to do for trio."""
+    monkeypatch.setattr(VirtualClock, "_others_stand_still", lambda clock, mine: True)  # threads of other tests do
     log: list[tuple[float, str]] = []
 
     async def main() -> None:
@@ -599,6 +600,27 @@ def test_tasks_that_wait_until_all_others_wait_come_before_the_next_instant() ->
     with virtual_time() as clock:
         trio.run(main)
     assert log == [(0, "all wait"), (10, "slept")]
+
+
+def test_a_loop_that_has_a_timer_before_it_first_runs_keeps_its_time() -> None:
+    """The timer was set on the loop's own clock, so that clock goes on, and the timer has as long to go as before."""
+    loop = asyncio.new_event_loop()
+    loop.call_later(10, loop.stop)
+    with virtual_time() as clock:
+        loop.run_forever()
+        assert clock.now() == pytest.approx(10, abs=0.5)
+    loop.close()
+
+
+def test_nothing_of_ours_stays_in_a_run_of_trio() -> None:
+    """After the block each step of a task costs what it cost before."""
+
+    async def main() -> None:
+        with virtual_time():
+            await trio.sleep(10)
+        assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
+
+    trio.run(main)
 
 
 # --- beginning and end -----------------------------------------------------------------------

@@ -287,17 +287,16 @@ class CircuitBreaker(Policy[Never]):
         return error
 
     def _settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
-        """Record what an admitted call ended with, if it says anything about the dependency."""
-        try:
-            counts, failure = self._judge(outcome)
-            if counts:
-                now = clock.now()
-                with self._lock:
-                    transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
-                    self._note_locked(transitions, ctx)
-        finally:
-            del outcome
-            self._release(admission)  # also where a predicate raised, or Ctrl-C came: a probe keeps no slot
+        """Record what an admitted call ended with, if it says anything about the dependency.
+
+        If it says nothing, or a predicate raises, the caller gives the slot of a probe back.
+        """
+        counts, failure = self._judge(outcome)
+        if counts:
+            now = clock.now()
+            with self._lock:
+                transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
+                self._note_locked(transitions, ctx)
         self._report()
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:

@@ -17,6 +17,7 @@ _BUDGET = "budget = inf if ctx._timer is not None and ctx._timer.deadline {} ctx
 _FULL = 'raise self._full(ctx, f"after {{exact({})}} s in the queue", waited)'
 _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
 _BEGAN = "began = clock.now() if self._timed else {}"
+_TOOK = "transitions = self._circuit.record(admission, failure, now - began if self._timed else {}, now)"
 _OPEN = "if type(admission) is Open and (now := clock.now()) < admission.until:"
 _REFUSE = "raise self._refusal(admission, now, ctx)"
 
@@ -89,6 +90,13 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_TIMED.format("<"), _TIMED.format("<="), "it then measures what is compared with infinity"),
         (_BEGAN.format("0.0"), _BEGAN.format("1.0"), _UNTIMED),
         (_BEGAN.format("0.0"), _BEGAN.format("-1.0"), _UNTIMED),
+        (_TOOK.format("0.0"), _TOOK.format("1.0"), _UNTIMED),
+        (_TOOK.format("0.0"), _TOOK.format("-1.0"), _UNTIMED),
+        (
+            "if not failed and self._failures.is_neutral(outcome.error):",
+            "if ((self._failures.is_neutral(outcome.error))):",
+            "nothing that is ignored is a failure: no need to ask where it is one",
+        ),
         (_REFUSE, "pass", _QUICK_WAY),
         (f"{_OPEN} {_REFUSE}", "pass", _QUICK_WAY),
     ],

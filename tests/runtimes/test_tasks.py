@@ -108,7 +108,7 @@ def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch)
     def forbidden(*args: object) -> Never:
         raise AssertionError("a worker thread was asked for")
 
-    monkeypatch.setattr(workers.Pool, "take", forbidden)
+    monkeypatch.setattr(workers.Pool, "begin", forbidden)
 
     async def main() -> None:
         with pytest.raises(TimeoutExceeded):

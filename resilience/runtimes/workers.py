@@ -37,7 +37,18 @@ DEFAULT_MAX_ABANDONED = 128
 class Job:
     """One function on one worker, in a copy of its caller's `contextvars`."""
 
-    __slots__ = "_arguments _claim _context _done _error _function _keywords _value is_counted is_over".split()
+    __slots__ = (
+        "_arguments",
+        "_claim",
+        "_context",
+        "_done",
+        "_error",
+        "_function",
+        "_keywords",
+        "_value",
+        "is_counted",
+        "is_over",
+    )
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         self._function = function

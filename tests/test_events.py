@@ -310,7 +310,7 @@ def test_a_call_that_waited_in_vain_for_a_permit_tells_how_long(world: World, he
     full, late = (event for event in heard if isinstance(event, events.CallRejected))
     assert (full.reason, late.reason) == ("BulkheadFull", "DeadlineExceeded")
     assert full.waited >= 0.02
-    assert late.waited >= 0.01
+    assert late.waited > 0  # its budget began before its wait
 
 
 def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(

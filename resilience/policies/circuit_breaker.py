@@ -354,7 +354,7 @@ class Guard:
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._breaker = breaker
         self._admission: Admission | None = None
-        self._began = 0.0
+        self._began: float
 
     def __enter__(self) -> None:
         if self._admission is not None:

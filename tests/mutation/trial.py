@@ -276,13 +276,15 @@ def _files_of(items: list[pytest.Item]) -> list[str]:
 
 
 class _Clock:
-    """A plugin of pytest that notes how long each test takes."""
+    """A plugin of pytest that notes how long each test takes, and says why one fails."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            print(report.nodeid, report.longreprtext, sep="\n", file=sys.stderr)
 
 
 # --- what has to be imported -----------------------------------------------------------------

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from math import inf, nan
@@ -1983,3 +1984,23 @@ def test_waiting_for_probes_blocks_nobody(world: World, clock: FakeClock) -> Non
             assert not any(call.entered.is_set() for call in refused)
 
     run(world, main)
+
+
+class ReportedMeanwhile(deque[Any]):
+    """Transitions of which another thread has taken the last one, between two looks of this thread."""
+
+    looks = 0
+
+    def __bool__(self) -> bool:
+        self.looks += 1
+        return self.looks == 1 or len(self) > 0
+
+
+def test_a_transition_that_another_thread_has_just_reported_is_not_waited_for(threads: World) -> None:
+    """There is nothing left to report: what comes out is what came out of the call."""
+    breaker = CircuitBreaker(5)
+    breaker._unreported = ReportedMeanwhile()
+    with pytest.raises(Boom):
+        breaker.execute(threads.native(Script(Boom("no")).function()))
+    assert breaker._unreported.looks > 1
+    assert breaker._reporting is False

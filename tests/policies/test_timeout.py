@@ -42,6 +42,7 @@ from resilience import (
     deadline,
     events,
 )
+from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 
 SHORT = 0.02
@@ -1239,6 +1240,34 @@ def test_a_function_that_was_quick_is_not_accused(world: World, clock: FakeClock
     ctx = Context(timeout=1)
     clock.advance(60)
     assert run(world, Timeout(5, cooperative=True), Script("fine").function(), ctx) == "fine"
+
+
+@pytest.mark.parametrize(("took", "warned"), [(0.9, 0), (1.1, 1)])
+def test_a_function_that_began_too_late_has_a_second(clock: FakeClock, took: float, warned: int) -> None:
+    """As one that has next to no time: that its time was over long ago neither adds to it nor takes from it."""
+
+    def fn(ctx: Context) -> None:
+        clock.advance(took)
+
+    ctx = Context(timeout=1)
+    clock.advance(60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Timeout(5, cooperative=True).execute(fn, ctx)
+    assert len(caught) == warned
+
+
+@pytest.mark.parametrize(("late", "left"), [(0.0, 0.25), (60.0, 0.0)])
+def test_the_error_of_the_budget_says_what_was_left_of_it(late: float, left: float) -> None:
+    """In seconds; never less than nothing, however late the call came."""
+    gate = threading.Event()
+    with virtual_time() as clock:
+        ctx = Context(timeout=0.25)
+        clock.advance(late)
+        with pytest.raises(DeadlineExceeded) as raised:
+            Timeout(5).execute(lambda ctx: gate.wait(10), ctx)
+        gate.set()
+    assert raised.value.timeout == left
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])

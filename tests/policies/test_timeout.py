@@ -385,10 +385,10 @@ def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
     """It only obliges what waits or tries again."""
 
     async def fn(ctx: Context) -> str:
-        await world.sleep(0.02)
+        await world.sleep(ctx.remaining() + 0.005)
         return "late"
 
-    assert run(world, Retry(), fn, Context(timeout=0.005)) == "late"
+    assert run(world, Retry(), fn, Context(timeout=0.1)) == "late"  # a busy machine has to begin in that time
 
 
 @pytest.mark.parametrize("cooperative", [False, True])

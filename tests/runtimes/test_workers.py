@@ -566,6 +566,26 @@ def test_at_the_very_moment_of_the_limit_there_is_one_outcome_and_the_count_is_r
     until(lambda: Timeout.abandoned() == 0)
 
 
+def test_a_function_that_ends_before_it_is_counted_is_never_counted(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller has left it, and comes to say so when it is over: nothing would count it off any more."""
+    counted: list[workers.Job] = []
+    count_abandoned = workers.Pool.count_abandoned
+
+    def late(pool: workers.Pool, job: workers.Job) -> None:
+        gate.set()
+        until(lambda: job.is_over)
+        counted.append(job)
+        count_abandoned(pool, job)
+
+    monkeypatch.setattr(workers.Pool, "count_abandoned", late)
+    with pytest.raises(TimeoutExceeded):
+        Timeout(SHORT).call(gate.wait, 10)
+    assert len(counted) == 1
+    assert Timeout.abandoned() == 0
+
+
 # --- what is held comes back at once ---
 
 

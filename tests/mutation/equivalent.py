@@ -19,6 +19,7 @@ _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 5
 _BEGAN = "began = clock.now() if self._timed else {}"
 _TOOK = "transitions = self._circuit.record(admission, failure, now - began if self._timed else {}, now)"
 _OPEN = "if type(admission) is Open and (now := clock.now()) < admission.until:"
+_OURS = 'frame.f_globals.get("__name__", "").startswith("resilience.")'
 _REFUSE = "raise self._refusal(admission, now, ctx)"
 
 #: module -> (lines before, lines after, why nobody can tell the difference)
@@ -81,6 +82,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "deadline = own if own < ctx.deadline else ctx.deadline",
             "deadline = own if own <= ctx.deadline else ctx.deadline",
             "the two are the same instant",
+        ),
+        (
+            f"while frame.f_back is not None and {_OURS}:",
+            f"while (({_OURS})):",
+            "the outermost frame is never one of ours",
         ),
         ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline > 0.0:", _QUICK_WAY),
         ("if clock.now() - deadline > 1.0:", "if clock.now() - deadline >= 1.0:", _QUICK_WAY),

@@ -1242,6 +1242,18 @@ def test_a_function_that_was_quick_is_not_accused(world: World, clock: FakeClock
     assert run(world, Timeout(5, cooperative=True), Script("fine").function(), ctx) == "fine"
 
 
+def test_at_the_very_instant_of_the_limit_it_is_over(clock: FakeClock) -> None:
+    """A function that finds no time left has run into this limit, and not into a deadline of the execution's."""
+
+    def fn(ctx: Context) -> None:
+        clock.advance(5.0)
+        ctx.check()
+
+    with pytest.raises(TimeoutExceeded) as raised:
+        Timeout(5.0, cooperative=True).execute(fn)
+    assert type(raised.value) is TimeoutExceeded
+
+
 @pytest.mark.parametrize(("took", "warned"), [(0.9, 0), (1.1, 1)])
 def test_a_function_that_began_too_late_has_a_second(clock: FakeClock, took: float, warned: int) -> None:
     """As one that has next to no time: that its time was over long ago neither adds to it nor takes from it."""

@@ -1297,7 +1297,11 @@ def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, serv
                     for _ in range(10):
                         group.start_soon(client.failure, "GET", url)
             held.set()
-            assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
+            for _ in range(20):  # a busy machine takes longer than the limit; a place that is lost never comes back
+                with contextlib.suppress(TimeoutExceeded):
+                    assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
+                    return
+            raise AssertionError("the pool is used up")
 
     try:
         tasks_kit.run(main)

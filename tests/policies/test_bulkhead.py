@@ -408,6 +408,16 @@ def test_a_refusal_says_how_many_are_running(limit: int, says: str) -> None:
     assert (full.value.limit, full.value.queue) == (limit, 0)
 
 
+def test_the_listener_of_a_pipeline_hears_of_a_refusal_though_nobody_else_listens() -> None:
+    """It subscribed to nothing: it belongs to the pipeline."""
+    heard: list[Any] = []
+    bulkhead = Bulkhead(1, name="inventory")
+    pipeline = Policy.wrap(Retry(1), bulkhead, listeners=[heard.append])
+    with bulkhead.slot(), pytest.raises(BulkheadFull):
+        pipeline.call(len, "")
+    assert [event.policy for event in heard if isinstance(event, events.CallRejected)] == ["inventory"]
+
+
 def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
     """The earlier of the two, though it is not the one that has a timer."""
     bulkhead = Bulkhead(1, queue=1)

@@ -120,9 +120,9 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def sabotaged() -> dict[str, Run]:
-    """The quickstart with one policy made wrong, each, as on a terminal of colours."""
+    """The quickstart with one policy made wrong, each, as on a terminal of colours. All at once, so in no certain time."""
     with ThreadPoolExecutor(len(BROKEN)) as pool:
-        runs = {what: pool.submit(run, "quickstart.py", "--break", what, limit=30, FORCE_COLOR="1") for what in BROKEN}
+        runs = {what: pool.submit(run, "quickstart.py", "--break", what, limit=60, FORCE_COLOR="1") for what in BROKEN}
     return {what: future.result() for what, future in runs.items()}
 
 
@@ -133,7 +133,6 @@ def test_the_quickstart_notices_a_broken_promise(sabotaged: dict[str, Run], what
     assert it.status == 1, it.out + it.err
     assert f"quickstart: broken promise: {BROKEN[what]}: " in it.err
     assert re.search(rf"\x1b\[[\d;]*m✘ \x1b\[0m{BROKEN[what]}: ", it.out), it.out
-    assert it.seconds < 20
 
 
 # --- the others ------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def sabotaged() -> dict[str, Run]:
-    """The quickstart with one policy made wrong, each, as on a terminal of colours. All at once, so in no certain time."""
+    """The quickstart with one policy made wrong, each, on a terminal of colours; all at once, so in no certain time."""
     with ThreadPoolExecutor(len(BROKEN)) as pool:
         runs = {what: pool.submit(run, "quickstart.py", "--break", what, limit=60, FORCE_COLOR="1") for what in BROKEN}
     return {what: future.result() for what, future in runs.items()}

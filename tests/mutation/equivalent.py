@@ -13,6 +13,7 @@ _UNTIMED = "nobody looks at it where calls are not timed"
 
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _ASKED = "return min(checks.seconds({}), FOREVER)"
+_FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _BUDGET = "budget = inf if ctx._timer is not None and ctx._timer.deadline {} ctx.deadline else ctx.deadline"
 _FULL = 'raise self._full(ctx, f"after {{exact({})}} s in the queue", waited)'
 _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
@@ -51,6 +52,13 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             _FLAG_STAYS_UP,
         ),
     ],
+    "policies/retry.py": [
+        (
+            _FIRST.format(1),
+            _FIRST.format(0),
+            "the first attempt may have a context of its own, too",
+        ),
+    ],
     "policies/fallback.py": [("@overload", "", "the definition that follows takes its place")],
     "policies/attempts.py": [
         ("return False", "pass", _FALSE_ANYWAY),
@@ -59,6 +67,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("if failed is None or self._course is None:", "if ((failed is None)):", _FOR_CHECKERS),
         (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format('"retry_after", asked, zero=False'), _ZERO),
         (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format("'retry_after', asked"), _ZERO),
+        ("if asked is None: return 0.0", "pass", _QUICK_WAY),
+        ("return 0.0", "pass", _QUICK_WAY),
         ("return 0.0", "return -1.0", "the larger of this and a delay counts, and no delay is negative"),
     ],
     "policies/bulkhead.py": [

@@ -39,6 +39,7 @@ from resilience import (
 from resilience.backoff import Constant, Exponential
 from resilience.clock import clock as process_clock
 from resilience.runtimes import tasks
+from resilience.testing import script, virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -1556,3 +1557,12 @@ def test_a_retry_shows_how_it_was_built_and_says_what_it_does() -> None:
         assert part in retry.describe()
     assert Retry(name="reader").name == "reader"
     assert Retry().name == "Retry"
+
+
+def test_a_hint_that_is_rubbish_asks_for_no_delay() -> None:
+    """The backoff's own delay is waited for, however short it is."""
+    error = Boom("no")
+    error.retry_after = "soon"  # type: ignore[attr-defined]
+    with virtual_time() as virtual:
+        Retry(2, on=Boom, backoff=[0.25]).call(script(error, "fine"))
+        assert virtual.sleeps == [0.25]

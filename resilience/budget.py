@@ -64,8 +64,8 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
             try:
                 self._timer = timer_until(ctx.deadline)
                 self._timer.start()
-            except BaseException:
-                self.__exit__(None, None, None)
+            except BaseException as error:  # interrupted, perhaps when the timer ran already
+                await self.__aexit__(type(error), error, error.__traceback__)
                 raise
         return ctx
 

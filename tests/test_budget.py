@@ -27,6 +27,7 @@ from resilience import (
     deadline,
 )
 from resilience.runtimes.alarms import AsyncioTimer
+from resilience.runtimes.tasks import ScopeTimer
 from tests.conftest import Boom, FakeClock, World
 
 INF = float("inf")
@@ -556,6 +557,30 @@ def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(monkeypa
                 assert ctx.remaining() <= 5.0
 
     asyncio.run(main())
+
+
+def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timer runs already: it is ended as well, or it would cancel whatever the task does next."""
+
+    def interrupted(start: Any) -> Any:
+        def begin(timer: Any) -> None:
+            start(timer)
+            raise KeyboardInterrupt
+
+        return begin
+
+    async def main() -> str:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            for kind in (AsyncioTimer, ScopeTimer):
+                patch.setattr(kind, "start", interrupted(kind.start))
+            async with deadline(0.02):
+                raise AssertionError
+        await anyio.sleep(0.1)
+        return "in peace"
+
+    assert tasks_world.run(main) == "in peace"
 
 
 def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:

@@ -806,46 +806,45 @@ def test_the_ambient_context_is_put_back_whatever_happens(world: World) -> None:
     world.run(main)
 
 
+class Waiting:
+    """Suspends whoever awaits it, and notes when that is over."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __await__(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.is_closed = True
+
+
 def test_an_execution_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     """A coroutine that is thrown away half-way may be closed in another context: no error of ours is added."""
-    closed: list[str] = []
-
-    class Once:
-        def __await__(self) -> Iterator[None]:
-            try:
-                yield
-            finally:
-                closed.append("closed")
+    waiting = Waiting()
 
     async def fn(ctx: Context) -> None:
-        await Once()
+        await waiting
 
     coroutine = Retry().wrap(Bulkhead(1)).aexecute(fn)
     contextvars.copy_context().run(coroutine.send, None)
     coroutine.close()
-    assert closed == ["closed"]
+    assert waiting.is_closed
 
 
 def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     """The same while a fallback's handler waits: in other variables there is no context to restore."""
-    closed: list[str] = []
-
-    class Once:
-        def __await__(self) -> Iterator[None]:
-            try:
-                yield
-            finally:
-                closed.append("closed")
+    waiting = Waiting()
 
     async def handler(failure: object, ctx: Context) -> None:
-        await Once()
+        await waiting
 
     coroutine = Fallback(handler=handler).aexecute(Script(Boom()).function(), Context(timeout=60.0))
     elsewhere = contextvars.copy_context()
     elsewhere.run(coroutine.send, None)
     assert elsewhere.run(current_context).deadline < INF
     coroutine.close()
-    assert closed == ["closed"]
+    assert waiting.is_closed
     assert current_context().deadline == INF
 
 

@@ -80,6 +80,11 @@ def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
     )
 
 
+async def finished(result: Any) -> Any:
+    """Return what a function has returned, or what an asynchronous one's awaitable gives."""
+    return await result if is_awaitable(result) else result
+
+
 def name_of(fn: object) -> str:
     """Return the name by which a user knows `fn`, whatever it is."""
     while isinstance(fn, functools.partial):

@@ -16,9 +16,12 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import override
 
+from resilience.callables import finished
 from resilience.context import current_context
 from resilience.integrations import dbapi
-from resilience.integrations.dbapi import OutcomeUnknown, SQLiteLimits, UnitOfWork, finished
+from resilience.integrations.dbapi import OutcomeUnknown, UnitOfWork
+from resilience.integrations.dbapi.errors import is_undone
+from resilience.integrations.dbapi.limits import SQLiteLimits, limit_of_postgresql, milliseconds_left
 from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
@@ -120,8 +123,8 @@ class _UnitOfWork(UnitOfWork[Any, D]):
     @override
     def is_undone(self, error: Exception) -> bool:
         if isinstance(error, DBAPIError):
-            return not error.connection_invalidated and dbapi.is_undone(_original(error))
-        return dbapi.is_undone(error)
+            return not error.connection_invalidated and is_undone(_original(error))
+        return is_undone(error)
 
 
 # --- deadlines -------------------------------------------------------------------------------
@@ -184,7 +187,7 @@ class _Limits:
     def begin(self, connection: Connection) -> None:
         """Limit what a connection does from now on."""
         if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql(dbapi.limit_of_postgresql(dbapi.milliseconds_left(self._ctx)))
+            connection.exec_driver_sql(limit_of_postgresql(milliseconds_left(self._ctx)))
         elif connection.dialect.name == "sqlite":
             limits = SQLiteLimits(connection.connection.driver_connection)
             self._limited.append((connection.connection.dbapi_connection, limits))

@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
 from typing_extensions import override
 
-from resilience.callables import is_awaitable
+from resilience.callables import finished
 from resilience.integrations.redis.commands import Command, Repeatable
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
@@ -191,7 +191,7 @@ class Call:
     async def part(self, do: Callable[[], Any]) -> Any:
         """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
         try:
-            return await _finished(do())
+            return await finished(do())
         except Exception as error:
             if self._judge(error):
                 await self._settle(error)
@@ -230,7 +230,7 @@ class Call:
         self._unsettled = None
         self._failures += 1
         try:
-            await _finished(self._fail(error, self._failures) if self._counts else self._fail(error))
+            await finished(self._fail(error, self._failures) if self._counts else self._fail(error))
         except Exception as raised:
             if self._in_doubt is not None or not self.retry.handles(raised):
                 _forbid(raised)
@@ -240,10 +240,6 @@ class Call:
 def _forbid(error: Any) -> None:
     """Tell Retry not to try again."""
     error.repeatable = False
-
-
-async def _finished(result: Any) -> Any:
-    return await result if is_awaitable(result) else result
 
 
 async def _in_time(do: Callable[[], Awaitable[T]], ctx: Context) -> T:

@@ -86,7 +86,7 @@ def test_a_server_that_is_frozen_does_not_keep_the_caller(
     url: str, driver: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection leaves the pool behind the caller's back, and its place is free again."""
-    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.2)
+    monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.2)
 
     async def add(session: AsyncSession) -> None:
         session.add(Note(text="a"))

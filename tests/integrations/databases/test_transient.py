@@ -11,7 +11,8 @@ import psycopg2
 import pytest
 from psycopg import errors as pg
 
-from resilience.integrations.dbapi import is_undone, sqlstate, transient
+from resilience.integrations.dbapi import sqlstate, transient
+from resilience.integrations.dbapi.errors import is_undone
 from tests.integrations.databases.sqlite import sqlite_error
 
 

@@ -173,7 +173,7 @@ def test_a_rollback_that_hangs_does_not_keep_the_caller(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stuck: str
 ) -> None:
     """After its grace it is cancelled, and the connection is closed all the same."""
-    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.05)
+    monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.05)
     connection = Connection(stuck)
 
     async def main() -> None:

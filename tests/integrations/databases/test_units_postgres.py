@@ -127,7 +127,7 @@ def test_a_server_that_is_frozen_does_not_keep_the_caller(
     url: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers to no rollback. Whoever waited for the unit is let go; the connection is closed behind their back."""
-    monkeypatch.setattr("resilience.integrations.dbapi.ROLLBACK_GRACE", 0.2)
+    monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.2)
     connections: list[psycopg.AsyncConnection[Any]] = []
 
     async def add(connection: psycopg.AsyncConnection[Any]) -> None:

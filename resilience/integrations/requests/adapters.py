@@ -1,30 +1,15 @@
-"""requests: an adapter that sends every request of a session through a policy.
-
-A `Session` hands each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
-in there sees what really goes over the network; cookies, redirects, hooks and authentication stay above it.
-
-Unless the user asks for a stream, requests reads the body after the adapter has returned. Here it is read inside
-of the policy, as a part of the attempt: a body that breaks off is a failure like any other, and a time limit covers
-it.
-
-What can be sent twice is a question of the body. Text and bytes can; so can a file that can be wound back to where
-it stood when the request was prepared. A generator cannot: requests would send it the second time as an empty body,
-and the server would thank for it with 200.
-"""
+"""The adapter, and a request on its way through its policy."""
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import urllib3
-from requests import ConnectionError as RequestsConnectionError
 from requests import ConnectTimeout, PreparedRequest, Response
-from requests import Timeout as RequestsTimeout
 from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
 from typing_extensions import override
 from urllib3.exceptions import (
@@ -32,14 +17,12 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     MaxRetryError,
     NewConnectionError,
-    ProtocolError,
     ProxyError,
-    ReadTimeoutError,
 )
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.errors import DeadlineExceeded
 from resilience.integrations.http import (
     DEFAULT_RULES,
     Exchange,
@@ -51,13 +34,16 @@ from resilience.integrations.http import (
     policy_for,
 )
 from resilience.integrations.http.bodies import forget_sent, is_seekable, is_used_up, note_sent
+from resilience.integrations.requests.timing import (
+    BodyTime,
+    TimeoutLike,
+    attempt_is_late,
+    bounded,
+    has_timed_out,
+    limit_wait,
+)
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
-
-__all__ = ["ResilienceAdapter"]
-
-#: What requests takes as a timeout: for connecting and for each wait for bytes, or one of each.
-TimeoutLike: TypeAlias = float | tuple[float | None, float | None] | urllib3.Timeout | None
 
 #: Raised before anything has been sent, wherever requests puts them.
 _NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError)
@@ -144,7 +130,7 @@ class ResilienceAdapter(HTTPAdapter):
         left = ctx.timeout()
         if left is None:
             return timeout
-        shorter = _bounded(timeout, left)
+        shorter = bounded(timeout, left)
         if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
             return shorter
         shorter.start_connect()
@@ -212,7 +198,7 @@ class _Exchange(Exchange[Response]):
             if not sent:
                 forget_sent(request.body)
             self.failed(error, sent=sent)
-            if ctx.expired and _has_timed_out(error):
+            if ctx.expired and has_timed_out(error):
                 raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
             raise
         return self.received(response, response.status_code, response.headers, ctx)
@@ -243,7 +229,7 @@ class _Exchange(Exchange[Response]):
         response = self._adapter._transmit(request, timeout, self._options)
         if not self._options["stream"]:
             if ctx.deadline < inf:
-                _BodyTime(ctx.deadline, _attempt_is_late, self._timeout).watch(response)
+                BodyTime(ctx.deadline, attempt_is_late, self._timeout).watch(response)
             response.content  # noqa: B018  # reads it, and gives the connection back
         return response
 
@@ -251,120 +237,9 @@ class _Exchange(Exchange[Response]):
         """Return a response of which the body has to be read in time."""
         deadline = self.body_deadline
         if deadline < inf:
-            _BodyTime(deadline, self.body_is_late, self._timeout).watch(response)
-        _limit_wait(response, self._timeout, deadline - clock.now())  # it may have more than its attempt had left
+            BodyTime(deadline, self.body_is_late, self._timeout).watch(response)
+        limit_wait(response, self._timeout, deadline - clock.now())  # it may have more than its attempt had left
         return response
-
-
-# --- time ------------------------------------------------------------------------------------
-
-
-def _bounded(timeout: TimeoutLike, left: float) -> urllib3.Timeout:
-    """Return a timeout of at most `left` seconds.
-
-    `total` is what bounds connecting and waiting for the answer together; without it each could take all the time.
-    """
-    if isinstance(timeout, urllib3.Timeout):
-        bounded: Any = timeout.clone()
-        bounded.total = left if bounded.total is None else min(left, bounded.total)
-        return bounded  # type: ignore[no-any-return]
-    if not isinstance(timeout, tuple):
-        timeout = (timeout, timeout)
-    if len(timeout) != 2:
-        raise ValueError(f"timeout must be a number of seconds or a pair (connect, read), not {timeout!r}")
-    connect, read = timeout
-    return urllib3.Timeout(connect=connect, read=read, total=left)
-
-
-def _read_timeout(timeout: TimeoutLike, left: float) -> float | None:
-    """Return how long each wait for a piece of the body may take."""
-    bounded = _bounded(timeout, left)
-    bounded.start_connect()
-    read = bounded.read_timeout
-    return None if read is None or read == inf else max(read, 0.001)  # 0 is "do not wait" to a socket
-
-
-@final
-class _BodyTime:
-    """The time that a body has: looked at before each wait for a piece of it, and the most that such a wait may take.
-
-    :param late: makes the error for a body that is not there by then.
-    """
-
-    def __init__(self, deadline: float, late: Callable[[], Exception], timeout: TimeoutLike) -> None:
-        self._deadline = deadline
-        self._late = late
-        self._timeout = timeout
-
-    def watch(self, response: Response) -> None:
-        """Look at the time while it is read: whoever reads it does so by `iter_content`."""
-        known = weakref.ref(response)  # no cycle: the connection goes with the last one who has the response
-
-        def iter_content(*args: Any, **options: Any) -> Iterator[Any]:
-            response: Any = known()
-            return self._checked(response, type(response).iter_content(response, *args, **options))
-
-        response.iter_content = iter_content  # type: ignore[method-assign]
-
-    def _checked(self, response: Response, pieces: Iterable[Any]) -> Iterator[Any]:
-        self._begin_wait(response)
-        try:
-            for piece in pieces:
-                yield piece
-                self._begin_wait(response)
-        except RequestsConnectionError as error:
-            if _has_timed_out(error):
-                self._check()  # raises, if it was our time that is over
-            raise
-        vars(response).pop("iter_content", None)  # what has been read stays
-
-    def _begin_wait(self, response: Response) -> None:
-        if _is_complete(response):
-            return
-        try:
-            self._check()
-        except TimeoutExceeded:
-            response.close()  # nobody will read on
-            raise
-        _limit_wait(response, self._timeout, self._deadline - clock.now())
-
-    def _check(self) -> None:
-        if clock.now() >= self._deadline:
-            raise self._late()
-
-
-def _limit_wait(response: Response, timeout: TimeoutLike, left: float) -> None:
-    """Let the next wait for bytes take no longer than the user's timeout, and what is left, allow."""
-    source = _socket_of(response.raw)
-    if source is not None:
-        source.settimeout(_read_timeout(timeout, left))
-
-
-def _socket_of(raw: Any) -> Any:
-    """Return the socket from which a body is read; None for none."""
-    source = getattr(getattr(raw, "connection", None), "sock", None)
-    if source is None:  # a connection that ends with this response: http.client has handed its socket to the reader
-        reader = getattr(getattr(raw, "_fp", None), "fp", None)
-        source = getattr(getattr(reader, "raw", None), "_sock", None)
-    return source
-
-
-def _is_complete(response: Response) -> bool:
-    """Whether there is nothing left to wait for."""
-    return getattr(response.raw, "length_remaining", None) == 0 or getattr(response.raw, "closed", True)
-
-
-def _attempt_is_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the time that was left ran out while the body was read")
-
-
-def _has_timed_out(error: Exception) -> bool:
-    cause = error.args[0] if error.args else None
-    if isinstance(cause, ProtocolError):  # "connection aborted", also by the timeout of a wait to send
-        cause = cause.args[-1]
-    return isinstance(error, RequestsTimeout) or (
-        isinstance(error, RequestsConnectionError) and isinstance(cause, (ReadTimeoutError, TimeoutError))
-    )
 
 
 # --- what may be sent again ------------------------------------------------------------------

@@ -1,0 +1,15 @@
+"""Which driver an error or a connection is of, by the names of its classes: none is imported to ask."""
+
+from __future__ import annotations
+
+import sqlite3
+
+
+def is_of(package: str, name: str, it: object) -> bool:
+    """Whether the class of `it` is one of that name and package, or derives from one."""
+    return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(it).__mro__)
+
+
+def is_sqlite(connection: object) -> bool:
+    """Whether this is a connection of sqlite3 or aiosqlite."""
+    return isinstance(connection, sqlite3.Connection) or is_of("aiosqlite", "Connection", connection)

@@ -1,0 +1,82 @@
+"""Errors of drivers: which may be gone at the next try, and which say that a commit has not happened."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from resilience.errors import ResilienceError
+from resilience.integrations.dbapi.drivers import is_of
+from resilience.matching import transient as lost_connection
+
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html. Besides these, class 08 (connections).
+_TRANSIENT_STATES = frozenset(
+    {
+        "40001",  # serialization_failure
+        "40P01",  # deadlock_detected
+        "55P03",  # lock_not_available
+        "57P01",  # admin_shutdown
+        "57P02",  # crash_shutdown
+        "57P03",  # cannot_connect_now
+        "53300",  # too_many_connections
+    }
+)
+_PROTOCOL_VIOLATION = "08P01"
+_COMMIT_UNKNOWN = "40003"  # statement_completion_unknown
+
+_MYSQL_PACKAGES = frozenset({"MySQLdb", "asyncmy", "mariadb", "mysql", "pymysql"})
+#: Too many connections, lock wait timeout, deadlock, server gone away, lost connection, shutting down.
+_MYSQL_TRANSIENT = frozenset({1040, 1205, 1213, 2006, 2013, 1053})
+_MYSQL_UNDONE = frozenset({1205, 1213})
+
+_SQLITE_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_SQLITE_UNDONE = _SQLITE_TRANSIENT | {sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_CONSTRAINT}
+
+
+class OutcomeUnknown(ResilienceError):
+    """The commit of a unit of work was begun and cut off, so that it may have been done, and it is not done again."""
+
+    #: Tells Retry not to try again.
+    repeatable: bool = False
+
+
+def transient(error: Exception) -> bool:
+    """Whether the error of a driver may be gone when the whole transaction is done again. For `Retry(on=transient)`.
+
+    True for serialization failures, deadlocks, locks that were not granted, servers that shut down or start, too many
+    connections, and lost connections: of psycopg, psycopg2 and asyncpg by SQLSTATE, of sqlite3 and aiosqlite by
+    `SQLITE_BUSY` and `SQLITE_LOCKED`, of the drivers of MySQL by number; and for what `resilience.transient` knows. A
+    statement that was cancelled (`statement_timeout`) is not transient.
+    """
+    mysql, sqlite, state = _mysql_number(error), _sqlite_code(error), sqlstate(error)
+    if mysql in _MYSQL_TRANSIENT or sqlite in _SQLITE_TRANSIENT:
+        return True
+    if state is not None:
+        return state in _TRANSIENT_STATES or (state.startswith("08") and state != _PROTOCOL_VIOLATION)
+    return lost_connection(error) or is_of("psycopg2", "OperationalError", error)
+
+
+def sqlstate(error: Exception) -> str | None:
+    """Return the five characters by which SQL names an error, None where the driver has none."""
+    for name in ("sqlstate", "pgcode"):
+        state = getattr(error, name, None)
+        if isinstance(state, str) and len(state) == 5:
+            return state
+    return None
+
+
+def is_undone(error: Exception) -> bool:
+    """Whether a commit that failed with this error has certainly not happened."""
+    if _mysql_number(error) in _MYSQL_UNDONE or _sqlite_code(error) in _SQLITE_UNDONE:
+        return True
+    state = sqlstate(error) or ""
+    return state != _COMMIT_UNKNOWN and state.startswith(("23", "40"))  # a constraint; rolled back
+
+
+def _sqlite_code(error: Exception) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None  # the higher bits tell more: BUSY_SNAPSHOT is BUSY
+
+
+def _mysql_number(error: Exception) -> object:
+    package = type(error).__module__.partition(".")[0]
+    return error.args[0] if package in _MYSQL_PACKAGES and error.args else None

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from threading import Lock
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, final
 
 from typing_extensions import override
 
@@ -131,9 +131,7 @@ class BlockingRuntime(Runtime):
         finally:
             set_ambient(outer)
             del args  # they hold the failure: no cycle where the handler raises it again
-        if is_awaitable(result):
-            raise refuse_awaitable(function, result)
-        return result
+        return _refuse(function, result) if is_awaitable(result) else result
 
     @override
     async def close(self, resource: object) -> None:
@@ -154,6 +152,10 @@ UNLIMITED: Context = unlimited(BLOCKING)
 _GATE = lowering.Gate(get_ambient, watched, UNLIMITED)
 
 
+def _refuse(function: Callable[..., Any], result: object) -> NoReturn:
+    raise refuse_awaitable(function, result)
+
+
 def enter(ctx: Context, function: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None) -> Any:
     """Make the call: the innermost stage.
 
@@ -164,9 +166,7 @@ def enter(ctx: Context, function: Callable[..., Any], arguments: Any, keywords: 
         return _enter_with(ctx, function, arguments, keywords)
     # Merging an empty dictionary takes 40 ns.
     result = function(*arguments, **keywords) if keywords else function(*arguments)
-    if type(result) not in PLAIN and is_awaitable(result):
-        raise refuse_awaitable(function, result)
-    return result
+    return result if type(result) in PLAIN or not is_awaitable(result) else _refuse(function, result)
 
 
 def _enter_with(
@@ -196,9 +196,26 @@ def _enter_with(
             set_ambient(outer)
         else:
             reset_ambient(token)  # 100 ns less
-    if type(result) not in PLAIN and is_awaitable(result):
-        raise refuse_awaitable(function, result)
-    return result
+    return result if type(result) in PLAIN or not is_awaitable(result) else _refuse(function, result)
+
+
+#: The same as an expression, for those stages whose `call` this would be.
+_SHORTCUT = lowering.Shortcut(
+    """(
+        enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
+        else call(ctx, function, arguments, keywords) if keywords
+        else result if type(result := function(*arguments)) in plain or not is_awaitable(result)
+        else refuse(function, result)
+    )""",
+    {
+        "enter_with": _enter_with,
+        "unlimited": UNLIMITED,
+        "type": type,
+        "plain": PLAIN,
+        "is_awaitable": is_awaitable,
+        "refuse": _refuse,
+    },
+)
 
 
 def _refuse_in_vain(timer: BlockingTimer, ctx: Context) -> None:
@@ -228,7 +245,7 @@ def _run_until(
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the plain function that runs `policy` around `inner`."""
-    lowered = lowering.lower(policy.around, drive)
+    lowered = lowering.lower(policy.around, drive, _SHORTCUT if inner is enter else None)
     return partial(_driven, policy, inner) if lowered is None else lowered(policy, inner)
 
 
@@ -236,7 +253,7 @@ def entrance(
     policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """Return the function that executes `function` under `policy` around `inner`, or by `run`, if it can be had."""
-    factory = lowering.entrance(policy.around, drive, _GATE)
+    factory = lowering.entrance(policy.around, drive, _GATE, _SHORTCUT if inner is enter else None)
     return factory and factory(policy, inner, function, run)
 
 

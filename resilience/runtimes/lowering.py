@@ -35,7 +35,15 @@ for parameters, and at its top the question whether an execution may begin in th
             ...
 
 So there is no function between the caller and the first policy, which would be another 30 ns in
-blocking code and 75 in tasks.
+blocking code and 75 in tasks. Nor is there one between the last policy and the function: where the rest
+of the chain is nothing but the innermost stage of that world, `call(ctx)` becomes the *shortcut*, an
+expression that makes the usual call there and then. That saves 35 ns more.
+
+            result = call(ctx, *made)         ->            result = (
+                                                                call(ctx, *made)
+                                                                if <the call is not a usual one>
+                                                                else function(*arguments)
+                                                            )
 
 The result is compiled under the same file name and line numbers, so that tracebacks, debuggers and
 coverage show the source as it was written. It is done only where it cannot change what the code
@@ -68,11 +76,12 @@ enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off
 #: Runs a coroutine to its end, `drive(coroutine, owner)`.
 Drive: TypeAlias = Callable[..., Any]
 
-_DRIVE: Final = "_resilience_drive"
+_OURS: Final = "_resilience_"  # so begins every name that we add to a method
+_DRIVE: Final = _OURS + "drive"
 #: What goes inwards beside the context: the function to call in the end, its arguments and its keywords.
-_MADE: Final = ("_resilience_function", "_resilience_arguments", "_resilience_keywords")
-_RUN: Final = "_resilience_run"
-_GATE: Final = ("_resilience_ambient", "_resilience_watched", "_resilience_unlimited")
+_MADE: Final = (_OURS + "function", _OURS + "arguments", _OURS + "keywords")
+_RUN: Final = _OURS + "run"
+_GATE: Final = (_OURS + "ambient", _OURS + "watched", _OURS + "unlimited")
 _NOT_LOWERABLE = (ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
 
 #: Makes the stage of a policy around another: `factory(policy, call)`.
@@ -90,11 +99,22 @@ class Gate(NamedTuple):
     unlimited: object  # the context that is common to all others
 
 
+class Shortcut(NamedTuple):
+    """What the innermost stage of a world does, as an expression."""
+
+    source: str  # of `call`, `function`, `arguments`, `keywords`, what is in `given`, and `(ctx := ...)`, the context
+    given: dict[str, object]
+
+
 class _Form(NamedTuple):
-    """What a method is to become: where there is a `drive`, a plain function; where there is a gate, an entrance."""
+    """What a method is to become: where there is a `drive`, a plain function; where there is a gate, an entrance.
+
+    With a shortcut it is the stage around the innermost one.
+    """
 
     drive: Drive | None
     gate: Gate | None
+    shortcut: Shortcut | None
 
     def given(self, owner: str) -> dict[str, object]:
         """Return what the factory gets besides its arguments, by name."""
@@ -103,6 +123,8 @@ class _Form(NamedTuple):
             given[_DRIVE] = partial(self.drive, owner=owner)
         if self.gate is not None:
             given.update(zip(_GATE, self.gate, strict=True))
+        if self.shortcut is not None:
+            given.update({_OURS + name: value for name, value in self.shortcut.given.items()})
         return given
 
 
@@ -110,19 +132,21 @@ class _Form(NamedTuple):
 _KEPT: Final = "_resilience_factories"
 
 
-def lower(method: object, drive: Drive) -> Factory | None:
+def lower(method: object, drive: Drive, shortcut: Shortcut | None = None) -> Factory | None:
     """Return what makes the blocking stages of `method`, a bound `around`; None where it has to be driven."""
-    return _factory(method, _Form(drive, None))
+    return _factory(method, _Form(drive, None, shortcut))
 
 
-def close(method: object) -> Factory | None:
+def close(method: object, shortcut: Shortcut | None = None) -> Factory | None:
     """Return what makes the asynchronous stages of `method`; None where it has to be used as it is."""
-    return _factory(method, _Form(None, None))
+    return _factory(method, _Form(None, None, shortcut))
 
 
-def entrance(method: object, drive: Drive | None, gate: Gate) -> EntranceFactory | None:
+def entrance(
+    method: object, drive: Drive | None, gate: Gate, shortcut: Shortcut | None = None
+) -> EntranceFactory | None:
     """Return what makes the entrances of `method`, in blocking code with a `drive`; None where there are none."""
-    return _factory(method, _Form(drive, gate))
+    return _factory(method, _Form(drive, gate, shortcut))
 
 
 def _factory(method: object, form: _Form) -> Callable[..., Any] | None:
@@ -133,7 +157,7 @@ def _factory(method: object, form: _Form) -> Callable[..., Any] | None:
     if kept is None or kept[0] is not function.__code__:  # `functools.wraps` copies what a function keeps
         kept = vars(function)[_KEPT] = function.__code__, {}
     known = kept[1]
-    key = form.drive is None, form.gate is None  # each world has one drive and one gate
+    key = tuple(part is None for part in form)  # each world has one of each
     if key not in known:
         try:
             known[key] = _rewritten(function, form)
@@ -176,6 +200,8 @@ def _stage(
     """Return the function that the factory makes, as it stands inside of it; None where it cannot be had."""
     closed = _closed(method, policy, call)
     stage = closed if form.drive is None else _Lowering(call).apply(closed)
+    if stage is not None and form.shortcut is not None:
+        stage = _Shortening(call, form.shortcut.source).visit(stage)
     return stage if stage is None or form.gate is None else _entered(stage, ctx)
 
 
@@ -369,3 +395,24 @@ class _Lowering(ast.NodeTransformer):
         return node  # its awaits are its own
 
     visit_AsyncFunctionDef = visit_FunctionDef = visit_Lambda = visit_ClassDef = _nested
+
+
+class _Shortening(ast.NodeTransformer):
+    """Puts the shortcut in the place of each call of the innermost stage."""
+
+    def __init__(self, call: str, source: str) -> None:
+        self._call = call
+        self._source = source
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if not (isinstance(node.func, ast.Name) and node.func.id == self._call):
+            return node
+        shortcut = ast.parse(self._source, mode="eval").body
+        for part in ast.walk(shortcut):
+            ast.copy_location(part, node)
+            if isinstance(part, ast.Name):
+                part.id = self._call if part.id == "call" else _OURS + part.id
+            elif isinstance(part, ast.NamedExpr) and isinstance(part.value, ast.Constant):
+                part.value = node.args[0]
+        return shortcut

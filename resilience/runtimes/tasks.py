@@ -315,9 +315,20 @@ async def _enter_with(
             pass
 
 
+#: As in blocking.py.
+_SHORTCUT = lowering.Shortcut(
+    """(
+        enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
+        else call(ctx, function, arguments, keywords) if keywords
+        else result if type(result := function(*arguments)) is coroutine else awaited(function, result)
+    )""",
+    {"enter_with": _enter_with, "unlimited": UNLIMITED, "type": type, "coroutine": CoroutineType, "awaited": _awaited},
+)
+
+
 def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the coroutine function that runs `policy` around `inner`."""
-    closed = lowering.close(policy.around)
+    closed = lowering.close(policy.around, _SHORTCUT if inner is enter else None)
     return partial(_as_written, policy, inner) if closed is None else closed(policy, inner)
 
 
@@ -325,7 +336,7 @@ def entrance(
     policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Awaitable[Any]]
 ) -> Callable[..., Any] | None:
     """As in blocking.py: a coroutine function."""
-    factory = lowering.entrance(policy.around, None, _GATE)
+    factory = lowering.entrance(policy.around, None, _GATE, _SHORTCUT if inner is enter else None)
     return factory and factory(policy, inner, function, run)
 
 

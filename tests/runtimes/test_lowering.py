@@ -801,7 +801,7 @@ def test_an_error_of_the_policys_own_shows_its_own_line(way: str) -> None:
 
 
 def test_nothing_stands_between_a_decorated_function_and_its_policies(tasks_world: World) -> None:
-    """No frame but those of the policies; and in blocking code that of the innermost stage."""
+    """No frame but those of the policies."""
 
     def fails() -> None:
         raise Boom
@@ -821,7 +821,6 @@ def test_nothing_stands_between_a_decorated_function_and_its_policies(tasks_worl
         "test_nothing_stands_between_a_decorated_function_and_its_policies",
         "around",
         "around",
-        "enter",
         "fails",
     ]
     names = [it.name for it in traceback.extract_tb(waiting.value.__traceback__) if it.filename == __file__]

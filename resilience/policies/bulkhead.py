@@ -21,13 +21,16 @@ from resilience.runtimes.tasks import TASKS
 from resilience.state.permits import Permits, Place, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from resilience.checks import Duration
     from resilience.context import Context
     from resilience.runtimes.base import Runtime, Waiter
 
 T = TypeVar("T")
+
+#: Makes the error of a refusal without the detour by `__init__`: 200 of 1700 ns. Whoever calls it sets every slot.
+_new_error: Callable[[type[BulkheadFull], str], BulkheadFull] = Exception.__new__
 
 
 @final
@@ -176,7 +179,8 @@ class Bulkhead(Policy[Never]):
     def _full(self, ctx: Context, why: str, waited: float = 0.0) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
         running = "1 call is running" if limit == 1 else f"{limit} calls are running"
-        error = BulkheadFull(f"{running} {why}", policy=self.name, limit=limit, queue=queue)
+        error = _new_error(BulkheadFull, f"{running} {why}")
+        error.policy, error.retry_after, error.limit, error.queue = self.name, None, limit, queue
         self._tell(ctx, "BulkheadFull", waited)
         return error
 

@@ -87,8 +87,10 @@ class Permits(Generic[W]):
     def take_or_refuse(self) -> bool:
         """Take a permit where nobody may wait: look again under the lock, and count a refusal."""
         with self._lock:
-            self._settle_locked()
-            if self._made <= self.limit and (self._take_free() or self._make_one_locked()):
+            if self.busy:
+                self._settle_locked()
+            # Most often nothing lies free, and `pop` would take 200 ns to say so.
+            if self._made <= self.limit and ((self.free and self._take_free()) or self._make_one_locked()):
                 return True
             self._rejected += 1
             return False

@@ -242,12 +242,14 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Wi
 class _Watched:
     """What the short ways look at: whether somebody listens in this process, or all policies are off."""
 
-    __slots__ = ("calls", "executions", "policies_off", "refusals")
+    __slots__ = ("answers", "calls", "executions", "policies_off", "refusals", "retries")
 
     def __init__(self) -> None:
         self.executions: bool = False  # also where policies are off: it is what sends an execution the long way
         self.calls: bool = False
         self.refusals: bool = False
+        self.retries: bool = False
+        self.answers: bool = False
         self.policies_off: bool = False
 
     def switch(self, off: bool) -> bool:
@@ -261,6 +263,8 @@ class _Watched:
         """See who listens now."""
         self.calls = bool(_subscribers[CallFinished])
         self.refusals = bool(_subscribers[CallRejected])
+        self.retries = any(_subscribers[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
+        self.answers = bool(_subscribers[FallbackUsed])
         self.executions = self.policies_off or self.calls or bool(_subscribers[ExecutionFinished])
 
 

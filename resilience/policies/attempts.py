@@ -21,6 +21,7 @@ from resilience.context import (
     set_ambient,
 )
 from resilience.errors import DeadlineExceeded, RetriesExhausted
+from resilience.events import watched
 from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.record import History
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -53,7 +54,9 @@ class Course:
         delay = self.delay_after(outcome)
         if delay is None:
             return False
-        await self.discard(outcome, runtime)
+        rubbish = discarded(outcome)
+        if rubbish is not None:
+            await runtime.close(rubbish)
         await runtime.sleep(delay, self._ctx)
         if self.may_start(outcome):
             return True
@@ -68,15 +71,18 @@ class Course:
         """Return the seconds to wait after this failure, None if it is the last; tell the listeners which."""
         retry, ctx = self._retry, self._ctx
         self._history.add(outcome)
-        ctx._note(outcome)
+        if ctx._facts.record is not None:
+            ctx._facts.record.note(outcome)
         elapsed = clock.now() - self._began
-        events.emit(events.AttemptFailed, retry.name, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
+        if watched.retries or ctx._facts.listeners:
+            events.emit(events.AttemptFailed, retry.name, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
         delay = self._next_delay(outcome, elapsed)
         if isinstance(delay, str):
             self._give_up(delay, outcome)
             return None
-        told = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
-        events.emit(events.RetryScheduled, retry.name, ctx, retry._on_retry, **told)
+        if watched.retries or ctx._facts.listeners or retry._on_retry is not None:
+            told = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
+            events.emit(events.RetryScheduled, retry.name, ctx, retry._on_retry, **told)
         return delay
 
     def _next_delay(self, outcome: Outcome[Any], elapsed: float) -> float | _Reason:
@@ -84,22 +90,17 @@ class Course:
         retry, ctx = self._retry, self._ctx
         if self.attempt == retry._attempts:
             return "attempts"
-        if _read(_carrier(outcome), "repeatable") is False or _read(executed_object(ctx), "repeatable") is False:
+        carrier = outcome.value if isinstance(outcome, Success) else outcome.error
+        if _read(carrier, "repeatable") is False or _read(executed_object(ctx), "repeatable") is False:
             return "unrepeatable"
         delay = next(self._delays)
-        if retry._retry_after:
-            delay = max(delay, _asked_delay(outcome))
+        if retry._retry_after and (asked := _asked_delay(carrier)) > delay:
+            delay = asked
         if delay >= ctx.remaining():
             return "deadline"
         if retry._max_elapsed is not None and elapsed + delay >= retry._max_elapsed:
             return "max_elapsed"
         return delay
-
-    async def discard(self, outcome: Outcome[Any], runtime: Runtime) -> None:
-        """Close what nobody will see: the result, or the response that an error carries."""
-        rubbish = outcome.value if isinstance(outcome, Success) else _read(outcome.error, "response")
-        if rubbish is not None:
-            await runtime.close(rubbish)
 
     def may_start(self, outcome: Outcome[Any]) -> bool:
         """Begin the next attempt; false if the wait took so long that its time is over."""
@@ -188,7 +189,9 @@ class Attempts:
             return None
         failure, delay = failed
         try:
-            await self._course.discard(failure, runtime)
+            rubbish = discarded(failure)
+            if rubbish is not None:
+                await runtime.close(rubbish)
             await runtime.sleep(delay, self._ctx)
             if not self._course.may_start(failure):
                 self._course.conclude(failure.error)
@@ -239,20 +242,20 @@ def too_late(policy: str) -> DeadlineExceeded:
     return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
 
 
-def _asked_delay(outcome: Outcome[Any]) -> float:
+def discarded(outcome: Outcome[Any]) -> Any:
+    """Return what nobody will see, and is to be closed: the result, or the response that an error carries."""
+    return outcome.value if isinstance(outcome, Success) else _read(outcome.error, "response")
+
+
+def _asked_delay(carrier: object) -> float:
     """Return the delay in seconds that an error or a result asks for, 0 for none or for rubbish."""
-    asked = _read(_carrier(outcome), "retry_after")
+    asked = _read(carrier, "retry_after")
     if asked is None:
         return 0.0
     try:
         return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
     except (TypeError, ValueError):
         return 0.0
-
-
-def _carrier(outcome: Outcome[Any]) -> object:
-    """Return what may carry hints for us: the result, or the error."""
-    return outcome.value if isinstance(outcome, Success) else outcome.error
 
 
 def _read(carrier: object, attribute: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast,
 from typing_extensions import override
 
 from resilience import checks, events
+from resilience.events import watched
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Outcome, Success, genuine
 from resilience.policy import Call, Policy
@@ -116,6 +117,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = events.optional_listener("on_fallback", on_fallback)
+        self._is_plain = handler is None and on_fallback is None
         self.name: str = checks.optional_name(name) or "Fallback"
         answer = {"value": self._value, "handler": None} if handler is None else {"handler": handler}
         self._settings = {
@@ -134,6 +136,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not self._failures.handles(error):
                 raise
+            if self._is_plain and not (watched.answers or ctx._facts.listeners):
+                return cast("A_co", self._value)  # without an outcome that nobody sees, and a coroutine: a microsecond
             return await self._answer(Failure(genuine(error)), ctx)
         if self._on_result is None or not self._on_result(result):
             return result

@@ -34,12 +34,12 @@ class Matcher:
         have to be named (Retry, CircuitBreaker).
     """
 
-    __slots__ = ("_ignored", "_named", "_on", "_own")
+    __slots__ = ("_above", "_ignored", "_named", "_on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False) -> None:
         self._on = _condition("on", on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
-        self._own = own
+        self._above = (Misuse,) if own else (Misuse, *_OWN)
         types = on if isinstance(on, tuple) else (on,)
         self._named = tuple(it for it in types if isinstance(it, type) and issubclass(it, _OWN))
 
@@ -47,21 +47,16 @@ class Matcher:
         """Whether the policy handles this exception. What a predicate raises comes out."""
         if type(error) is StoppedIteration:
             error = error.error
-        if isinstance(error, Misuse) or self.is_foreign(error):
-            return False
-        return not self.ignores(error) and _holds(self._on, error)
-
-    def ignores(self, error: Exception) -> bool:
-        """Whether `ignore` names this exception."""
-        return self._ignored is not None and _holds(self._ignored, error)
+        return not self.is_neutral(error) and _holds(self._on, error)
 
     def is_neutral(self, error: Exception) -> bool:
-        """Whether this exception, not being handled, says nothing about the dependency either."""
-        return isinstance(error, Misuse) or self.is_foreign(error) or self.ignores(error)
+        """Whether nobody handles this exception, and it says nothing about the dependency either.
 
-    def is_foreign(self, error: Exception) -> bool:
-        """Whether this is an exception of the library's own that `on` would have to name."""
-        return not self._own and isinstance(error, _OWN) and not isinstance(error, self._named)
+        It is one that `ignore` names, or one of the library's own that stands above the user's words.
+        """
+        if isinstance(error, self._above) and not isinstance(error, self._named):
+            return True
+        return self._ignored is not None and _holds(self._ignored, error)
 
 
 _Condition: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], object]

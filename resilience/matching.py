@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, final
+from weakref import WeakKeyDictionary
 
 from resilience import checks
 from resilience.errors import DeadlineExceeded, Misuse, Rejected
@@ -159,12 +160,32 @@ def transient(error: Exception) -> bool:
     """
     if isinstance(error, (ConnectionError, TimeoutError)):
         return True
-    lineage = [(str(kind.__module__).partition(".")[0], kind.__name__) for kind in type(error).__mro__]
+    kind = type(error)
+    tests = _tests_of.get(kind)
+    if tests is None:
+        tests = _tests_of[kind] = _tests_for(kind)
+    return any(test(error) for test in tests)
+
+
+_Test: TypeAlias = Callable[[Any], bool]
+
+#: Class -> what its exceptions are asked; one yes is enough. To find that takes 3 us, and what passes by a Retry is of
+#: a few classes. Weak, because a program may make classes while it runs.
+_tests_of: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
+
+
+def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
+    """Return what the exceptions of a class are to be asked: nothing, where the class says that they are not."""
+    lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
     if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
-        return False
+        return ()
     if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
-        return True
-    return any(test(error) for key, test in _BY_CONTENT.items() if key in lineage)
+        return (_always,)
+    return tuple([test for key, test in _BY_CONTENT.items() if key in lineage])
+
+
+def _always(error: Any) -> bool:
+    return True
 
 
 def _is_unavailable(error: Any) -> bool:
@@ -195,7 +216,7 @@ def _is_marked(error: Any) -> bool:
     return getattr(error, "repeatable", None) is True
 
 
-_BY_CONTENT: dict[tuple[str, str], Callable[[Any], bool]] = {
+_BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("grpc", "RpcError"): _is_unavailable,
     ("openai", "APIStatusError"): _is_marked,
     ("anthropic", "APIStatusError"): _is_marked,

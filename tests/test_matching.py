@@ -6,9 +6,11 @@ whether they took an exception for theirs.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import socket
 import urllib.error
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -529,6 +531,25 @@ def test_psycopg_is_transient_where_no_server_answered(sqlstate: str | None, exp
     error = fake("psycopg.OperationalError")("no")
     error.sqlstate = sqlstate  # type: ignore[attr-defined]
     assert transient(error) is expected
+
+
+def test_each_error_is_asked_for_itself() -> None:
+    """What is known of its class is only what it is to be asked."""
+    kind = fake("psycopg.OperationalError")
+    for sqlstate, expected in (("08006", True), ("42601", False), (None, True)):
+        error = kind("no")
+        error.sqlstate = sqlstate  # type: ignore[attr-defined]
+        assert transient(error) is expected
+
+
+def test_a_class_that_nobody_uses_any_more_is_forgotten() -> None:
+    """What is known of it keeps no class alive: a program may make them while it runs."""
+    kinds = [fake("httpx.ConnectError"), fake("app.NotFound"), fake("psycopg.OperationalError")]
+    assert [transient(kind("no")) for kind in kinds] == [True, False, True]
+    gone = [weakref.ref(kind) for kind in kinds]
+    del kinds
+    gc.collect()
+    assert [it() for it in gone] == [None, None, None]
 
 
 def test_urllib3_is_asked_for_what_really_happened() -> None:

@@ -348,24 +348,44 @@ def emit(
         listeners = ctx._facts.listeners + listeners
     if callback is not None:
         listeners = (callback, *listeners)
-    if not listeners:
-        return
-    record = None if ctx is None else ctx._facts.record
-    event = kind(
-        policy=policy,
-        operation=None if ctx is None else ctx.operation,
-        time=clock.now(),
-        properties={} if ctx is None else dict(ctx.properties),  # plain, so that an event can be copied and pickled
-        pipeline=None if record is None else record.executed.name,
+    if listeners:
+        announce(listeners, kind, policy, ctx, numbers)
+
+
+def announce(
+    listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, numbers: Mapping[str, object]
+) -> None:
+    """Build an event of the numbers of its kind, and what every event tells, for these listeners."""
+    operation, properties, _, record = (None, {}, (), None) if ctx is None else ctx._facts
+    fields = {
+        "policy": policy,
+        "operation": operation,
+        "time": clock.now(),
+        # Plain, so that an event can be copied and pickled. An empty one is made: its copy would take 300 ns.
+        "properties": dict(properties) if properties else {},
+        "pipeline": None if record is None else record.executed.name,
         **numbers,
-    )
-    tell(event, listeners)
+    }
+    tell(listeners, kind, fields)
 
 
-def tell(event: Event, listeners: tuple[Listener, ...]) -> None:
-    """Call each listener with the event. What one raises is logged; the next is called all the same."""
+#: Sets the dictionary of an object's attributes, also that of a frozen one.
+_set_attributes: Callable[[object, dict[str, object]], None] = vars(Event)["__dict__"].__set__
+
+
+def tell(listeners: _Listeners, kind: type[Event], fields: dict[str, object]) -> None:
+    """Build an event of its fields, in their order, and call each listener with it.
+
+    What one raises is logged; the next is called all the same.
+
+    :param fields: all that have no default, and nothing else: what `__init__` would have refused is not noticed here.
+    """
+    # The event takes the dictionary over. Its `__init__` would take 1.4 us instead of 0.4 (CPython 3.13, nine fields):
+    # as the class is frozen, it has to set each by `object.__setattr__`.
+    event = object.__new__(kind)
+    _set_attributes(event, fields)
     for listener in listeners:
         try:
             listener(event)
         except Exception:
-            logger.exception("a listener raised on %s; it changes nothing", type(event).__name__)
+            logger.exception("a listener raised on %s; it changes nothing", kind.__name__)

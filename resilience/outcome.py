@@ -6,8 +6,9 @@ the side: predicates and handlers, listeners, `Policy.capture`, and tests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Never, TypeAlias, final
+from typing import Any, Final, Generic, Never, TypeAlias, final
 
 from typing_extensions import TypeVar
 
@@ -15,11 +16,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Success(Generic[T_co]):
     """The call returned `value`."""
 
     value: T_co
+
+    def __init__(self, value: T_co) -> None:
+        _set_value(self, value)
 
     def unwrap(self) -> T_co:
         """Return the value."""
@@ -27,11 +31,14 @@ class Success(Generic[T_co]):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Failure:
     """The call raised `error`."""
 
     error: Exception
+
+    def __init__(self, error: Exception) -> None:
+        _set_error(self, error)
 
     def unwrap(self) -> Never:
         """Raise the error."""
@@ -40,6 +47,11 @@ class Failure:
         finally:
             del self  # the error's traceback now holds this frame, and this frame must not hold the error
 
+
+# Set the slots of the frozen: what `dataclass` would write, by way of `object.__setattr__`, makes an outcome in 220 ns
+# instead of 150.
+_set_value: Callable[[Success[Any], object], None] = vars(Success)["value"].__set__
+_set_error: Callable[[Failure, Exception], None] = vars(Failure)["error"].__set__
 
 Outcome: TypeAlias = Success[T_co] | Failure
 

@@ -54,6 +54,10 @@ def heard() -> Iterator[list[Any]]:
     unsubscribe = events.subscribe(seen.append)
     yield seen
     unsubscribe()
+    for event in seen:
+        fields = {field.name: field.default for field in dataclasses.fields(event)}
+        told = [name for name, default in fields.items() if default is dataclasses.MISSING or name in vars(event)]
+        assert list(vars(event)) == told, "every field without a default, in their order, and nothing else"
 
 
 def facts(event: events.Event) -> dict[str, Any]:
@@ -1000,6 +1004,13 @@ def test_no_event_is_built_while_nobody_listens(
             original(self, *args, **numbers)
 
         monkeypatch.setattr(kind, "__init__", init)
+    tell = events.tell
+
+    def telling(listeners: Any, kind: type[events.Event], fields: Any) -> None:
+        built.append(kind.__name__)
+        tell(listeners, kind, fields)
+
+    monkeypatch.setattr(events, "tell", telling)
     breaker = CircuitBreaker(2, open_for=60.0)
     full = Bulkhead(1)
     pipeline = Fallback("x").wrap(Retry(on=(Boom, CircuitOpen), backoff=[0]), breaker, Timeout(60.0))

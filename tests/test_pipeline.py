@@ -492,7 +492,7 @@ def test_a_pipeline_with_listeners_is_composed_once_for_each_world(
     pipeline = Policy.wrap(Fallback("no"), listeners=[seen.append])
 
     def counting(chain: Chain, stage: Any, inner: Any) -> Any:
-        if chain is pipeline._resilience_chain:
+        if chain._policy is pipeline:
             composed.append(chain)
         return compose(chain, stage, inner)
 

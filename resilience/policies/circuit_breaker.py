@@ -278,7 +278,8 @@ class CircuitBreaker(Policy[Never]):
         elif type(period) is Isolated:
             kind = CircuitIsolated
         if watched.refusals or ctx._facts.listeners:
-            events.emit(events.CallRejected, self.name, ctx, reason=kind.__name__, retry_after=retry_after)
+            told = {"reason": kind.__name__, "retry_after": retry_after, "waited": 0.0}
+            events.emit(events.CallRejected, self.name, ctx, **told)
         error = _new_error(kind, period.why)  # without the detour by `__init__`
         error.policy = self.name
         error.retry_after = retry_after

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from math import inf, isinf
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 from resilience import checks
 from resilience.checks import Duration
@@ -69,16 +69,18 @@ class Context:
     (1, ())
     """
 
-    __slots__ = ("_facts", "_function", "_outer", "_report", "_runtime", "_timer", "attempt", "deadline")
+    __slots__ = ("_facts", "_function", "_outer", "_report", "_timer", "attempt", "deadline", "runtime")
 
     #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
     deadline: float
     #: 1 for the first attempt.
     attempt: int
+    #: The world in which this execution runs: what a policy may ask for besides the rest of the chain. Outside an
+    #: execution, the world of the code that asks: that of tasks where an event loop runs.
+    runtime: Runtime
 
     _facts: Facts
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
-    _runtime: Runtime | None  # None outside an execution
     _function: weakref.ref[Any] | None  # the object that is executed, where it is one that has something to say
     _report: Record  # set where this very context was passed to an execution: what happened in that
     _outer: Context | None  # set where this is a block's that was closed out of its turn: what was ambient before it
@@ -99,7 +101,8 @@ class Context:
             raise TypeError(f"properties must be a mapping, not {properties!r}")
         self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
         self.attempt = 1
-        self._timer = self._runtime = self._function = None
+        self.runtime = world_of_caller
+        self._timer = self._function = None
 
     def __repr__(self) -> str:
         parts = [] if self.operation is None else [f"operation={self.operation!r}"]
@@ -202,17 +205,9 @@ class Context:
         child.attempt = self.attempt
         child._facts = self._facts
         child._timer = timer or self._timer
-        child._runtime = self._runtime
+        child.runtime = self.runtime
         child._function = self._function
         return child
-
-    @property
-    def runtime(self) -> Runtime:
-        """The world in which this execution runs: what a policy may ask for besides the rest of the chain.
-
-        Outside an execution, the world of the code that asks: that of tasks where an event loop runs.
-        """
-        return self._runtime or find_runtime()
 
     async def sleep(self, seconds: float) -> None:
         """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
@@ -224,10 +219,8 @@ class Context:
             self._facts.record.note(outcome, instead_of=instead_of)
 
 
-def find_runtime() -> Runtime:
-    """Return the world of the code that asks. Put in place by the runtimes, which stand above this module."""
-    raise RuntimeError("no runtime has been imported")  # pragma: no cover (the package imports one)
-
+#: The runtime outside an execution. Put in place by the runtimes, which stand above this module.
+world_of_caller = cast("Runtime", None)
 
 #: Makes a context without the detour by `__init__`; whoever calls it sets every slot.
 new_context: Callable[[type[Context]], Context] = object.__new__
@@ -247,7 +240,7 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
     child.attempt = attempt
     child._facts = parent._facts
     child._timer = timer
-    child._runtime = parent._runtime
+    child.runtime = parent.runtime
     child._function = parent._function
     return child
 
@@ -273,7 +266,7 @@ def unlimited(runtime: Runtime) -> Context:
     """Make the context with which every execution in a world begins that inherits nothing. Nobody may write to it."""
     ctx = Context()
     ctx._facts = NO_FACTS
-    ctx._runtime = runtime
+    ctx.runtime = runtime
     return ctx
 
 

@@ -579,14 +579,30 @@ def test_a_policy_really_waits(world: World) -> None:
 
 def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(world: World) -> None:
     """So that `current_context().sleep` waits as everything else there does."""
+    closed: list[str] = []
 
-    async def main() -> tuple[str, str]:
+    class Resource:
+        def close(self) -> Any:
+            closed.append("blocking")
+
+        async def aclose(self) -> None:
+            closed.append("tasks")
+
+    async def main() -> list[object]:
         with deadline(5.0) as ctx:
             await current_context().sleep(0.001)
-            return type(Context().runtime).__name__, type(ctx.runtime).__name__
+            runtime = ctx.runtime
+            timer, waiter = runtime.timer(Bulkhead(1), ctx.deadline), runtime.waiter()
+            waiter.wake()
+            woken = await waiter.wait(ctx.deadline, ctx)
+            await runtime.close(Resource())
+            with timer:
+                answer = await runtime.run(lambda ctx: current_context() is ctx, own := Context(), own)
+            return [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired]
 
-    expected = "BlockingRuntime" if world.blocking else "TaskRuntime"
-    assert world.run(main) == (expected, expected)
+    timers = {"threads": "BlockingTimer", "asyncio": "AsyncioTimer", "trio": "ScopeTimer"}
+    assert world.run(main) == [timers[world.name], True, True, True, False]
+    assert closed == ["blocking" if world.blocking else "tasks"]
 
 
 # --- the ambient context ---------------------------------------------------------------------

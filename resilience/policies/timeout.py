@@ -93,8 +93,9 @@ class Timeout(Policy[Never]):
                     return await call(ctx.until(deadline))  # that one fires first: nothing to arm
                 timer = ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 100 of some 1600 ns
-                    timer.start()
-                    result = await call(ctx.until(deadline, timer))
+                    inner = ctx.until(deadline, timer)
+                    timer.start(inner)
+                    result = await call(inner)
                 except BaseException as error:
                     if not timer.stop(error):
                         raise

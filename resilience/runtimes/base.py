@@ -44,8 +44,12 @@ class Timer(ABC):
     fired: bool
 
     @abstractmethod
-    def start(self) -> None:
-        """Begin the block. Where that is interrupted, the block is still to be ended."""
+    def start(self, ctx: Context | None = None) -> None:
+        """Begin the block. Where that is interrupted, the block is still to be ended.
+
+        :param ctx: the context of what runs inside. A timer may make it the ambient one for as long as its block
+            lasts; where it does not, the innermost stage will, which takes longer.
+        """
 
     @abstractmethod
     def stop(self, error: BaseException | None) -> bool:

@@ -59,7 +59,7 @@ class BlockingTimer(Timer):
         self.fired: bool = False
 
     @override
-    def start(self) -> None:
+    def start(self, ctx: Context | None = None) -> None:
         return
 
     @override

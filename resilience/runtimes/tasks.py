@@ -27,7 +27,7 @@ from resilience.context import Context, get_ambient, leave_ambient, reset_ambien
 from resilience.events import logger, watched
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
-from resilience.runtimes.alarms import AsyncioTimer, find_alarm, recent
+from resilience.runtimes.alarms import AsyncioTimer, find_alarm, latest
 from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
@@ -43,22 +43,24 @@ Stage: TypeAlias = Callable[
 
 
 if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)
-
-    def _asyncio_task() -> asyncio.Task[Any] | None:
-        """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
-        try:
-            return asyncio.current_task()
-        except RuntimeError:
-            return None
+    from asyncio import current_task
 
 else:
     # `asyncio.current_task` is written in Python there, and takes 250 ns.
     from asyncio.events import _get_running_loop
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
-    def _asyncio_task() -> asyncio.Task[Any] | None:
-        """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+    def current_task() -> asyncio.Task[Any] | None:
+        """Return the current asyncio task, None where there is no loop."""
         return _current_tasks.get(_get_running_loop())  # type: ignore[no-any-return]
+
+
+def _asyncio_task() -> asyncio.Task[Any] | None:
+    """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+    try:
+        return current_task()
+    except RuntimeError:
+        return None
 
 
 def _in_trio() -> bool:
@@ -78,7 +80,7 @@ class ScopeTimer(Timer):
         self._scope: anyio.CancelScope | None = None
 
     @override
-    def start(self) -> None:
+    def start(self, ctx: Context | None = None) -> None:
         # The loop has a clock of its own: only the seconds that remain can be handed over.
         scope = anyio.CancelScope(deadline=anyio.current_time() + max(0.0, self.deadline - clock.now()))
         scope.__enter__()
@@ -154,14 +156,17 @@ class TaskRuntime(Runtime):
 
     @override
     def timer(self, owner: TimerOwner | None, deadline: float, limit: float | None = None) -> Timer:
-        task = _asyncio_task()
+        try:
+            task = current_task()
+        except RuntimeError:
+            task = None
         if task is None:
             return ScopeTimer(deadline)
         # In one step, with all its slots set from here: each frame more would cost 50 of some 700 ns.
         loop = task.get_loop()
-        known = recent.get(limit)
-        alarm = None if known is None else known()
-        if alarm is None or alarm.loop is not loop or deadline < alarm.latest:
+        known = latest.alarms
+        alarm = known.by_limit.get(limit) if known.loop is loop else None
+        if alarm is None or deadline < alarm.latest:
             alarm = find_alarm(loop, limit, deadline)
         alarm.latest = deadline
         timer = AsyncioTimer()
@@ -169,6 +174,7 @@ class TaskRuntime(Runtime):
         timer.fired = False
         timer.task = task
         timer.alarm = alarm
+        timer.token = None
         return timer
 
     @override
@@ -265,7 +271,32 @@ def find_runtime() -> Runtime:
     return TASKS if _asyncio_task() is not None or _in_trio() else BLOCKING
 
 
-context.find_runtime = find_runtime
+@final
+class WorldOfCaller(Runtime):
+    """The runtime of a context outside an execution: whatever world the code runs in that asks."""
+
+    @override
+    async def sleep(self, seconds: float, ctx: Context) -> None:
+        await find_runtime().sleep(seconds, ctx)
+
+    @override
+    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> Timer:
+        return find_runtime().timer(owner, deadline, limit)
+
+    @override
+    def waiter(self) -> Waiter:
+        return find_runtime().waiter()
+
+    @override
+    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+        return await find_runtime().run(function, ctx, *args)
+
+    @override
+    async def close(self, resource: object) -> None:
+        await find_runtime().close(resource)
+
+
+context.world_of_caller = WorldOfCaller()
 
 
 #: As in blocking.py.
@@ -278,9 +309,10 @@ def enter(
 ) -> Awaitable[Any]:
     """Make the call: the innermost stage. Which context the function finds, see blocking.py.
 
-    What the function returns is awaited by whoever awaits this: a coroutine of ours around it would cost 100 ns.
+    What the function returns is awaited by whoever awaits this: a coroutine of ours around it would cost 100 ns. It
+    can also do without where `ctx` is ambient already (a timer has seen to that) and is not wanted for anything else.
     """
-    if ctx is not UNLIMITED:
+    if ctx is not UNLIMITED and (ctx is not get_ambient() or arguments is None or ctx._facts.record is not None):
         return _enter_with(ctx, function, arguments, keywords)
     awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
     return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
@@ -319,10 +351,12 @@ async def _enter_with(
 _SHORTCUT = lowering.Shortcut(
     """(
         enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
+            and (ctx is not ambient() or arguments is None or ctx._facts.record is not None)
         else call(ctx, function, arguments, keywords) if keywords
         else result if type(result := function(*arguments)) is coroutine else awaited(function, result)
     )""",
-    {"enter_with": _enter_with, "unlimited": UNLIMITED, "type": type, "coroutine": CoroutineType, "awaited": _awaited},
+    {"enter_with": _enter_with, "unlimited": UNLIMITED, "ambient": get_ambient}
+    | {"type": type, "coroutine": CoroutineType, "awaited": _awaited},
 )
 
 

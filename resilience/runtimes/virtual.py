@@ -77,7 +77,7 @@ class SimulatedTimer(Timer):
         self._engine = engine
 
     @override
-    def start(self) -> None:
+    def start(self, ctx: Context | None = None) -> None:
         self.is_armed = True
         self._engine.enter(self.deadline, self._engine.current, self)
 

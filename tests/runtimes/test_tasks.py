@@ -33,7 +33,7 @@ from resilience import (
     deadline,
 )
 from resilience.runtimes import alarms, workers
-from resilience.runtimes.alarms import recent
+from resilience.runtimes.alarms import latest
 from tests.conftest import Boom, FakeClock, Script, World
 
 LONG = 60.0
@@ -46,8 +46,8 @@ PIPELINE = Policy.wrap(
 @pytest.fixture(autouse=True)
 def no_other_alarms() -> None:
     """Where the alarms of many limits are still in memory, those of other tests, a new limit has none to share."""
-    alarms._shared.by_limit.clear()
-    recent.clear()
+    alarms._of_thread.alarms = alarms.LoopAlarms(None)
+    latest.alarms = alarms.LoopAlarms(None)
 
 
 # --- where things run ---
@@ -260,12 +260,12 @@ def test_limits_without_end_share_no_more_than_some_alarms() -> None:
     async def main() -> None:
         for n in range(200):
             assert await Timeout(60.0 + n / 1000).acall(asyncio.sleep, 0, n) == n
-        assert len(recent) <= 64
+        assert len(latest.alarms.by_limit) <= 64
         with pytest.raises(TimeoutExceeded):
             await Timeout(0.0123).acall(asyncio.sleep, LONG)
 
     asyncio.run(main())
-    assert len(recent) <= 64
+    assert len(latest.alarms.by_limit) <= 64
 
 
 def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> None:
@@ -274,7 +274,7 @@ def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> 
     async def main() -> list[type]:
         calls = [asyncio.ensure_future(Timeout(0.01).acall(asyncio.sleep, LONG)) for _ in range(3)]
         await asyncio.sleep(0)
-        alarm = recent[0.01]()
+        alarm = latest.alarms.by_limit[0.01]
         assert alarm is not None
 
         class Finalized(dict[Any, None]):

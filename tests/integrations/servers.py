@@ -260,7 +260,7 @@ def flaky_server() -> Iterator[FlakyServer]:
     with _Server(("127.0.0.1", 0), _Handler) as listener:
         scripted = FlakyServer(f"http://127.0.0.1:{listener.server_port}")
         listener.RequestHandlerClass = type("Handler", (_Handler,), {"scripted": scripted})
-        thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
+        thread = threading.Thread(target=listener.serve_forever, args=(0.001,), daemon=True)
         thread.start()
         try:
             yield scripted

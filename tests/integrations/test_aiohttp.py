@@ -207,7 +207,7 @@ def test_a_body_that_is_read_in_the_attempt(server: FlakyServer, chunked: bool) 
         async with session(QUICK, read_body=True) as one:
             response = await one.get(server.script("/", cut, 503, Answer(body=b'{"a": 1}')))
             assert await response.json(content_type=None) == {"a": 1}
-        async with session(QUICK.wrap(Timeout(0.2)), read_body=True) as one:
+        async with session(QUICK.wrap(Timeout(0.1)), read_body=True) as one:
             assert type(await attempt(one.get(server.script("/", slow)))) is TimeoutExceeded
 
     run(main)

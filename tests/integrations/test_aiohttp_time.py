@@ -36,10 +36,10 @@ def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
     async def main() -> None:
         async with session(timeout=timeout or aiohttp.ClientTimeout()) as one:
             began = time.monotonic()
-            with deadline(0.2):
+            with deadline(0.1):
                 outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()), 200)))
             assert type(outcome) is DeadlineExceeded
-            assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+            assert 0.1 <= time.monotonic() - began < PATIENCE / 2
             assert (await attempt(one.get(server.script("/", 200)))).status == 200
 
     run(main)
@@ -187,10 +187,10 @@ def test_an_attempts_timeout_is_named_in_the_error(server: FlakyServer, cooperat
     """The one whose limit it was takes the blame, and the attempt is repeated."""
 
     async def main() -> None:
-        async with session(Retry(2, backoff=[0]).wrap(Timeout(0.2, cooperative=cooperative))) as one:
+        async with session(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))) as one:
             outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()))))
             assert type(outcome) is TimeoutExceeded
-            assert "no result within 0.2 s" in str(outcome)
+            assert "no result within 0.1 s" in str(outcome)
             assert "2 attempts" in note(outcome)
 
     run(main)
@@ -202,10 +202,10 @@ def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServer) -> 
     async def main() -> None:
         async with session() as one:
             url = server.script("/", Answer(hold=threading.Event()))
-            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.2)))
+            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))
             assert isinstance(outcome, aiohttp.SocketTimeoutError)
             assert "3 attempts" in note(outcome)
-            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(1.0)))
+            outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(0.2)))
             assert type(outcome) is TimeoutError
             assert "1 attempt in" in note(outcome)
             assert "the request is not sent again: the total timeout of its session is over" in note(outcome)
@@ -235,7 +235,7 @@ def test_a_session_that_is_closed_in_a_wait(server: FlakyServer) -> None:
 
     async def main() -> None:
         waits = asyncio.Event()
-        policy = Retry(None, on=Exception, backoff=[0.5], on_retry=lambda event: waits.set())
+        policy = Retry(None, on=Exception, backoff=[0.2], on_retry=lambda event: waits.set())
         async with session(policy) as one:
             task = asyncio.create_task(attempt(one.get(server.script("/", Answer(fault="close")))))
             await waits.wait()

@@ -921,7 +921,7 @@ def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: Flak
     server.script("/drip", Answer(200, body=[b"."] * 1000, drip=_Tick()), Answer(200, body=b"fine"))
 
     async def main() -> None:
-        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), read_body=True) as client:
+        async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), read_body=True) as client:
             assert (await client.get(f"{server.url}/drip")).content == b"fine"
 
     some_kit.run(main)
@@ -932,7 +932,7 @@ def test_a_body_without_an_end_is_not_read_for_ever(some_kit: Kit, server: Flaky
     """Neither by the caller, where nothing cuts an attempt off, nor by a thread that was left behind."""
 
     async def main() -> None:
-        policy = Timeout(0.15, cooperative=cooperative)
+        policy = Timeout(0.1, cooperative=cooperative)
         async with some_kit.client(policy, read_body=True) as client:
             assert type(await client.failure("GET", dripping(server))) is TimeoutExceeded
             server.wait_until(lambda: server.open_connections == 0)
@@ -1057,7 +1057,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(some_kit: Kit, server: Flak
 
     async def main() -> None:
         async with some_kit.client(policy, timeout=None) as client:
-            with deadline(0.2):
+            with deadline(0.1):
                 assert type(await client.failure("GET", url)) is DeadlineExceeded
 
     began = time.monotonic()
@@ -1090,7 +1090,7 @@ def test_an_attempt_that_takes_too_long_is_tried_again(some_kit: Kit, server: Fl
 
     async def main() -> None:
         inner = some_kit.network(limits=some_kit.library.Limits(max_connections=1))
-        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), inner) as client:
+        async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), inner) as client:
             assert (await client.get(url, timeout=None)).content == b"fine"
 
     try:
@@ -1143,8 +1143,8 @@ def test_a_response_that_comes_too_late_is_closed(sync_kit: Kit, attempts: int) 
 def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
     """With one connection, the second attempt waits for that of the first one, which nobody reads."""
     limits = sync_kit.library.Limits(max_connections=1)
-    inner = sync_kit.network_that_first(lambda: time.sleep(0.5), after=True, limits=limits)
-    policy = Policy.wrap(Retry(9, backoff=[0]), Timeout(0.3))
+    inner = sync_kit.network_that_first(lambda: time.sleep(0.25), after=True, limits=limits)
+    policy = Policy.wrap(Retry(18, backoff=[0]), Timeout(0.15))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         assert client.get(server.url, timeout=None).content == b"ok"
         server.wait_until(lambda: Timeout.abandoned() == 0)
@@ -1158,7 +1158,7 @@ def test_an_attempt_that_was_left_behind_before_it_sent_sends_nothing(
     """So the next one may send, whatever the method: the two cannot meet at the server."""
     left_behind = threading.Event()
     inner = sync_kit.network_that_first(lambda: left_behind.wait(PATIENT))
-    policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: left_behind.set()), Timeout(0.2))
+    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: left_behind.set()), Timeout(0.1))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         if method == "GET":
             assert client.get(server.url).content == b"ok"
@@ -1212,7 +1212,7 @@ def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) 
         return None if some_kit.blocking else anyio.sleep(0)
 
     async def main() -> None:
-        async with some_kit.client(Policy.wrap(Retry(9, backoff=[0]), Timeout(0.2)), network.transport) as client:
+        async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), network.transport) as client:
             response = await client.post(
                 "http://example.org/", content=some_kit.chunks(b"a"), extensions={"trace": trace}
             )
@@ -1269,7 +1269,7 @@ def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit,
     """An attempt's limit is no doubt about what was sent."""
     with full_port() as url:
         attempts: list[Any] = []
-        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.15))
+        policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
 
         async def main() -> None:
             async with kit.client(policy, timeout=None) as client:
@@ -1291,13 +1291,13 @@ def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, serv
     async def main() -> None:
         options = {"proxy": server.url} if proxied else {}
         inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=2), **options)
-        async with tasks_kit.client(Timeout(0.2), inner) as client:
+        async with tasks_kit.client(Timeout(0.05), inner) as client:
             for _ in range(3):
                 async with anyio.create_task_group() as group:
                     for _ in range(10):
                         group.start_soon(client.failure, "GET", url)
             held.set()
-            for _ in range(20):  # a busy machine takes longer than the limit; a place that is lost never comes back
+            for _ in range(80):  # a busy machine takes longer than the limit; a place that is lost never comes back
                 with contextlib.suppress(TimeoutExceeded):
                     assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
                     return
@@ -1401,7 +1401,7 @@ class _Tick(threading.Event):
 
 @pytest.mark.parametrize(
     ("policy", "kind"),
-    [(Timeout(0.15), TimeoutExceeded), (QUICK, DeadlineExceeded)],
+    [(Timeout(0.1), TimeoutExceeded), (QUICK, DeadlineExceeded)],
     ids=["timeout", "deadline"],
 )
 def test_a_body_that_drips_does_not_outlast_its_time(
@@ -1414,7 +1414,7 @@ def test_a_body_that_drips_does_not_outlast_its_time(
         async with some_kit.client(policy) as client:
             with contextlib.ExitStack() as stack:
                 if kind is DeadlineExceeded:
-                    stack.enter_context(deadline(0.15))
+                    stack.enter_context(deadline(0.1))
                 assert type(await client.failure("GET", url)) is kind
 
     began = time.monotonic()
@@ -1458,11 +1458,11 @@ def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, 
     """For events that come for hours: the client's own timeouts are then those of its caller again."""
     held = threading.Event()
     url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
-    timer = threading.Timer(0.8, held.set)
+    timer = threading.Timer(0.5, held.set)
     timer.start()
 
     async def main() -> None:
-        async with some_kit.client(Timeout(0.5), rules=Rules(limit_body=False)) as client:
+        async with some_kit.client(Timeout(0.3), rules=Rules(limit_body=False)) as client:
             assert (await client.get(url, timeout=None)).content == b"ab"
 
     try:
@@ -1476,10 +1476,10 @@ def test_a_body_that_was_read_in_time_is_there_for_ever(some_kit: Kit, server: F
 
     async def main() -> None:
         async with (
-            some_kit.client(Timeout(0.5), read_body=True) as client,
+            some_kit.client(Timeout(0.3), read_body=True) as client,
             client.stream("GET", server.url) as response,
         ):
-            await some_kit.world.sleep(0.6)
+            await some_kit.world.sleep(0.35)
             assert await client.read(response) == b"ok"
 
     some_kit.run(main)

@@ -490,7 +490,7 @@ def test_a_policy_that_does_not_ask_cannot_have_it_wound_back_either(server: Fla
 def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:
     """Whoever still waits for the answer to it does not read it any more."""
     server.script("/v1/files", Answer(delay=20), llm.reply({"id": "f1"}))
-    with protected(server.url, SOON.wrap(Timeout(1.0))) as client:
+    with protected(server.url, SOON.wrap(Timeout(0.5))) as client:
         assert client.files.create(file=("name", io.BytesIO(b"the content")), purpose="batch").id == "f1"
     assert all(b"the content" in it.body for it in server.requests)
 
@@ -562,7 +562,7 @@ def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, backend: 
 
     async def main() -> None:
         server.script(PATH, Answer(delay=20))
-        async with aprotected(server.url, Timeout(0.2)) as client:
+        async with aprotected(server.url, Timeout(0.1)) as client:
             with pytest.raises((openai.APITimeoutError, TimeoutError)):
                 await aask(client)
 

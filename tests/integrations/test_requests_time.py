@@ -90,16 +90,16 @@ def process_clock_ahead(seconds: float) -> Iterator[None]:
 def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout: Any, answer: Answer) -> None:
     """A deadline alone, without a thread, ends a request that waits for headers or for the body, as such."""
     began = time.monotonic()
-    with pytest.raises(DeadlineExceeded), deadline(0.2):
+    with pytest.raises(DeadlineExceeded), deadline(0.1):
         session().get(server.script("/", answer), timeout=timeout)
-    assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+    assert 0.1 <= time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:
     """A wait to send has a timeout as well, and urllib3 another error for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts nobody, and reads nothing
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(DeadlineExceeded), deadline(0.2):
+        with pytest.raises(DeadlineExceeded), deadline(0.1):
             session().put(url, data=bytes(20_000_000))
 
 
@@ -257,7 +257,7 @@ def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, s
     answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
     began = time.monotonic()
     one = session(QUICK, pool_maxsize=1, pool_block=True)
-    with pytest.raises(DeadlineExceeded), deadline(0.2):
+    with pytest.raises(DeadlineExceeded), deadline(0.1):
         one.get(server.script("/", answer))
     assert time.monotonic() - began < PATIENCE / 2
     assert one.get(server.script("/", 200)).status_code == 200  # its connection is free
@@ -268,10 +268,10 @@ def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer
     url = server.script("/", Answer(hold=threading.Event()))
     with deadline(PATIENCE):
         with pytest.raises(requests.ReadTimeout) as caught:
-            session(Retry(2, backoff=[0])).get(url, timeout=0.2)
+            session(Retry(2, backoff=[0])).get(url, timeout=0.1)
         assert "2 attempts" in note(caught.value)
         with pytest.raises(requests.ReadTimeout, match="read timeout=0"):
-            session().post(url, timeout=0.2)
+            session().post(url, timeout=0.1)
 
 
 def test_after_the_deadline_nothing_is_sent(server: FlakyServer, session: Make) -> None:
@@ -283,8 +283,8 @@ def test_after_the_deadline_nothing_is_sent(server: FlakyServer, session: Make) 
 
 def test_a_cooperative_timeout_is_named_in_the_error(server: FlakyServer, session: Make) -> None:
     """The one whose limit it was takes the blame: an attempt's timeout is no deadline of the whole."""
-    one = session(Retry(2, backoff=[0]).wrap(Timeout(0.2, cooperative=True)))
-    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.2 s") as caught:
+    one = session(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=True)))
+    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.1 s") as caught:
         one.get(server.script("/", Answer(hold=threading.Event())))
     assert "2 attempts" in note(caught.value)
 

@@ -414,7 +414,7 @@ DRIPS = {
 @pytest.mark.parametrize("where", DRIPS)
 def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None:
     """In blocking code: a byte now and then is in time for every timeout of the client."""
-    policies = standard(total_timeout=0.15, attempt_timeout=0.15, attempts=1)
+    policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
     began = time.monotonic()
     with dripping_server(*DRIPS[where]) as url, client_of(policies) as client:
         with pytest.raises(TimeoutExceeded):
@@ -425,7 +425,7 @@ def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None
 @pytest.mark.parametrize("where", DRIPS)
 def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
     """Where it is cut off to the point."""
-    policies = standard(total_timeout=0.15, attempt_timeout=0.15, attempts=1)
+    policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
 
     async def main(url: str) -> None:
         inner = httpx.AsyncHTTPTransport(verify=False)
@@ -443,7 +443,7 @@ def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
 def slow_body(server: FlakyServer) -> Iterator[str]:
     """A body that stops for longer than an attempt may take."""
     held = threading.Event()
-    timer = threading.Timer(0.8, held.set)
+    timer = threading.Timer(0.5, held.set)
     timer.start()
     try:
         yield server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
@@ -455,14 +455,14 @@ def slow_body(server: FlakyServer) -> Iterator[str]:
 
 def test_a_body_may_take_longer_than_an_attempt(server: FlakyServer) -> None:
     """It has the time of the whole call: an attempt ends with the headers."""
-    policies = standard(attempt_timeout=0.5, total_timeout=PATIENT)
+    policies = standard(attempt_timeout=0.3, total_timeout=PATIENT)
     with slow_body(server) as url, client_of(policies) as client:
         assert client.get(url).content == b"ab"
 
 
 def test_in_a_task_too(tasks_world: Any, server: FlakyServer) -> None:
     """Where the client's own timeouts are its own again, once the attempt is over."""
-    policies = standard(attempt_timeout=0.5, total_timeout=PATIENT)
+    policies = standard(attempt_timeout=0.3, total_timeout=PATIENT)
 
     async def main(url: str) -> None:
         inner = httpx.AsyncHTTPTransport(verify=False)

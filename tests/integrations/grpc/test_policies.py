@@ -129,11 +129,11 @@ class TestRetry:
 
     def test_waits_as_long_as_the_server_asks(self, client: Client, dependency: Dependency) -> None:
         """`grpc-retry-pushback-ms` is the least that a Retry waits."""
-        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], "150"
+        dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], "50"
         delays: list[float] = []
         retry = Retry(3, backoff=[0], on_retry=lambda event: delays.append(event.delay))
         assert client.call(retry, "One") == b"fine"
-        assert delays == [0.15]
+        assert delays == [0.05]
 
     @pytest.mark.parametrize("pushback", ["-1", "soon", "99999999999"])
     def test_obeys_a_server_that_wants_no_retry(self, client: Client, dependency: Dependency, pushback: str) -> None:
@@ -181,7 +181,7 @@ class TestOtherPolicies:
         """A deadline of the caller's says nothing about the server."""
         dependency.steps = [Dependency.hang]
         breaker = CircuitBreaker(1)
-        assert status(lambda: client.call(breaker, "One", timeout=0.3)) is EXCEEDED
+        assert status(lambda: client.call(breaker, "One", timeout=0.1)) is EXCEEDED
         assert breaker.stats().state.name == "CLOSED"
 
 
@@ -256,10 +256,10 @@ class TestDeadline:
     ) -> None:
         """A `Timeout` inside of a Retry limits one attempt, whoever's timer is the first."""
         dependency.steps = [Dependency.hang, b"fine"]
-        policy = Retry(10, backoff=[0]).wrap(Timeout(0.2, cooperative=cooperative))  # 10: the machine may be busy
+        policy = Retry(20, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))  # 20: the machine may be busy
         assert client.call(policy, method, REQUEST[method]) == FINE[method]
         assert len(dependency.seen) >= 2
-        assert dependency.seen[0][2] <= 0.3
+        assert dependency.seen[0][2] <= 0.2
         assert dependency.gone.wait(PATIENCE)
 
     @pytest.mark.parametrize("cooperative", [False, True])
@@ -268,8 +268,8 @@ class TestDeadline:
     ) -> None:
         """The error names the policy whose limit it was."""
         dependency.steps = [Dependency.hang]
-        with pytest.raises(TimeoutExceeded, match=r"0\.2 s") as caught:
-            client.call(Timeout(0.2, cooperative=cooperative), "One")
+        with pytest.raises(TimeoutExceeded, match=r"0\.1 s") as caught:
+            client.call(Timeout(0.1, cooperative=cooperative), "One")
         assert not isinstance(caught.value, DeadlineExceeded)
 
     def test_of_the_server_itself_is_a_status_like_others(self, client: Client, dependency: Dependency) -> None:

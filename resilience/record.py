@@ -18,7 +18,12 @@ class FailedAttempt(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.type}({' '.join(self.message.split())})"  # on one line: a note tells of several
+        return _on_one_line(*self)
+
+
+def _on_one_line(kind: str, message: str) -> str:
+    """Tell of a failure where several are told."""
+    return f"{kind}({' '.join(message.split())})"
 
 
 class History:
@@ -54,7 +59,7 @@ class History:
         return tuple([FailedAttempt(*it) for it in self._kept])
 
     def __str__(self) -> str:
-        texts = [str(failed) for failed in self.failures]
+        texts = [_on_one_line(*it) for it in self._kept]
         left_out = self.count - len(texts)
         if left_out:
             texts.insert(self.FIRST, f"... {left_out} more ...")

@@ -232,7 +232,7 @@ def test_a_child_inherits_and_only_shortens(clock: FakeClock) -> None:
     for each in (child, grandchild):
         assert each.operation == "op"
         assert each.properties == {"a": 1}
-        assert type(each) is Context
+        assert isinstance(each, Context)
     assert ctx.child().deadline == ctx.deadline
 
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 from resilience import checks, events
 from resilience.checks import exact
 from resilience.clock import clock
+from resilience.context import derive
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
 from resilience.outcome import Failure
 from resilience.policy import Call, Policy
@@ -83,17 +84,19 @@ class Timeout(Policy[Never]):
         found_over: Exception | None = None
         try:
             if self._cooperative:
-                result = await call(ctx.until(deadline))
+                result = await call(derive(ctx, deadline, ctx.attempt, ctx._timer))
                 if clock.now() - deadline > 1.0:
                     self._look_for_overrun(ctx, began, deadline)
                 return result
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(ctx.until(deadline))  # that one fires first: nothing to arm
+                    return await call(
+                        derive(ctx, deadline, ctx.attempt, ctx._timer)
+                    )  # that one fires first: nothing to arm
                 timer = ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 100 of some 1600 ns
-                    inner = ctx.until(deadline, timer)
+                    inner = derive(ctx, deadline, ctx.attempt, timer)
                     timer.start(inner)
                     result = await call(inner)
                 except BaseException as error:

@@ -168,11 +168,11 @@ class _Latest:
     __slots__ = ("alarms",)
 
     def __init__(self) -> None:
-        self.alarms = LoopAlarms(None)
+        self.alarms: LoopAlarms = LoopAlarms(None)
 
 
-_of_thread = _OfThread()
-latest = _Latest()
+_of_thread: _OfThread = _OfThread()
+latest: _Latest = _Latest()
 
 
 def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:

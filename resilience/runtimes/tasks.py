@@ -23,7 +23,7 @@ from typing_extensions import override
 from resilience import context
 from resilience.callables import is_awaitable, refuse_plain
 from resilience.clock import clock
-from resilience.context import Context, get_ambient, leave_ambient, reset_ambient, set_ambient, unlimited
+from resilience.context import NO_FACTS, Context, get_ambient, leave_ambient, reset_ambient, set_ambient, unlimited
 from resilience.events import logger, watched
 from resilience.outcome import Failure
 from resilience.runtimes import lowering
@@ -312,7 +312,7 @@ def enter(
     What the function returns is awaited by whoever awaits this: a coroutine of ours around it would cost 100 ns. It
     can also do without where `ctx` is ambient already (a timer has seen to that) and is not wanted for anything else.
     """
-    if ctx is not UNLIMITED and (ctx is not get_ambient() or arguments is None or ctx._facts.record is not None):
+    if ctx is not UNLIMITED and (ctx is not get_ambient() or arguments is None or ctx._facts is not NO_FACTS):
         return _enter_with(ctx, function, arguments, keywords)
     awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
     return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
@@ -351,11 +351,11 @@ async def _enter_with(
 _SHORTCUT = lowering.Shortcut(
     """(
         enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
-            and (ctx is not ambient() or arguments is None or ctx._facts.record is not None)
+            and (ctx is not ambient() or arguments is None or ctx._facts is not no_facts)
         else call(ctx, function, arguments, keywords) if keywords
         else result if type(result := function(*arguments)) is coroutine else awaited(function, result)
     )""",
-    {"enter_with": _enter_with, "unlimited": UNLIMITED, "ambient": get_ambient}
+    {"enter_with": _enter_with, "unlimited": UNLIMITED, "ambient": get_ambient, "no_facts": NO_FACTS}
     | {"type": type, "coroutine": CoroutineType, "awaited": _awaited},
 )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import functools
 import logging
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -975,6 +977,29 @@ def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
         event.policy = "other"  # type: ignore[misc]
     with pytest.raises(TypeError):
         kind("positional")  # type: ignore[misc]
+
+
+def test_an_event_that_is_told_is_what_its_class_makes(clock: FakeClock, heard: list[Any]) -> None:
+    """It is not built by `__init__`, and nobody can tell: it compares, prints, copies and pickles as if it were."""
+    pipeline = Policy.wrap(Fallback("x"), Retry(2, on=Boom, backoff=[0]), CircuitBreaker(2))
+    unsubscribe = events.subscribe(heard.append, ASKED_FOR)
+
+    def fn(ctx: Context) -> None:
+        raise Boom("no")
+
+    pipeline.execute(fn, Context(operation="op", properties={"a": 1}))
+    pipeline.call(fn, Context())  # the circuit is open
+    Timeout(60.0).capture(fn, Context(timeout=0))
+    unsubscribe()
+    assert set(kinds(heard)) == {*KINDS, ASKED_FOR}
+    for event in heard:
+        built = type(event)(**facts(event))
+        assert (event, repr(event), vars(event)) == (built, repr(built), vars(built))
+        assert copy.copy(event) == event
+        assert facts(pickle.loads(pickle.dumps(event))).keys() == facts(event).keys()
+        assert dataclasses.replace(event, policy="other").policy == "other"
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            event.policy = "other"
 
 
 def test_these_are_all_the_kinds() -> None:

@@ -8,8 +8,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Run:
             assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"
 
 
-def run(name: str, *arguments: str, limit: float = 15.0, **environment: str) -> Run:
+def run(name: str, *arguments: str, **environment: str) -> Run:
     inherited = {key: value for key, value in os.environ.items() if key not in {"FORCE_COLOR", "TTY_COMPATIBLE"}}
     began = time.monotonic()
     done = subprocess.run(
@@ -45,25 +45,28 @@ def run(name: str, *arguments: str, limit: float = 15.0, **environment: str) -> 
         env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         encoding="utf-8",
-        timeout=limit,
+        timeout=60,
         check=False,
     )
     return Run(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
-def run_well(name: str) -> Run:
-    """Run an example that has to end well, and has nothing to complain about."""
-    it = run(name)
-    assert (it.status, it.err) == (0, ""), it.out
-    return it
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[str, Future[Run]]]:
+    """Every run that is looked at; three at once, as they mostly wait."""
+    pool = ThreadPoolExecutor(3)
+    right = {name: pool.submit(run, f"{name}.py") for name in ("quickstart", *SHORT)}
+    wrong = {what: pool.submit(run, "quickstart.py", "--break", what, FORCE_COLOR="1") for what in BROKEN}
+    yield right | wrong
+    pool.shutdown(cancel_futures=True)
 
 
 # --- the quickstart --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def quickstart() -> Run:
-    return run("quickstart.py", limit=30)
+@pytest.fixture
+def quickstart(runs: dict[str, Future[Run]]) -> Run:
+    return runs["quickstart"].result()
 
 
 def test_the_quickstart_keeps_its_promises_and_ends_by_itself(quickstart: Run) -> None:
@@ -110,26 +113,18 @@ def test_the_quickstart_is_plain_text_where_there_is_no_terminal(quickstart: Run
 
 #: What is made wrong -> the promise that is then broken.
 BROKEN = {
+    "timeout": "no call outlived its deadline",  # the first, as it takes longest
     "fallback": "every call got an answer",
     "retry": "nobody retried an open circuit",
     "breaker": "one circuit for three worlds",
     "bulkhead": "one bulkhead for three worlds",
-    "timeout": "no call outlived its deadline",
 }
 
 
-@pytest.fixture(scope="module")
-def sabotaged() -> dict[str, Run]:
-    """The quickstart with one policy made wrong, each, on a terminal of colours; all at once, so in no certain time."""
-    with ThreadPoolExecutor(len(BROKEN)) as pool:
-        runs = {what: pool.submit(run, "quickstart.py", "--break", what, limit=60, FORCE_COLOR="1") for what in BROKEN}
-    return {what: future.result() for what, future in runs.items()}
-
-
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_quickstart_notices_a_broken_promise(sabotaged: dict[str, Run], what: str) -> None:
-    """Exit status 1, and the promise is named on stderr and marked in the report."""
-    it = sabotaged[what]
+def test_the_quickstart_notices_a_broken_promise(runs: dict[str, Future[Run]], what: str) -> None:
+    """Exit status 1, and the promise is named on stderr and marked in the report, here on a terminal of colours."""
+    it = runs[what].result()
     assert it.status == 1, it.out + it.err
     assert f"quickstart: broken promise: {BROKEN[what]}: " in it.err
     assert re.search(rf"\x1b\[[\d;]*m✘ \x1b\[0m{BROKEN[what]}: ", it.out), it.out
@@ -138,15 +133,13 @@ def test_the_quickstart_notices_a_broken_promise(sabotaged: dict[str, Run], what
 # --- the others ------------------------------------------------------------------------------
 
 
-def wrap_a_client() -> None:
-    it = run_well("wrap_a_client.py")
+def wrap_a_client(it: Run) -> None:
     retried = ("attempt 1 failed", "attempt 2 failed", "sunny")
     it.shows("requests.Session", *retried, "still a Session: True", "httpx2.AsyncClient", *retried)
     it.shows("chat.completions.create", "attempt 1 failed", "HELLO from the small model", "no attribute 'gte'")
 
 
-def custom_policy() -> None:
-    it = run_well("custom_policy.py")
+def custom_policy(it: Run) -> None:
     calls = re.findall(r"^\d\.\d s  (\w+)$", it.out, re.MULTILINE)
     assert sorted(calls) == sorted(WORLDS * 3)
     gap = re.search(r"^9 calls, one every (\d\.\d\d) s$", it.out, re.MULTILINE)
@@ -154,8 +147,8 @@ def custom_policy() -> None:
     assert float(gap[1]) >= 0.08  # 0.10, unless the very first call was late
 
 
-def nested_deadlines() -> None:
-    run_well("nested_deadlines.py").shows(
+def nested_deadlines(it: Run) -> None:
+    it.shows(
         r"-- without a deadline",
         r"checkout +no limit",
         r"depot +[45]\.\d s left",
@@ -173,8 +166,7 @@ def nested_deadlines() -> None:
     )
 
 
-def block_forms() -> None:
-    it = run_well("block_forms.py")
+def block_forms(it: Run) -> None:
     it.shows("retry: attempt 3", "breaker: refused, try again in 30 s, last failure ConnectionError: reset by peer")
     it.shows("breaker: refused", r"deadline: the loop ended after [123] rounds")
     in_tasks = ("bulkhead: 2 of 3 tasks", "retry: attempt 2", r"deadline: 0\.\d s for", r"deadline: .* within 0\.1 s")
@@ -182,8 +174,7 @@ def block_forms() -> None:
     assert "never printed" not in it.out
 
 
-def listen() -> None:
-    it = run_well("listen.py")
+def listen(it: Run) -> None:
     it.shows(
         "INFO .* finished after 1 attempts, user ada",
         "ada reads: 7 pieces",
@@ -197,18 +188,23 @@ def listen() -> None:
     assert len(re.findall("finished after", it.out)) == 3  # the fourth execution is after the end of the subscription
 
 
-SHORT: tuple[Callable[[], None], ...] = (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen)
+SHORT: dict[str, Callable[[Run], None]] = {
+    check.__name__: check for check in (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen)
+}
 
 
-@pytest.mark.parametrize("check", SHORT, ids=lambda check: check.__name__)
-def test_a_short_example_shows_what_it_is_about(check: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_example_shows_what_it_is_about(runs: dict[str, Future[Run]], name: str) -> None:
     """It ends well within seconds, silent on stderr, and prints its meaningful lines in order."""
-    check()
+    it = runs[name].result()
+    assert (it.status, it.err) == (0, ""), it.out
+    assert it.seconds < 15
+    SHORT[name](it)
 
 
 def test_every_example_is_run_and_says_what_to_look_at() -> None:
     """None is left out above, and each begins with a docstring that leads the reader."""
     files = sorted(EXAMPLES.glob("[!_]*.py"))
-    assert {it.stem for it in files} == {"quickstart"} | {check.__name__ for check in SHORT}
+    assert {it.stem for it in files} == {"quickstart", *SHORT}
     for it in files:
         assert "Look at" in (ast.get_docstring(ast.parse(it.read_text(encoding="utf-8"))) or ""), it.name

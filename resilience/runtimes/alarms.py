@@ -72,9 +72,10 @@ class AsyncioTimer(Timer):
             except ValueError:
                 pass
         if not self.fired:
-            self.alarm.pending.pop(self, None)
-            if self.alarm.limit is None:
-                self.alarm.cancel()
+            alarm = self.alarm
+            alarm.pending.pop(self, None)
+            if alarm.limit is None:
+                alarm.cancel()
             return False
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling

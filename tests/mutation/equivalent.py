@@ -40,6 +40,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "while ((self._made <= self.limit) and (self._take_free() or self._make_one_locked())):",
             "where nobody waits the permit is put back at once",
         ),
+        (
+            "if self._made <= self.limit and ((self.free and self._take_free()) or self._make_one_locked()):",
+            "if self._made <= self.limit and ((((self._take_free()))) or self._make_one_locked()):",
+            _QUICK_WAY,
+        ),
         ("if missing > self.BATCH:", "if missing >= self.BATCH:", "then they are the same"),
         (
             "self.busy = bool(self._waiting) or self._made > self.limit",

@@ -293,6 +293,23 @@ print(sorted(strangers), [name for name in sys.modules if name.startswith("resil
     assert integrations == "]"
 
 
+def test_importing_the_front_door_imports_no_event_loop() -> None:
+    """That takes as long as all the rest. Blocking code does without; a task is found once there is one."""
+    program = """
+import sys
+import resilience
+from resilience.runtimes.tasks import find_runtime
+print(resilience.Timeout(5.0).call(len, "four"), type(find_runtime()).__name__, "asyncio" in sys.modules)
+import asyncio
+async def main():
+    await resilience.Timeout(5.0).acall(asyncio.sleep, 0)
+    return type(find_runtime()).__name__
+print(asyncio.run(main()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["4 BlockingRuntime False", "TaskRuntime"]
+
+
 if __name__ == "__main__":
     RECORD.write_text(surface(), encoding="utf-8")
     print(f"recorded {len(surface().splitlines())} lines in {RECORD}")

@@ -16,7 +16,6 @@ The alarms of a loop are remembered until another loop runs in its thread, and n
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from math import inf
@@ -29,6 +28,8 @@ from resilience.context import reset_ambient, set_ambient
 from resilience.runtimes.base import Timer
 
 if TYPE_CHECKING:
+    import asyncio
+
     from resilience.context import Context
 
 
@@ -77,9 +78,11 @@ class AsyncioTimer(Timer):
             if alarm.limit is None:
                 alarm.cancel()
             return False
+        from asyncio import CancelledError  # not before there is a task: see tasks.py
+
         # `<=`: whoever else has cancelled this task meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
-        self.fired = mine and isinstance(error, asyncio.CancelledError)
+        self.fired = mine and isinstance(error, CancelledError)
         return self.fired
 
 

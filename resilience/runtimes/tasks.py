@@ -9,7 +9,6 @@ breaks clients that clean up with an `await`.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -32,6 +31,7 @@ from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from resilience.policy import Policy
@@ -42,17 +42,22 @@ Stage: TypeAlias = Callable[
 ]
 
 
-if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)
-    from asyncio import current_task
+def _first_task() -> asyncio.Task[Any] | None:
+    """Return what `current_task` returns, which from then on stands in the place of this.
 
-else:
-    # `asyncio.current_task` is written in Python there, and takes 250 ns.
-    from asyncio.events import _get_running_loop
-    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+    Whoever runs a task has imported asyncio. To import it here, where nobody may, takes as long as everything else.
+    """
+    global current_task
+    if "asyncio" not in sys.modules:
+        return None
+    from resilience.runtimes import current
 
-    def current_task() -> asyncio.Task[Any] | None:
-        """Return the current asyncio task, None where there is no loop."""
-        return _current_tasks.get(_get_running_loop())  # type: ignore[no-any-return]
+    current_task = current.current_task
+    return current_task()
+
+
+#: Returns the current asyncio task; None, or a `RuntimeError`, where there is no loop.
+current_task: Callable[[], asyncio.Task[Any] | None] = _first_task
 
 
 def _asyncio_task() -> asyncio.Task[Any] | None:
@@ -228,6 +233,8 @@ async def in_peace(name: str, grace: float, *steps: Callable[[], Awaitable[None]
             if scope.cancelled_caught:
                 logger.warning(_LET_GO, name, grace)
         return
+    import asyncio  # as whoever runs this loop has
+
     task = asyncio.get_running_loop().create_task(_one_after_another(steps))
     _left_behind.add(task)
     task.add_done_callback(_left_behind.discard)
@@ -248,6 +255,8 @@ async def _one_after_another(steps: Sequence[Callable[[], Awaitable[None]]]) -> 
 
 async def _outlast_cancellation(task: asyncio.Task[None], deadline: float) -> None:
     """Wait for a task, also where this one is cancelled meanwhile; it is cancelled afterwards then."""
+    import asyncio
+
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and (left := deadline - clock.now()) > 0:
         try:

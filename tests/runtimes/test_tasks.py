@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -32,8 +33,9 @@ from resilience import (
     current_context,
     deadline,
 )
-from resilience.runtimes import alarms, workers
+from resilience.runtimes import alarms, tasks, workers
 from resilience.runtimes.alarms import latest
+from resilience.runtimes.blocking import BLOCKING
 from tests.conftest import Boom, FakeClock, Script, World
 
 LONG = 60.0
@@ -739,3 +741,25 @@ def test_async_with_deadline_cuts_off_in_both(tasks_world: World) -> None:
                 await anyio.sleep(10)
 
     tasks_world.run(main)
+
+
+# --- without an event loop -------------------------------------------------------------------
+
+
+def test_there_is_no_asyncio_task_where_nobody_has_imported_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for one does not import it."""
+    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
+    monkeypatch.delitem(sys.modules, "asyncio")
+    assert tasks.find_runtime() is BLOCKING
+    assert "asyncio" not in sys.modules
+
+
+def test_the_first_task_of_a_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it is asyncio that is asked."""
+    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
+
+    async def main() -> object:
+        return tasks.find_runtime()
+
+    assert asyncio.run(main()) is tasks.TASKS
+    assert tasks.current_task is not tasks._first_task

@@ -99,7 +99,9 @@ class Context:
             raise TypeError(f"operation must be a string, not {operation!r}")
         if properties is not None and not isinstance(properties, Mapping):
             raise TypeError(f"properties must be a mapping, not {properties!r}")
-        self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
+        self._facts = NO_FACTS  # to make the same anew takes 250 ns
+        if operation is not None or properties is not None:
+            self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
         self.attempt = 1
         self.runtime = world_of_caller
         self._timer = self._function = None

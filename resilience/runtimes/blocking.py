@@ -226,7 +226,7 @@ def _refuse_in_vain(timer: BlockingTimer, ctx: Context) -> None:
         most: int = getattr(timer.owner, "max_abandoned", workers.DEFAULT_MAX_ABANDONED)
         workers.pool.refuse_if_exhausted(timer.owner.name, most)
     except WorkersExhausted:
-        emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None)
+        emit(CallRejected, timer.owner.name, ctx, reason="WorkersExhausted", retry_after=None, waited=0.0)
         raise
 
 

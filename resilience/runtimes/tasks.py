@@ -69,8 +69,8 @@ def _asyncio_task() -> asyncio.Task[Any] | None:
 
 
 def _in_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_task())
+    asked = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)  # None also amid its import elsewhere
+    return asked is not None and bool(asked())
 
 
 @final

@@ -12,7 +12,10 @@ import inspect
 import signal
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -182,6 +185,59 @@ class Script:
             return step
 
         return fn
+
+
+class Heavy:
+    """Something that a call holds in a local variable."""
+
+
+class Watched:
+    """Makes failures, and knows which of them are still alive."""
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[Any]] = []
+
+    def watch(self, it: Any) -> Any:
+        self._refs.append(weakref.ref(it))
+        return it
+
+    def fail(self, make: Callable[[], BaseException] = Boom) -> Any:
+        """Raise, from a frame that holds something (but not what it raises)."""
+        heavy = self.watch(Heavy())
+        raise self.watch(make())
+        return heavy
+
+    async def fn(self, ctx: Any = None) -> Any:
+        self.fail()
+
+    @property
+    def seen(self) -> int:
+        return len(self._refs)
+
+    @property
+    def alive(self) -> list[str]:
+        return [type(ref()).__name__ for ref in self._refs if ref() is not None]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """What goes in this block goes by itself: nothing is left to the cyclic collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def nothing_is_left_unawaited() -> Iterator[None]:
+    """A coroutine that is dropped without having been awaited or closed fails the test."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(it.message) for it in caught] == []
 
 
 @pytest.fixture

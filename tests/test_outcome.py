@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import pickle
 import weakref
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from resilience import Failure, Success
 from resilience.outcome import StoppedIteration, describe, genuine
-from tests.conftest import Boom
+from tests.conftest import Boom, no_collector
 
 
 def test_a_success_unwraps_to_its_value() -> None:
@@ -79,9 +78,7 @@ def test_outcomes_pickle_and_copy(outcome: Any) -> None:
 
 def test_unwrapping_a_failure_makes_no_reference_cycle() -> None:
     """The error is freed with its last name, without the cyclic collector."""
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         error = Boom("x")
         alive = weakref.ref(error)
         outcome = Failure(error)
@@ -91,8 +88,6 @@ def test_unwrapping_a_failure_makes_no_reference_cycle() -> None:
             pass
         del outcome, error
         assert alive() is None
-    finally:
-        gc.enable()
 
 
 def test_a_stop_iteration_is_taken_out_of_its_carrier() -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import functools
-import gc
 import inspect
 import threading
-import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -34,21 +31,11 @@ from resilience import (
     current_context,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 
 
 def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
     return Retry(attempts, on=on, backoff=[0], **settings)
-
-
-@contextmanager
-def nothing_is_left_unawaited() -> Iterator[None]:
-    """A coroutine that is dropped without having been awaited or closed fails the test."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [str(it.message) for it in caught] == []
 
 
 class Later:

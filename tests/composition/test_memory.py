@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -34,46 +33,7 @@ from resilience import (
     events,
 )
 from resilience.runtimes import lowering
-from tests.conftest import Boom, World
-
-
-class Heavy:
-    """Something that a call holds in a local variable."""
-
-
-class Watched:
-    """Makes failures, and knows which of them are still alive."""
-
-    def __init__(self) -> None:
-        self._refs: list[weakref.ref[Any]] = []
-
-    def watch(self, it: Any) -> Any:
-        self._refs.append(weakref.ref(it))
-        return it
-
-    def fail(self, make: Callable[[], BaseException] = Boom) -> Any:
-        """Raise, from a frame that holds something (but not what it raises)."""
-        heavy = self.watch(Heavy())
-        raise self.watch(make())
-        return heavy
-
-    async def fn(self, ctx: Any = None) -> Any:
-        self.fail()
-
-    @property
-    def alive(self) -> list[Any]:
-        return [type(ref()).__name__ for ref in self._refs if ref() is not None]
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
+from tests.conftest import Boom, Heavy, Watched, World, no_collector
 
 Scenario = Callable[[World, Watched], Awaitable[object]]
 
@@ -482,7 +442,7 @@ def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> Non
             return watched.alive
 
     assert world.run(main) == []
-    assert watched._refs or "too late" in name or "StopIteration" in name or name == "Retry, wrapped result"
+    assert watched.seen or "too late" in name or "StopIteration" in name or name == "Retry, wrapped result"
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "proxy" not in name])
@@ -522,7 +482,7 @@ def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: st
             return watched.alive
 
     assert tasks_world.run(main) == []
-    assert len(watched._refs) == 2
+    assert watched.seen == 2
 
 
 def test_the_watch_would_notice_a_cycle(world: World) -> None:

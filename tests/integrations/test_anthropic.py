@@ -20,24 +20,11 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, Timeout, deadline, transient
 from resilience.integrations.anthropic import protect
 from tests.integrations import llm_server as llm
-from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
+from tests.integrations.servers import Answer, FlakyServer, unused_url
 
 PATH = llm.ANTHROPIC_PATH
 SOON = Retry(3, backoff=[0.001])
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def _server() -> Iterator[FlakyServer]:
-    with flaky_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(_server: FlakyServer) -> FlakyServer:
-    _server.requests.clear()
-    _server._scripts.clear()
-    return _server
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import importlib
 import io
@@ -42,7 +41,7 @@ from resilience import (
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
-from tests.conftest import FakeClock, World
+from tests.conftest import FakeClock, World, no_collector
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, Stream
 
@@ -1723,14 +1722,11 @@ def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
         async with kit.client(Policy.wrap(Timeout(PATIENT), QUICK), kit.library.MockTransport(handler)) as client:
             await client.get("http://example.org/")
 
-    gc.disable()
-    try:
+    with no_collector():
         kit.run(main)
         if kit.library is httpx:
             left.pop()  # httpx binds a response that it returns to its own stream
         assert all(it() is None for it in left)
-    finally:
-        gc.enable()
 
 
 def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer) -> None:
@@ -1750,12 +1746,9 @@ def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer
             await transport.aclose()
         left.append(weakref.ref(response))
 
-    gc.disable()
-    try:
+    with no_collector():
         kit.run(main)
         assert left[0]() is None
-    finally:
-        gc.enable()
 
 
 def test_many_attempts_keep_few_responses(kit: Kit) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import threading
 import weakref
@@ -20,24 +19,12 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import NotRepeatable, PerHost
 from resilience.integrations.openai import protect
+from tests.conftest import no_collector
 from tests.integrations import llm_server as llm
-from tests.integrations.servers import Answer, FlakyServer, flaky_server, unused_url
+from tests.integrations.servers import Answer, FlakyServer, unused_url
 
 PATH = llm.OPENAI_PATH
 SOON = Retry(3, backoff=[0.001])
-
-
-@pytest.fixture(scope="module")
-def _server() -> Iterator[FlakyServer]:
-    with flaky_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(_server: FlakyServer) -> FlakyServer:
-    _server.requests.clear()
-    _server._scripts.clear()
-    return _server
 
 
 @contextlib.contextmanager
@@ -101,16 +88,12 @@ def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, answer: Answ
 def test_an_error_needs_no_cyclic_collector(server: FlakyServer, status: int) -> None:
     """Neither as a failure nor as an answer: it is gone when the caller lets go of it."""
     server.script(PATH, llm.openai_error(status))
-    with protected(server.url, Timeout(20, cooperative=True).wrap(SOON)) as client:
-        gc.disable()
-        try:
-            with pytest.raises(openai.APIStatusError) as caught:
-                ask(client)
-            error = weakref.ref(caught.value)
-            del caught
-            assert error() is None
-        finally:
-            gc.enable()
+    with protected(server.url, Timeout(20, cooperative=True).wrap(SOON)) as client, no_collector():
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(client)
+        error = weakref.ref(caught.value)
+        del caught
+        assert error() is None
 
 
 def test_the_error_of_another_request_is_not_given_out_twice(server: FlakyServer) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.opentelemetry import Tracing
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
 
 
 class Traced:
@@ -298,15 +298,11 @@ def test_no_failed_call_needs_the_collector(threads: World, traced: Traced) -> N
     """Spans hold text, not exceptions."""
     policy = traced.policy(record_exceptions=False).wrap(Retry(2, on=Boom, backoff=[0]))
     policy.capture(lambda ctx: "warm")
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         for _ in range(10):
             policy.capture(lambda ctx: 1 / 0)
         traced.exporter.clear()
         assert gc.collect() < 10
-    finally:
-        gc.enable()
 
 
 def test_it_says_how_it_was_built() -> None:

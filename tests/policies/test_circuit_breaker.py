@@ -44,7 +44,7 @@ from resilience import (
     backoff,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.contention.beside import beside, until
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
@@ -827,13 +827,10 @@ def test_an_open_circuit_keeps_no_failure_alive(threads: World) -> None:
         raise Boom("no")
 
     breaker = CircuitBreaker(1)
-    gc.disable()
-    try:
+    with no_collector():
         breaker.capture(fail)
         assert breaker.state is OPEN
         assert kept[0]() is None
-    finally:
-        gc.enable()
 
 
 def test_a_failure_without_a_message_is_told_all_the_same(threads: World, clock: FakeClock) -> None:
@@ -1836,9 +1833,7 @@ def test_a_failed_call_needs_no_collector(world: World, clock: FakeClock) -> Non
             finally:
                 del error
 
-        gc.collect()
-        gc.disable()
-        try:
+        with no_collector():
             try:
                 await world.execute(breaker, fn)
             except Traced:
@@ -1849,8 +1844,6 @@ def test_a_failed_call_needs_no_collector(world: World, clock: FakeClock) -> Non
             except CircuitOpen as error:
                 refs.append(weakref.ref(error))
             assert refs[1]() is None
-        finally:
-            gc.enable()
 
     run(world, main)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +27,7 @@ from resilience import (
     current_context,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 
 
 class Other(Exception):
@@ -491,29 +490,18 @@ def test_no_failed_call_needs_the_cyclic_collector(
     world: World, make: Callable[[], Policy[Any]], clock: FakeClock
 ) -> None:
     """When nobody wants the error any more, it is gone, and every frame with it."""
-    alive: list[weakref.ref[Boom]] = []
-
-    async def fn(ctx: Context) -> None:
-        error = Boom()
-        alive.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+    watched = Watched()
 
     async def main() -> None:
         try:
-            await world.execute(make(), fn)
+            await world.execute(make(), watched.fn)
         except Exception:
             pass
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         world.run(main)
-        assert [ref() for ref in alive] == [None]
-    finally:
-        gc.enable()
+        assert watched.seen
+        assert watched.alive == []
 
 
 # --- building one ---

@@ -40,7 +40,7 @@ from resilience.backoff import Constant, Exponential
 from resilience.clock import clock as process_clock
 from resilience.runtimes import tasks
 from resilience.testing import script, virtual_time
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 
 
 class Other(Exception):
@@ -1416,30 +1416,18 @@ def test_one_retry_serves_threads_and_tasks_alike(clock: FakeClock) -> None:
 )
 def test_no_failed_call_needs_the_cyclic_collector(world: World, policy: Policy[Any], clock: FakeClock) -> None:
     """When the caller lets go of an error, it is gone, and every frame with it."""
-    alive: list[weakref.ref[Boom]] = []
-
-    async def fn(ctx: Context) -> None:
-        error = Boom()
-        alive.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+    watched = Watched()
 
     async def main() -> None:
         try:
-            await world.execute(policy, fn, Context(timeout=4))
+            await world.execute(policy, watched.fn, Context(timeout=4))
         except Exception:
             pass
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         world.run(main)
-        assert alive
-        assert [ref() for ref in alive] == [None] * len(alive)
-    finally:
-        gc.enable()
+        assert watched.seen
+        assert watched.alive == []
 
 
 def test_an_error_is_not_kept_while_the_next_attempt_runs(world: World, clock: FakeClock) -> None:
@@ -1461,11 +1449,8 @@ def test_an_error_is_not_kept_while_the_next_attempt_runs(world: World, clock: F
     async def main() -> None:
         await world.execute(Retry(5, on=Boom, backoff=[0]), fn)
 
-    gc.disable()
-    try:
+    with no_collector():
         world.run(main)
-    finally:
-        gc.enable()
     assert counts == [0] * 5
 
 

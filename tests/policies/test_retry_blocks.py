@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +23,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.runtimes import tasks
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 
 #: What a block does in its n-th attempt: raise this, or nothing.
 Steps = list[BaseException | None]
@@ -501,86 +498,61 @@ def test_a_predicate_that_raises_comes_out_of_the_block(world: World, clock: Fak
     assert failing(world, Retry(on=broken), [error], LookupError).__context__ is error
 
 
-alive: list[weakref.ref[Boom]] = []
-
-
-def fail() -> None:
-    error = Boom()
-    alive.append(weakref.ref(error))
-    try:
-        raise error
-    finally:
-        del error
-
-
-async def ignored(policy: Retry, world: World) -> None:
+async def ignored(policy: Retry, world: World, watched: Watched) -> None:
     """Run a block that makes its own errors, and let go of the last one."""
     try:
         if world.blocking:
             for attempt in policy.attempts():
                 with attempt:
-                    fail()
+                    watched.fail()
         else:
             async for attempt in policy.attempts():
                 with attempt:
-                    fail()
+                    watched.fail()
     except Exception:
         pass
-
-
-@pytest.fixture(autouse=True)
-def nobody_alive() -> Iterator[None]:
-    alive.clear()
-    yield
-    alive.clear()
 
 
 @pytest.mark.parametrize("wrap", [False, True], ids=["last", "wrap"])
 def test_no_failed_block_needs_the_cyclic_collector(world: World, clock: FakeClock, wrap: bool) -> None:
     """When the caller lets go of the error, it is gone, and every frame with it."""
-    gc.collect()
-    gc.disable()
-    try:
-        world.run(lambda: ignored(Retry(3, on=Boom, backoff=[0], wrap=wrap), world))
-        assert len(alive) == 3
-        assert [ref() for ref in alive] == [None] * 3
-    finally:
-        gc.enable()
+    watched = Watched()
+    with no_collector():
+        world.run(lambda: ignored(Retry(3, on=Boom, backoff=[0], wrap=wrap), world, watched))
+        assert watched.seen
+        assert watched.alive == []
 
 
 def test_the_error_that_was_held_back_is_let_go_of(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next attempt; and it makes no cycle where it has to come out after all, because time is over."""
-    seen: list[int] = []
+    watched = Watched()
+    seen: list[list[str]] = []
 
     async def main(timeout: float) -> None:
         try:
             with deadline(timeout):
                 if world.blocking:
                     for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
-                        seen.append(sum(ref() is not None for ref in alive))
+                        seen.append(watched.alive)
                         with attempt:
-                            fail()
+                            watched.fail()
                 else:
                     async for attempt in Retry(3, on=Boom, backoff=[1]).attempts():
-                        seen.append(sum(ref() is not None for ref in alive))
+                        seen.append(watched.alive)
                         with attempt:
-                            fail()
+                            watched.fail()
         except Boom:
             pass
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         world.run(lambda: main(60))
-        assert seen == [0, 0, 0]
+        assert seen == [[]] * 3
         oversleep(clock, monkeypatch)
         world.run(lambda: main(5))
-        assert seen == [0] * 4
-        assert [ref() for ref in alive] == [None] * 4
-    finally:
-        gc.enable()
+        assert seen == [[]] * 4
+        assert watched.alive == []
 
 
 def test_asking_for_the_attempts_needs_no_loop_and_makes_no_attempt(clock: FakeClock) -> None:

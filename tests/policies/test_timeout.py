@@ -7,7 +7,6 @@ take ten. So nothing depends on how busy the machine is.
 from __future__ import annotations
 
 import asyncio
-import gc
 import linecache
 import sys
 import threading
@@ -43,7 +42,7 @@ from resilience import (
     events,
 )
 from resilience.testing import virtual_time
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 
 SHORT = 0.02
 LONG = 60.0
@@ -1304,28 +1303,16 @@ def test_what_is_no_outcome_is_never_replaced_by_a_warning(
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_no_failed_call_needs_the_cyclic_collector(threads: World, cooperative: bool) -> None:
     """When the caller lets go of the error, it is gone, and every frame with it."""
-    alive: list[weakref.ref[Boom]] = []
-
-    def fn(ctx: Context) -> None:
-        error = Boom()
-        alive.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
-
-    gc.collect()
-    gc.disable()
-    try:
+    watched = Watched()
+    with no_collector():
         for _ in range(3):
             with pytest.raises(Boom):
-                Timeout(LONG, cooperative=cooperative).execute(fn)
+                Timeout(LONG, cooperative=cooperative).execute(lambda ctx: watched.fail())
         end = time.monotonic() + 5
-        while any(ref() is not None for ref in alive) and time.monotonic() < end:
+        while watched.alive and time.monotonic() < end:
             time.sleep(0.001)  # the worker lets go of its job just after it has handed it over
-        assert [ref() for ref in alive] == [None] * 3
-    finally:
-        gc.enable()
+        assert watched.seen
+        assert watched.alive == []
 
 
 def test_a_deadline_error_that_became_a_timeout_needs_no_cyclic_collector(world: World, clock: FakeClock) -> None:
@@ -1346,13 +1333,9 @@ def test_a_deadline_error_that_became_a_timeout_needs_no_cyclic_collector(world:
         except TimeoutExceeded as error:
             alive.append(weakref.ref(error))
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         world.run(main)
         assert [ref() for ref in alive] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_no_failed_task_needs_the_cyclic_collector() -> None:
@@ -1374,12 +1357,8 @@ def test_no_failed_task_needs_the_cyclic_collector() -> None:
         await asyncio.sleep(0)
         assert [ref() for ref in alive] == [None, None]
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         asyncio.run(main())
-    finally:
-        gc.enable()
 
 
 def test_no_timeout_needs_the_cyclic_collector(world: World) -> None:
@@ -1397,13 +1376,9 @@ def test_no_timeout_needs_the_cyclic_collector(world: World) -> None:
         except TimeoutExceeded as error:
             alive.append(weakref.ref(error))
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         world.run(caller)
         assert [ref() for ref in alive] == [None, None]
-    finally:
-        gc.enable()
 
 
 # --- building one ---

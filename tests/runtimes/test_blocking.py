@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure,
 from resilience.errors import SuspensionMisuse
 from resilience.runtimes import lowering
 from resilience.runtimes.blocking import drive
+from tests.conftest import nothing_is_left_unawaited
 
 
 @pytest.fixture(params=["lowered", "driven"], autouse=True)
@@ -73,15 +71,6 @@ class HandingOn(Policy):
 
 class Unnamed(Forgetful):
     """Inherits the mistake."""
-
-
-@contextmanager
-def nothing_is_left_unawaited() -> Iterator[None]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [str(it.message) for it in caught] == []
 
 
 @pytest.mark.parametrize("kind", [Forgetful, Helped, AfterTheCall, HandingOn])

@@ -1,15 +1,16 @@
-"""Requests to the dashboard as ASGI calls made by hand."""
+"""Requests to the dashboard as ASGI calls made by hand, or to one that is served."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
 
 from resilience import Context, events
-from resilience.integrations.dashboard import Dashboard
+from resilience.integrations.dashboard import Dashboard, Served, serve
 from tests.conftest import Boom
 
 
@@ -105,6 +106,13 @@ def fail(message: str = "reset") -> Callable[[Context], None]:
         raise Boom(message)
 
     return fn
+
+
+@contextlib.contextmanager
+def served(*policies: Any, **options: Any) -> Iterator[Served]:
+    """Serve a dashboard with quick updates on a free port."""
+    with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as it:
+        yield it
 
 
 def heard(kind: type[events.Event]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,26 +11,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry
-from resilience.integrations.dashboard import Served, serve
-from tests.conftest import Boom
+from resilience.integrations.dashboard import serve
 from tests.integrations.conftest import program
 from tests.integrations.dashboard.browser import Page, browser
+from tests.integrations.dashboard.requests import fail, served
 
 #: A name, and a message, that would do something in a page that took them for markup.
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
-
-
-def fail(message: str = "reset") -> Callable[[Any], None]:
-    def fn(ctx: Any) -> None:
-        raise Boom(message)
-
-    return fn
-
-
-@contextlib.contextmanager
-def served(*policies: Any, **options: Any) -> Iterator[Served]:
-    with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as it:
-        yield it
 
 
 def in_browser(folder: Path, main: Callable[[Callable[..., Any]], Any]) -> None:

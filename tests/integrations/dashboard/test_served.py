@@ -20,22 +20,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from resilience import CircuitBreaker, events
-from resilience.integrations.dashboard import Dashboard, Served, aserve, serve
-from tests.conftest import Boom, World
+from resilience.integrations.dashboard import Dashboard, aserve, serve
+from tests.conftest import World
+from tests.integrations.dashboard.requests import fail, served
 from tests.integrations.services import PATIENCE, asgi_service
-
-
-def fail(message: str = "reset") -> Callable[[Any], None]:
-    def fn(ctx: Any) -> None:
-        raise Boom(message)
-
-    return fn
-
-
-@contextlib.contextmanager
-def served(*policies: Any, **options: Any) -> Iterator[Served]:
-    with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as it:
-        yield it
 
 
 def get(url: str, method: str = "GET", **headers: str) -> httpx.Response:

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -40,9 +43,24 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_mypy_strict_agrees() -> None:
+class Verdicts(NamedTuple):
+    """What the two checkers say of the cases, once they are done."""
+
+    mypy: Future[subprocess.CompletedProcess[str]]
+    pyright: Future[tuple[int, list[tuple[str, int, str]]]]
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[Verdicts]:
+    """Both look at the cases at once: mypy takes 13 s, pyright 4."""
+    with ThreadPoolExecutor(2) as pool:
+        mypy = pool.submit(checked, "mypy", "--strict", NO_CACHE, *map(str, CASES))
+        yield Verdicts(mypy, pool.submit(pyright))
+
+
+def test_mypy_strict_agrees(verdicts: Verdicts) -> None:
     """Every `assert_type` holds, every line that is to be refused is."""
-    done = checked("mypy", "--strict", NO_CACHE, *map(str, CASES))
+    done = verdicts.mypy.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no issues found" in done.stdout
 
@@ -64,9 +82,9 @@ def pyright(*arguments: str) -> tuple[int, list[tuple[str, int, str]]]:
     return found["summary"]["filesAnalyzed"], said
 
 
-def test_pyright_strict_agrees() -> None:
+def test_pyright_strict_agrees(verdicts: Verdicts) -> None:
     """So does pyright, about the same files and this one."""
-    files, said = pyright()
+    files, said = verdicts.pyright.result()
     assert not said, "\n".join(f"{file}:{line}: {message}" for file, line, message in said)
     assert files > len(CASES)
 

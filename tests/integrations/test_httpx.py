@@ -426,8 +426,7 @@ def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again:
 
 def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(some_kit: Kit, server: FlakyServer) -> None:
     """The timeout is an error of its own, and transient; but the server may be at work on the request."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held))
+    url = server.script("/", Answer(200, hold=threading.Event()))
     told: list[Any] = []
     policy = Policy.wrap(Retry(3, backoff=[0]), Timeout(0.2), listeners=[told.append])
 
@@ -437,10 +436,7 @@ def test_a_post_that_a_timeout_has_cut_off_is_not_repeated(some_kit: Kit, server
             assert isinstance(error, TimeoutExceeded)
             assert error.repeatable is False  # type: ignore[attr-defined]
 
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
+    some_kit.run(main)
     assert len(server.requests) == 1
     assert [it.reason for it in told if isinstance(it, events.RetryGaveUp)] == ["unrepeatable"]
 
@@ -1051,8 +1047,7 @@ def test_nothing_is_sent_after_the_deadline(kit: Kit, server: FlakyServer) -> No
 @pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENT, cooperative=True)], ids=["retry", "cooperative"])
 def test_a_server_that_hangs_is_left_at_the_deadline(some_kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
     """By the client itself, whose timeouts were cut; no timer is needed."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held))
+    url = server.script("/", Answer(200, hold=threading.Event()))
 
     async def main() -> None:
         async with some_kit.client(policy, timeout=None) as client:
@@ -1060,42 +1055,36 @@ def test_a_server_that_hangs_is_left_at_the_deadline(some_kit: Kit, server: Flak
                 assert type(await client.failure("GET", url)) is DeadlineExceeded
 
     began = time.monotonic()
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
+    some_kit.run(main)
     assert time.monotonic() - began < PATIENT / 2
 
 
-def test_a_timeout_that_is_not_ours_stays_the_clients(some_kit: Kit, server: FlakyServer) -> None:
-    """The client's own limit was shorter than what was left."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held))
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(200, hold=threading.Event()), Answer(200, body=[b"a", b"b"], drip=threading.Event())],
+    ids=["headers", "body"],
+)
+def test_a_timeout_that_is_not_ours_stays_the_clients(some_kit: Kit, server: FlakyServer, answer: Answer) -> None:
+    """The client's own limit was shorter than what was left, for its headers or its body."""
+    url = server.script("/", answer)
 
     async def main() -> None:
         async with some_kit.client(Timeout(PATIENT)) as client:
             assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
 
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
+    some_kit.run(main)
 
 
 def test_an_attempt_that_takes_too_long_is_tried_again(some_kit: Kit, server: FlakyServer) -> None:
     """And the connection of the first one is not missing: there is only one."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held), Answer(200, body=b"fine"))
+    url = server.script("/", Answer(200, hold=threading.Event()), Answer(200, body=b"fine"))
 
     async def main() -> None:
         inner = some_kit.network(limits=some_kit.library.Limits(max_connections=1))
         async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), inner) as client:
             assert (await client.get(url, timeout=None)).content == b"fine"
 
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
+    some_kit.run(main)
 
 
 class Slow:
@@ -1423,34 +1412,15 @@ def test_a_body_that_drips_does_not_outlast_its_time(
 
 def test_a_body_that_stops_is_left_at_its_time(some_kit: Kit, server: FlakyServer) -> None:
     """Also where the client's own read timeout is longer, or there is none."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=threading.Event()))
 
     async def main() -> None:
         async with some_kit.client(Timeout(0.15)) as client:
             assert type(await client.failure("GET", url, timeout=None)) is TimeoutExceeded
 
     began = time.monotonic()
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
+    some_kit.run(main)
     assert time.monotonic() - began < PATIENT
-
-
-def test_a_body_that_is_too_slow_for_the_client_is_the_clients_matter(some_kit: Kit, server: FlakyServer) -> None:
-    """Its read timeout was shorter than the time that was left."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
-
-    async def main() -> None:
-        async with some_kit.client(Timeout(PATIENT)) as client:
-            assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
-
-    try:
-        some_kit.run(main)
-    finally:
-        held.set()
 
 
 def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(some_kit: Kit, server: FlakyServer) -> None:

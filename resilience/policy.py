@@ -23,7 +23,7 @@ from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import Chain
 from resilience.outcome import Failure, Outcome, Success
-from resilience.proxy import make_proxy
+from resilience.proxy import awaiting, make_proxy
 
 if TYPE_CHECKING:
     from resilience.events import Listener
@@ -145,7 +145,7 @@ class Policy(ABC, Generic[D_co]):
         'attempt 1'
         """
         if is_coroutine_function(fn):
-            return self.aexecute(fn, ctx)
+            return self._later(fn, None, None, ctx)
         return self._resilience_chain.run(fn, None, None, ctx)
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
@@ -174,13 +174,23 @@ class Policy(ABC, Generic[D_co]):
         5
         """
         if is_coroutine_function(fn):
-            return self.acall(fn, *args, **kwargs)
+            return self._later(fn, args, kwargs, None)
         return self._resilience_chain.run(fn, args, kwargs, None)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
         require_callable(fn)
         return await self._resilience_chain.arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
+
+    async def _later(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | None,
+        kwargs: dict[str, Any] | None,
+        ctx: Context | None,
+    ) -> Any:
+        """Execute a coroutine function: nothing of that begins before it is awaited."""
+        return await self._resilience_chain.arun(fn, args, kwargs, ctx)
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -250,14 +260,14 @@ class Policy(ABC, Generic[D_co]):
             ``connect`` ...), properties, classes and generator functions. An async method is awaited.
         :raises AttributeError: if there is no such method.
         """
-        return make_proxy(client, names, self.call, False, repr(self))
+        return make_proxy(client, names, self, repr(self))
 
     def aproxy(self, client: C, /, *names: str) -> C:
         """Do as `proxy` for methods that return an awaitable without being `async def`.
 
         What they return can be awaited, and entered with `async with` where the client's result can.
         """
-        return make_proxy(client, names, self.acall, True, repr(self))
+        return make_proxy(client, names, awaiting(self, self.acall), repr(self))
 
 
 @final

@@ -1,7 +1,7 @@
 """A client with some of its methods run through a policy; everything else of it is the client's own.
 
-Knows nothing of policies but one callable, `run(fn, *args, **kwargs)`, which is `Policy.call` or
-`Policy.acall`. A proxy's class is made for the class of its client, with the special methods that
+Knows nothing of policies but one callable, `protect(method)`, which is the policy itself: it decorates
+the methods. A proxy's class is made for the class of its client, with the special methods that
 the client has (they are looked up on the class, where `__getattr__` does not reach).
 """
 
@@ -20,6 +20,7 @@ from resilience.errors import AwaitableMisuse
 
 C = TypeVar("C")
 Run: TypeAlias = Callable[..., Any]
+Protect: TypeAlias = Callable[[Run], Run]
 
 #: Public methods that begin or end the client's own life: never protected unless they are named.
 LIFECYCLE = frozenset(
@@ -34,20 +35,37 @@ _FORWARDED = (
 ).split()
 
 
-def make_proxy(client: C, names: Iterable[str], run: Run, awaits: bool, policy: str) -> C:
-    """Return a stand-in for `client` whose methods `names` (all public ones, if empty) go through `run`.
+def make_proxy(client: C, names: Iterable[str], protect: Protect, policy: str) -> C:
+    """Return a stand-in for `client` whose methods `names` (all public ones, if empty) are protected.
 
-    :param awaits: whether `run` awaits what a method returns, also where the method is no coroutine function.
     :param policy: how the proxy's `repr` calls the policy.
     """
     names = tuple(names)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return cast("C", _build(client, names or _public_methods(client), run, awaits, policy))
+    return cast("C", _build(client, names or _public_methods(client), protect, policy))
 
 
-def _build(client: Any, names: Iterable[str], run: Run, awaits: bool, policy: str) -> Any:
+def awaiting(protect: Protect, run: Run) -> Protect:
+    """Return what protects methods whose results are to be awaited, also of those that are no coroutine functions.
+
+    :param run: `Policy.acall`.
+    """
+
+    def protect_awaited(method: Run) -> Run:
+        if is_coroutine_function(method):
+            return protect(method)
+
+        def pending(*args: Any, **kwargs: Any) -> Any:
+            return _Pending(method, args, kwargs, run)
+
+        return named_like(pending, method)
+
+    return protect_awaited
+
+
+def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> Any:
     proxy: Any = object.__new__(_class_for(cast("type", type(client))))
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
@@ -56,30 +74,19 @@ def _build(client: Any, names: Iterable[str], run: Run, awaits: bool, policy: st
         if rest:
             nested.setdefault(head, []).append(rest)
         else:
-            here[head] = _protected(getattr(client, head), run, awaits)
+            here[head] = _protected(getattr(client, head), protect)
     for head, rests in nested.items():
-        here[head] = _build(getattr(client, head), rests, run, awaits, policy)
+        here[head] = _build(getattr(client, head), rests, protect, policy)
     proxy.__dict__.update(here)
     return proxy
 
 
-def _protected(method: Any, run: Run, awaits: bool) -> Any:
+def _protected(method: Any, protect: Protect) -> Run:
     if not callable(method):
         raise TypeError(f"only methods can be protected, not {method!r}")
     if is_generator_function(method):
         raise TypeError(f"{name_of(method)} is a generator function: calling it does none of its work")
-
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        return await run(method, *args, **kwargs)
-
-    def pending(*args: Any, **kwargs: Any) -> Any:
-        return _Pending(method, args, kwargs, run)
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return run(method, *args, **kwargs)
-
-    protected = awaited if is_coroutine_function(method) else pending if awaits else called
-    return named_like(protected, method)
+    return protect(method)
 
 
 def _public_methods(client: Any) -> list[str]:

@@ -79,6 +79,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format('"retry_after", asked, zero=False'), _ZERO),
         (_ASKED.format('"retry_after", asked, zero=True'), _ASKED.format("'retry_after', asked"), _ZERO),
         ("if asked is None: return 0.0", "pass", _QUICK_WAY),
+        (
+            "if retry._retry_after and (asked := _asked_delay(carrier)) > delay:",
+            "if retry._retry_after and (asked := _asked_delay(carrier)) >= delay:",
+            "then they are the same",
+        ),
         ("return 0.0", "pass", _QUICK_WAY),
         ("return 0.0", "return -1.0", "the larger of this and a delay counts, and no delay is negative"),
     ],

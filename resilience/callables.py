@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import CoroutineType, FunctionType, GeneratorType, MethodType
+from types import BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
@@ -27,8 +27,9 @@ def is_coroutine_function(fn: object) -> bool:
     times as long, for a method 50 times.
     """
     function = fn.__func__ if type(fn) is MethodType else fn
-    if type(function) is not FunctionType:
-        return _is_coroutine_function(fn)
+    kind = type(function)
+    if kind is not FunctionType:
+        return kind is not BuiltinFunctionType and _is_coroutine_function(fn)
     if function.__code__.co_flags & _CO_COROUTINE:
         return True
     return bool(function.__dict__) and _is_coroutine_function(fn)  # where `inspect.markcoroutinefunction` leaves a mark

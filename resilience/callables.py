@@ -27,9 +27,8 @@ def is_coroutine_function(fn: object) -> bool:
     times as long, for a method 50 times.
     """
     function = fn.__func__ if type(fn) is MethodType else fn
-    kind = type(function)
-    if kind is not FunctionType:
-        return kind is not BuiltinFunctionType and _is_coroutine_function(fn)
+    if type(function) is not FunctionType:
+        return type(fn) is not BuiltinFunctionType and _is_coroutine_function(fn)
     if function.__code__.co_flags & _CO_COROUTINE:
         return True
     return bool(function.__dict__) and _is_coroutine_function(fn)  # where `inspect.markcoroutinefunction` leaves a mark

@@ -314,18 +314,14 @@ def test_it_retries_and_tells_its_listeners(clock: FakeClock) -> None:
 
 def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
     """The breaker stands outside of the limit for an attempt, and inside of the retry."""
-    held = threading.Event()
-    server.script("/", Answer(200, hold=held))
+    server.script("/", Answer(200, hold=threading.Event()))
     policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, backoff=[0], attempt_timeout=0.1)
-    try:
-        with client_of(policies) as client:
-            with pytest.raises(TimeoutExceeded) as caught:
-                client.get(server.url)
-            assert caught.value.policy == "attempt timeout"
-            with pytest.raises(CircuitOpen):
-                client.get(server.url)
-    finally:
-        held.set()
+    with client_of(policies) as client:
+        with pytest.raises(TimeoutExceeded) as caught:
+            client.get(server.url)
+        assert caught.value.policy == "attempt timeout"
+        with pytest.raises(CircuitOpen):
+            client.get(server.url)
     assert len(server.requests) == 3
 
 
@@ -475,10 +471,6 @@ def test_in_a_task_too(tasks_world: Any, server: FlakyServer) -> None:
 
 def test_the_callers_deadline_is_stronger(server: FlakyServer) -> None:
     """And then the error says whose time it was."""
-    held = threading.Event()
-    url = server.script("/", Answer(200, hold=held))
-    try:
-        with client_of(standard()) as client, deadline(0.2), pytest.raises(DeadlineExceeded):
-            client.get(url)
-    finally:
-        held.set()
+    url = server.script("/", Answer(200, hold=threading.Event()))
+    with client_of(standard()) as client, deadline(0.2), pytest.raises(DeadlineExceeded):
+        client.get(url)

@@ -84,7 +84,9 @@ class Chain:
     ) -> Any:
         """Execute a blocking function."""
         stage = self._blocking
-        if stage is not None and ctx is None and get_ambient() is None and not watched.executions:
+        if stage is not None and ctx is None and not watched.executions:
+            if get_ambient() is not None:
+                return stage(_heir(_UNLIMITED_IN_THREADS, function, arguments), function, arguments, keywords)
             if arguments is not None:
                 return stage(_UNLIMITED_IN_THREADS, function, arguments, keywords)
             return stage(own_context(_UNLIMITED_IN_THREADS, function), function, None, None)
@@ -132,8 +134,10 @@ class Chain:
     ) -> Awaitable[Any]:
         """Execute a function whose result is awaited. What this returns is to be awaited at once."""
         stage = self._tasks
-        if stage is not None and ctx is None and get_ambient() is None and not watched.executions:
+        if stage is not None and ctx is None and not watched.executions:
             # What the stage returns, and not `await`: one coroutine less.
+            if get_ambient() is not None:
+                return stage(_heir(_UNLIMITED_IN_TASKS, function, arguments), function, arguments, keywords)
             if arguments is not None:
                 return stage(_UNLIMITED_IN_TASKS, function, arguments, keywords)
             return stage(own_context(_UNLIMITED_IN_TASKS, function), function, None, None)
@@ -241,6 +245,19 @@ class Chain:
             "cancelled_by": cancelled_by,
         }
         events.tell(listeners, ExecutionFinished, fields)
+
+
+def _heir(unlimited: Context, function: Callable[..., Any], arguments: tuple[Any, ...] | None) -> Context:
+    """Make the context of an execution inside another one, or a block, that reports to nobody.
+
+    :param unlimited: the context that is common to all executions that inherit nothing.
+    """
+    outer = still_open(get_ambient()) or unlimited
+    inner = own_context(unlimited, function if arguments is None else None)
+    inner.deadline = outer.deadline
+    operation, properties, listeners, record = facts = outer._facts
+    inner._facts = facts if record is None and not listeners else _new_facts(Facts, (operation, properties, (), None))
+    return inner
 
 
 def _failed(error: BaseException, ctx: Context) -> tuple[Failure | None, Canceller | None]:

@@ -157,7 +157,12 @@ class TaskRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, ctx: Context) -> None:
-        await anyio.sleep(clock.shorten(seconds))
+        if _asyncio_task() is None:
+            await anyio.sleep(clock.shorten(seconds))
+            return
+        import asyncio  # as whoever runs this loop has; anyio would take 700 ns to find out that it is this one
+
+        await asyncio.sleep(clock.shorten(seconds))
 
     @override
     def timer(self, owner: TimerOwner | None, deadline: float, limit: float | None = None) -> Timer:
@@ -349,7 +354,8 @@ async def _enter_with(
         awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
         return await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
     except Exception as error:
-        ctx._note(Failure(error))
+        if record is not None:
+            record.note(Failure(error))
         raise
     finally:
         try:

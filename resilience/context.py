@@ -69,7 +69,7 @@ class Context:
     (1, ())
     """
 
-    __slots__ = ("_facts", "_function", "_outer", "_report", "_timer", "attempt", "deadline", "runtime")
+    __slots__ = ("_facts", "_function", "_is_over", "_outer", "_report", "_timer", "attempt", "deadline", "runtime")
 
     #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
     deadline: float
@@ -83,7 +83,8 @@ class Context:
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
     _function: weakref.ref[Any] | None  # the object that is executed, where it is one that has something to say
     _report: Record  # set where this very context was passed to an execution: what happened in that
-    _outer: Context | None  # set where this is a block's that was closed out of its turn: what was ambient before it
+    _is_over: bool  # of a block, whether it was closed out of its turn
+    _outer: Context | None  # set where it was: what was ambient before it
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Context:
         self.attempt = 1
         self.runtime = world_of_caller
         self._timer = self._function = None
+        self._is_over = False
 
     def __repr__(self) -> str:
         parts = [] if self.operation is None else [f"operation={self.operation!r}"]
@@ -238,6 +240,7 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
     child._timer = timer
     child.runtime = parent.runtime
     child._function = parent._function
+    child._is_over = False
     return child
 
 
@@ -275,12 +278,12 @@ def restore_ambient(ctx: Context, token: Token[Context | None]) -> None:
     """
     outer = None if token.old_value is Token.MISSING else token.old_value
     if get_ambient() is not ctx:
-        ctx._outer = outer
+        ctx._outer, ctx._is_over = outer, True
         return
     try:
         reset_ambient(token)
     except ValueError:  # these variables are a copy
-        ctx._outer = outer
+        ctx._outer, ctx._is_over = outer, True
     set_ambient(still_open(outer))
 
 
@@ -297,7 +300,7 @@ def leave_ambient(token: Token[Context | None]) -> None:
 
 def still_open(ctx: Context | None) -> Context | None:
     """Return an ambient context, or the one around it where it is that of a block which is over."""
-    while ctx is not None and hasattr(ctx, "_outer"):
+    while ctx is not None and ctx._is_over:
         ctx = ctx._outer
     return ctx
 

@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 _DEFAULT_TRIP = ConsecutiveFailures(5)
 
-#: What a guarded block ends with that raised nothing. It has no value for `on_result` to look at.
-_BLOCK_DONE = Success(None)
+#: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
+_DONE = Success(None)
 
 #: Makes an exception of which the caller sets the attributes.
 _new_error: Callable[[type[CircuitOpen], str], CircuitOpen] = Exception.__new__
@@ -172,9 +172,10 @@ class CircuitBreaker(Policy[Never]):
             except Exception as error:
                 self._settle(admission, Failure(genuine(error)), began, ctx)
                 raise
-            # A success that would change nothing is not recorded: the common case, without the lock.
-            if not admission.quiet or self._on_result is not None:
+            if self._on_result is not None:
                 self._settle(admission, Success(result), began, ctx)
+            elif not admission.quiet:  # else it would change nothing: the common case, without the lock
+                self._settle(admission, _DONE, began, ctx)
         except BaseException:
             self._release(admission)  # cancelled, or interrupted before its result was recorded
             raise
@@ -297,12 +298,14 @@ class CircuitBreaker(Policy[Never]):
             now = clock.now()
             with self._lock:
                 transitions = self._circuit.record(admission, failure, now - began if self._timed else 0.0, now)
-                self._note_locked(transitions, ctx)
-        self._report()
+                if transitions:
+                    self._note_locked(transitions, ctx)
+        if self._unreported:
+            self._report()
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
         """Say whether an outcome counts, and what it failed with, None for a success."""
-        if outcome is _BLOCK_DONE:
+        if outcome is _DONE:
             failed = False
         elif isinstance(outcome, Success):
             failed = self._on_result is not None and bool(self._on_result(outcome.value))
@@ -371,7 +374,7 @@ class Guard:
             return
         try:
             if error is None:
-                self._breaker._settle(admission, _BLOCK_DONE, self._began, block_context())
+                self._breaker._settle(admission, _DONE, self._began, block_context())
             elif isinstance(error, Exception):
                 self._breaker._settle(admission, Failure(error), self._began, block_context())
         finally:

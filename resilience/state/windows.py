@@ -59,22 +59,25 @@ class TimeWindow:
     never longer than the window; the memory is bounded by the number of steps.
     """
 
-    __slots__ = ("_seconds", "_steps", "bad", "total")
+    __slots__ = ("_seconds", "_step", "_steps", "bad", "total")
 
     STEPS = 32
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._step = seconds / self.STEPS
         self._steps: deque[list[float]] = deque()  # [began at, total, bad]
         self.total: int = 0
         self.bad: int = 0
 
     def add(self, bad: bool, now: float) -> None:
         """Count one more result, and forget the steps that are too old."""
-        self.forget(now)
-        if not self._steps or now - self._steps[-1][0] >= self._seconds / self.STEPS:
-            self._steps.append([now, 0, 0])
-        step = self._steps[-1]
+        steps = self._steps
+        if steps and now - steps[0][0] >= self._seconds:
+            self.forget(now)
+        if not steps or now - steps[-1][0] >= self._step:
+            steps.append([now, 0, 0])
+        step = steps[-1]
         step[1] += 1
         step[2] += bad
         self.total += 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -32,7 +31,6 @@ from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
 
     from resilience.policy import Policy
 
@@ -60,11 +58,11 @@ def _first_task() -> asyncio.Task[Any] | None:
 current_task: Callable[[], asyncio.Task[Any] | None] = _first_task
 
 
-def _asyncio_task() -> asyncio.Task[Any] | None:
+def asyncio_task() -> asyncio.Task[Any] | None:
     """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
     try:
         return current_task()
-    except RuntimeError:
+    except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
         return None
 
 
@@ -117,7 +115,7 @@ class TaskWaiter(Waiter):
         self._event = anyio.Event()
         self._post: Callable[[Callable[[], object]], object]
         self._is_alive: Callable[[], bool]
-        task = _asyncio_task()
+        task = asyncio_task()
         if task is not None:
             loop = task.get_loop()
             self._post = loop.call_soon_threadsafe
@@ -163,7 +161,7 @@ class TaskRuntime(Runtime):
 
     @override
     async def sleep(self, seconds: float, ctx: Context) -> None:
-        if _asyncio_task() is None:
+        if asyncio_task() is None:
             await _library().sleep(clock.shorten(seconds))
             return
         import asyncio  # as whoever runs this loop has; anyio would take 700 ns to find out that it is this one
@@ -174,7 +172,7 @@ class TaskRuntime(Runtime):
     def timer(self, owner: TimerOwner | None, deadline: float, limit: float | None = None) -> Timer:
         try:
             task = current_task()
-        except RuntimeError:
+        except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
             task = None
         if task is None:
             return ScopeTimer(deadline)
@@ -221,66 +219,6 @@ class TaskRuntime(Runtime):
 TASKS: TaskRuntime = TaskRuntime()
 
 
-#: Clean-ups that were left behind: an event loop alone remembers its tasks by weak references.
-_left_behind: set[asyncio.Task[None]] = set()
-
-_LET_GO = "%s has not ended within %g s; who waits for it is let go"
-
-
-async def in_peace(name: str, grace: float, *steps: Callable[[], Awaitable[None]]) -> None:
-    """Run the steps of a clean-up, which no cancellation reaches, for at most `grace` seconds.
-
-    What has not ended by then is cancelled, the steps after it are still taken, and a warning tells its name. Under
-    asyncio it has a task of its own, which is left behind then: what does not answer may take its time with a
-    cancellation, too (psycopg asks the server to cancel, and waits ten seconds for it).
-    Under trio, where no task outlives whoever has begun it, each step has the grace, and is waited for.
-
-    :param steps: coroutine functions that let no `Exception` out.
-    """
-    if _asyncio_task() is None:
-        for step in steps:
-            with anyio.move_on_after(grace, shield=True) as scope:
-                await step()
-            if scope.cancelled_caught:
-                logger.warning(_LET_GO, name, grace)
-        return
-    import asyncio  # as whoever runs this loop has
-
-    task = asyncio.get_running_loop().create_task(_one_after_another(steps))
-    _left_behind.add(task)
-    task.add_done_callback(_left_behind.discard)
-    try:
-        with anyio.CancelScope(shield=True):  # a scope of anyio's cancels again and again
-            await _outlast_cancellation(task, clock.now() + grace)
-    finally:
-        if not task.done():
-            logger.warning(_LET_GO, name, grace)
-            task.cancel()
-
-
-async def _one_after_another(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    async with AsyncExitStack() as stack:  # a step that is cancelled is not the end
-        for step in reversed(steps):
-            stack.push_async_callback(step)
-
-
-async def _outlast_cancellation(task: asyncio.Task[None], deadline: float) -> None:
-    """Wait for a task, also where this one is cancelled meanwhile; it is cancelled afterwards then."""
-    import asyncio
-
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := deadline - clock.now()) > 0:
-        try:
-            await asyncio.wait([task], timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    try:
-        if cancelled is not None:
-            raise cancelled
-    finally:
-        del cancelled  # no cycle: error -> traceback -> this frame -> error
-
-
 def timer_until(deadline: float) -> Timer:
     """Make a timer for a block of the current task."""
     return TASKS.timer(None, deadline)
@@ -288,7 +226,7 @@ def timer_until(deadline: float) -> Timer:
 
 def find_runtime() -> Runtime:
     """Return the runtime of the world that this code runs in."""
-    return TASKS if _asyncio_task() is not None or _in_trio() else BLOCKING
+    return TASKS if asyncio_task() is not None or _in_trio() else BLOCKING
 
 
 @final

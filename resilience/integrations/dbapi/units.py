@@ -24,12 +24,12 @@ from resilience.callables import (
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events import logger
+from resilience.integrations.dbapi.cleanup import in_peace
 from resilience.integrations.dbapi.drivers import is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
-from resilience.runtimes.tasks import in_peace
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from resilience import checks
 from resilience.clock import clock
+from resilience.context import NO_FACTS
 
 if TYPE_CHECKING:
     from resilience.context import Context
@@ -356,14 +357,14 @@ def announce(
     listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, numbers: Mapping[str, object]
 ) -> None:
     """Build an event of the numbers of its kind, and what every event tells, for these listeners."""
-    operation, properties, _, record = (None, {}, (), None) if ctx is None else ctx._facts
+    facts = NO_FACTS if ctx is None else ctx._facts
     fields = {
         "policy": policy,
-        "operation": operation,
+        "operation": facts.operation,
         "time": clock.now(),
         # Plain, so that an event can be copied and pickled. An empty one is made: its copy would take 300 ns.
-        "properties": dict(properties) if properties else {},
-        "pipeline": None if record is None else record.executed.name,
+        "properties": dict(facts.properties) if facts.properties else {},
+        "pipeline": None if facts.record is None else facts.record.executed.name,
         **numbers,
     }
     tell(listeners, kind, fields)

@@ -84,7 +84,7 @@ class Timeout(Policy[Never]):
         found_over: Exception | None = None
         try:
             if self._cooperative:
-                result = await call(derive(ctx, deadline, ctx.attempt, ctx._timer))
+                result = await call(ctx if deadline == ctx.deadline else derive(ctx, deadline, ctx.attempt, ctx._timer))
                 if clock.now() - deadline > 1.0:
                     self._look_for_overrun(ctx, began, deadline)
                 return result

@@ -19,9 +19,11 @@ slotted: a dictionary for each would be a sixth of the time that an open circuit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilience.outcome import Outcome
     from resilience.state.circuit import CircuitState
 
@@ -65,6 +67,12 @@ class Rejected(ResilienceError):
         state: Any = self.__getstate__()
         attributes, slots = state if isinstance(state, tuple) else (state, {})
         return type(self), self.args, {**slots, **(attributes or {})}
+
+
+R = TypeVar("R", bound=Rejected)
+
+#: Makes a refusal of a message, without the detour by `__init__` (200 of 1500 ns): whoever calls it sets every slot.
+bare_refusal: Callable[[type[R], str], R] = Exception.__new__
 
 
 class CircuitOpen(Rejected):

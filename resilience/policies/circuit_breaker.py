@@ -16,7 +16,7 @@ from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
 from resilience.checks import exact
 from resilience.clock import clock
 from resilience.context import block_context
-from resilience.errors import CircuitIsolated, CircuitOpen
+from resilience.errors import CircuitIsolated, CircuitOpen, bare_refusal
 from resilience.events import watched
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe, genuine
@@ -37,7 +37,7 @@ from resilience.state.counter import Counter
 from resilience.state.trips import ConsecutiveFailures, Trip, as_trip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from resilience.checks import Duration
@@ -50,9 +50,6 @@ _DEFAULT_TRIP = ConsecutiveFailures(5)
 
 #: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
 _DONE = Success(None)
-
-#: Makes an exception of which the caller sets the attributes.
-_new_error: Callable[[type[CircuitOpen], str], CircuitOpen] = Exception.__new__
 
 
 @final
@@ -281,7 +278,7 @@ class CircuitBreaker(Policy[Never]):
         if watched.refusals or ctx._facts.listeners:
             told = {"reason": kind.__name__, "retry_after": retry_after, "waited": 0.0}
             events.emit(events.CallRejected, self.name, ctx, **told)
-        error = _new_error(kind, period.why)  # without the detour by `__init__`
+        error = bare_refusal(kind, period.why)
         error.policy = self.name
         error.retry_after = retry_after
         error.state = period.state

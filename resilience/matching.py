@@ -71,7 +71,8 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         return partial(_is_one_of, value)
     if isinstance(value, type):
         _exception_type(name, value)
-        return value.__instancecheck__  # what `isinstance` asks, without a frame of ours: 60 ns less
+        # What `isinstance` asks, without a frame of ours: 60 ns less. It asks a metaclass only about other classes.
+        return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
     predicate: Callable[[Exception], object] = checks.plain_function(name, value)
@@ -158,6 +159,8 @@ def transient(error: Exception) -> bool:
     if isinstance(error, (ConnectionError, TimeoutError)):
         return True
     kind = type(error)
+    if type(kind) is not type:  # a metaclass may forbid a table: where it says which classes are equal
+        return any(test(error) for test in _tests_for(kind))
     tests = _tests_of.get(kind)
     if tests is None:
         tests = _tests_of[kind] = _tests_for(kind)

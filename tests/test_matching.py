@@ -49,6 +49,29 @@ class Other(Exception):
     """Nothing that a policy here is told of."""
 
 
+class Judging(type):
+    """The class of a class that says by itself which classes are its equals, and what is an instance of it."""
+
+    def __eq__(cls, other: object) -> bool:
+        return isinstance(other, Judging)
+
+    __hash__: Any = None
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Boom)
+
+
+class Judge(Exception, metaclass=Judging):
+    """What a `Boom` passes for."""
+
+
+class Confused(Exception):
+    """Has a method that only its class should have."""
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+
 # --- on and ignore ---------------------------------------------------------------------------
 
 
@@ -61,8 +84,13 @@ class Other(Exception):
         (lambda error: "yes" in str(error), [Boom("yes"), Other("yes")], [Boom("no")]),
         (Exception, [Boom(), Other(), OSError()], []),
         (BaseException, [Boom(), Other(), OSError()], []),
+        (Judge, [Judge(), Boom()], [Other()]),
+        (Confused, [Confused()], [Other()]),
     ],
-    ids=["a type", "a narrow type", "a tuple", "a predicate", "Exception", "BaseException"],
+    ids=[
+        *("a type", "a narrow type", "a tuple", "a predicate", "Exception", "BaseException"),
+        *("a type with a metaclass", "a type with a strange method"),
+    ],
 )
 def test_on_names_what_is_handled(on: Any, handled: list[Exception], not_handled: list[Exception]) -> None:
     """A type with its children, a tuple of types, or a predicate over the exception."""
@@ -550,6 +578,13 @@ def test_a_class_that_nobody_uses_any_more_is_forgotten() -> None:
     del kinds
     gc.collect()
     assert [it() for it in gone] == [None, None, None]
+
+
+def test_classes_that_call_themselves_equal_are_asked_one_by_one() -> None:
+    """What is known of one class is not said of another, and of one that cannot be looked up it is found anew."""
+    lost = Judging("ConnectError", (Exception,), {"__module__": "httpx"})
+    for _ in range(2):
+        assert [transient(kind("no")) for kind in (lost, Judge)] == [True, False]
 
 
 def test_urllib3_is_asked_for_what_really_happened() -> None:

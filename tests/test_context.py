@@ -30,7 +30,7 @@ from resilience import (
     current_context,
     deadline,
 )
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 
 INF = float("inf")
 
@@ -603,6 +603,27 @@ def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(wo
     timers = {"threads": "BlockingTimer", "asyncio": "AsyncioTimer", "trio": "ScopeTimer"}
     assert world.run(main) == [timers[world.name], True, True, True, False]
     assert closed == ["blocking" if world.blocking else "tasks"]
+
+
+def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_raises_again(world: World) -> None:
+    """What its runtime was handed is in no frame of that failure's traceback: no cycle."""
+    watched = Watched()
+
+    def raise_again(error: Exception) -> None:
+        try:
+            raise error
+        finally:
+            del error
+
+    async def main() -> None:
+        try:
+            await Context().runtime.run(raise_again, Context(), watched.watch(Boom()))
+        except Boom:
+            pass
+
+    with no_collector():
+        world.run(main)
+        assert (watched.seen, watched.alive) == (1, [])
 
 
 # --- the ambient context ---------------------------------------------------------------------

@@ -247,7 +247,10 @@ class WorldOfCaller(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        return await find_runtime().run(function, ctx, *args)
+        try:
+            return await find_runtime().run(function, ctx, *args)
+        finally:
+            del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
     async def close(self, resource: object) -> None:

@@ -46,7 +46,7 @@ def _first_task() -> asyncio.Task[Any] | None:
     Whoever runs a task has imported asyncio. To import it here, where nobody may, takes as long as everything else.
     """
     global current_task
-    if "asyncio" not in sys.modules:
+    if sys.modules.get("asyncio") is None:  # None also where somebody forbids its import
         return None
     from resilience.runtimes import current
 

@@ -32,6 +32,7 @@ from resilience import (
     TimeoutExceeded,
     current_context,
     deadline,
+    runtimes,
 )
 from resilience.runtimes import alarms, tasks, workers
 from resilience.runtimes.alarms import latest
@@ -752,6 +753,15 @@ def test_there_is_no_asyncio_task_where_nobody_has_imported_asyncio(monkeypatch:
     monkeypatch.delitem(sys.modules, "asyncio")
     assert tasks.find_runtime() is BLOCKING
     assert "asyncio" not in sys.modules
+
+
+def test_there_is_none_either_where_somebody_forbids_to_import_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sys.modules` says None of it then."""
+    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
+    monkeypatch.delattr(runtimes, "current", raising=False)
+    monkeypatch.delitem(sys.modules, "resilience.runtimes.current", raising=False)
+    monkeypatch.setitem(sys.modules, "asyncio", None)  # type: ignore[arg-type]
+    assert tasks.find_runtime() is BLOCKING
 
 
 def test_the_first_task_of_a_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -371,7 +371,8 @@ class Guard:
             return
         try:
             if error is None:
-                self._breaker._settle(admission, _DONE, self._began, block_context())
+                if not admission.quiet:  # as in `around`
+                    self._breaker._settle(admission, _DONE, self._began, block_context())
             elif isinstance(error, Exception):
                 self._breaker._settle(admission, Failure(error), self._began, block_context())
         finally:

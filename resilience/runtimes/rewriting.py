@@ -273,6 +273,10 @@ class _Shortening(ast.NodeTransformer):
         self._call = call
         self._source = source
 
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        node.ifs = [self.visit(condition) for condition in node.ifs]
+        return node  # no `:=` may stand in what it goes through
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         if not (isinstance(node.func, ast.Name) and node.func.id == self._call):
@@ -280,7 +284,9 @@ class _Shortening(ast.NodeTransformer):
         shortcut = ast.parse(self._source, mode="eval").body
         for part in ast.walk(shortcut):
             ast.copy_location(part, node)
-            if isinstance(part, ast.Name):
+            if isinstance(part, ast.Attribute):
+                part.end_lineno, part.end_col_offset = part.lineno, part.col_offset  # it is looked up where it ends
+            elif isinstance(part, ast.Name):
                 part.id = self._call if part.id == "call" else _OURS + part.id
             elif isinstance(part, ast.NamedExpr) and isinstance(part.value, ast.Constant):
                 part.value = node.args[0]

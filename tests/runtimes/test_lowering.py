@@ -22,12 +22,15 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, current_context, events
 from resilience.runtimes import lowering
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.blocking import _SHORTCUT, drive
 from tests.conftest import Boom, World
 
 
 def is_lowered(policy: Policy[Any]) -> bool:
-    return lowering.lower(policy.around, drive) is not None
+    """Whether it is, alike as the last policy before the function, where its calls are written out."""
+    forms = {lowering.lower(policy.around, drive, shortcut) is not None for shortcut in (None, _SHORTCUT)}
+    assert len(forms) == 1
+    return forms.pop()
 
 
 @pytest.fixture(params=["lowered", "driven"])
@@ -103,7 +106,7 @@ class Comprehending(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         listed = [await call(ctx.child(attempt=n)) for n in (1, 2)]
         mapped = {n: await call(ctx) for n in "ab"}
-        return listed, mapped, {await call(ctx)}
+        return listed, mapped, {await call(ctx)}, [n for n in await call(ctx)]  # noqa: C416 (it is about these)
 
 
 class Expressive(Policy):
@@ -791,6 +794,45 @@ def test_the_line_numbers_are_the_same_both_ways(monkeypatch: pytest.MonkeyPatch
             else:
                 seen.append([])
         assert seen[0] == seen[1], make
+
+
+class OverManyLines(Policy):
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await call(
+            ctx.child(
+                attempt=2,
+            )
+            if ctx.expired
+            else ctx
+        )
+
+
+def test_a_debugger_comes_by_no_other_lines_than_those_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the end of a call of several lines, whose way in is written out."""
+
+    def lines(enabled: bool) -> set[int]:
+        seen: set[int] = set()
+
+        def look(frame: types.FrameType, event: str, argument: object) -> Any:
+            if frame.f_code.co_name == "around" and frame.f_code.co_filename == __file__ and event == "line":
+                seen.add(frame.f_lineno)
+            return look
+
+        async def main() -> None:
+            before = sys.gettrace()
+            sys.settrace(look)
+            try:
+                await policy.acall(asyncio.sleep, 0)
+            finally:
+                sys.settrace(before)
+
+        monkeypatch.setattr(lowering, "enabled", enabled)
+        policy = Timeout(5.0).wrap(OverManyLines())
+        asyncio.run(policy.acall(asyncio.sleep, 0))
+        asyncio.run(main())
+        return seen
+
+    assert lines(True) == lines(False)
 
 
 def test_an_error_of_the_policys_own_shows_its_own_line(way: str) -> None:

@@ -62,7 +62,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         ctx = self.__enter__()
         if ctx.deadline != float("inf"):
             try:
-                self._timer = timer_until(ctx.deadline)
+                self._timer = timer_until(ctx.deadline, self._seconds if self._limit == self._seconds else None)
                 self._timer.start()
             except BaseException as error:  # interrupted, perhaps when the timer ran already
                 await self.__aexit__(type(error), error, error.__traceback__)

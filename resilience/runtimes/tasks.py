@@ -219,9 +219,9 @@ class TaskRuntime(Runtime):
 TASKS: TaskRuntime = TaskRuntime()
 
 
-def timer_until(deadline: float) -> Timer:
-    """Make a timer for a block of the current task."""
-    return TASKS.timer(None, deadline)
+def timer_until(deadline: float, limit: float | None = None) -> Timer:
+    """Make a timer for a block of the current task. For `limit`, see `Runtime.timer`."""
+    return TASKS.timer(None, deadline, limit)
 
 
 def find_runtime() -> Runtime:

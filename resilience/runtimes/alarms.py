@@ -5,13 +5,14 @@ time, which it nearly always does: 2 to 3 us. But the limit of a `Timeout` is co
 its timers end in the order in which they begin. Then one handle serves them all:
 
     pending    the timers of one limit, in order; a dictionary, so that any of them can leave at once
-    handle     set for the first of them, and left set when that one is done
+    is_set     for the first of them, and left set when that one is done
 
-When the handle rings, whoever is due is cancelled, and it is set again for the first one that is
+When it rings, whoever is due is cancelled, and it is set again for the first one that is
 left. So it rings once per limit at the most, however many calls there were, and a call that ends in
 time costs two writes to a dictionary.
 
-The alarms of a loop are remembered until another loop runs in its thread, and needs some.
+The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
+tasks that still run forgets them, and so do its alarms then: see `_Vigil`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class AsyncioTimer(Timer):
         if ctx is not None:
             self.token = set_ambient(ctx)
         alarm = self.alarm
-        if alarm.handle is None:
+        if not alarm.is_set:
             alarm.set(self, clock.now())
         alarm.pending[self] = None  # last: nothing fails from here on, and whoever is in there is cancelled one day
 
@@ -93,35 +94,41 @@ class Alarm:
     :param limit: the limit that all of its timers have; None for the alarm of a single timer.
     """
 
-    __slots__ = ("handle", "latest", "limit", "loop", "pending")
+    __slots__ = ("_handle", "is_set", "latest", "limit", "loop", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.limit: float | None = limit
         self.latest: float = -inf  # the deadline of the last timer
         self.pending: dict[AsyncioTimer, None] = {}  # in order
-        self.handle: asyncio.TimerHandle | None = None
+        self.is_set: bool = False
+        self._handle: asyncio.TimerHandle | None = None  # kept for the alarm of a single timer alone
 
     def set(self, timer: AsyncioTimer, now: float) -> None:
         """Ring when this timer is due. In an empty context: an alarm outlives the call that happened to set it."""
         seconds = max(0.0, timer.deadline - now)
-        self.handle = self.loop.call_later(seconds, self._ring, timer, context=contextvars.Context())
+        vigil = None if self.limit is None else _Vigil(self)
+        handle = self.loop.call_later(seconds, self._ring, timer, vigil, context=contextvars.Context())
+        if vigil is None:
+            self._handle = handle
+        self.is_set = True
 
     def cancel(self) -> None:
-        """Do not ring."""
-        if self.handle is not None:  # pragma: no branch (whoever cancels has set it, and it has not rung)
-            self.handle.cancel()
+        """Do not ring for a single timer."""
+        if self._handle is not None:  # pragma: no branch (whoever cancels has set it, and it has not rung)
+            self._handle.cancel()
 
     def rest(self) -> bool:
-        """Do not ring where nobody is left to ring for; say whether that is so."""
+        """Say whether nobody is left to ring for; then it is to be cancelled."""
         if self.pending:
             return False
-        self.cancel()
-        self.handle = None
+        self.is_set = False
         return True
 
-    def _ring(self, due: AsyncioTimer) -> None:
-        self.handle = None
+    def _ring(self, due: AsyncioTimer, vigil: _Vigil | None) -> None:
+        self.is_set = False
+        if vigil is not None:
+            vigil.alarm = None
         now = due.deadline  # it is at least that late, should the clock itself fail
         try:
             now = clock.now()
@@ -142,6 +149,25 @@ class Alarm:
 
 
 @final
+class _Vigil:
+    """Goes with the callback of an alarm, and nowhere else: where a loop drops that, nobody will be cut off any more.
+
+    Then the alarm, which is remembered, must not keep the tasks: else their `finally` would never run.
+    """
+
+    __slots__ = ("alarm",)
+
+    def __init__(self, alarm: Alarm) -> None:
+        self.alarm: Alarm | None = alarm  # None once it has rung
+
+    def __del__(self) -> None:
+        alarm = self.alarm
+        if alarm is not None:
+            alarm.is_set = False
+            alarm.pending.clear()
+
+
+@final
 class LoopAlarms:
     """The alarms of one loop, by limit."""
 
@@ -156,7 +182,7 @@ class LoopAlarms:
     def is_full(self) -> bool:
         """Whether there is no place for another one, also without those that have rung and serve nobody."""
         if len(self.by_limit) >= self.MOST:
-            self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.handle is not None}
+            self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.is_set}
         return len(self.by_limit) >= self.MOST
 
 

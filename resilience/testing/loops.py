@@ -201,9 +201,12 @@ class _Selector:
 
     def _is_next_for_nobody(self) -> bool:
         """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
-        next_timer = self.loop._scheduled[0] if self.loop._scheduled else None
+        next_timer: Any = self.loop._scheduled[0] if self.loop._scheduled else None
         alarm = getattr(getattr(next_timer, "_callback", None), "__self__", None)
-        return isinstance(alarm, Alarm) and alarm.rest()
+        if not isinstance(alarm, Alarm) or not alarm.rest():
+            return False
+        next_timer.cancel()
+        return True
 
     def _is_ready(self) -> bool:
         return bool(self.real.select(0))

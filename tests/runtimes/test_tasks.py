@@ -440,6 +440,32 @@ def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
 # --- the timers of asyncio ---
 
 
+@pytest.mark.parametrize("policy", [Timeout(LONG), Timeout(LONG).wrap(Retry(2))], ids=["alone", "around a retry"])
+def test_a_loop_that_is_closed_keeps_no_task_that_still_ran(policy: Policy[Any]) -> None:
+    """It is collected as without us, and its `finally` runs then: what is remembered of a loop holds nothing of it."""
+    cleaned: list[str] = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            cleaned.append("up")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(policy.acall(hang))
+        await asyncio.sleep(0.001)
+        assert not task.done()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, told: None)  # that a task was destroyed, which it was
+    loop.run_until_complete(main())
+    loop.close()
+    gc.collect()
+    assert cleaned == ["up"]
+    assert latest.alarms.loop is loop
+    assert not any(alarm.is_set for alarm in latest.alarms.by_limit.values())
+
+
 def test_timers_that_did_not_fire_do_not_pile_up() -> None:
     """A limit of a minute on calls of a millisecond: the loop has not one timer for each of them to wait for."""
 

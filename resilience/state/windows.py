@@ -71,10 +71,12 @@ class TimeWindow:
         self.bad: int = 0
 
     def add(self, bad: bool, now: float) -> None:
-        """Count one more result, and forget the steps that are too old."""
+        """Count one more result, and forget the steps that began `seconds` ago or earlier."""
         steps = self._steps
-        if steps and now - steps[0][0] >= self._seconds:
-            self.forget(now)
+        while steps and now - steps[0][0] >= self._seconds:
+            _, old_total, old_bad = steps.popleft()
+            self.total -= int(old_total)
+            self.bad -= int(old_bad)
         if not steps or now - steps[-1][0] >= self._step:
             steps.append([now, 0, 0])
         step = steps[-1]
@@ -82,11 +84,3 @@ class TimeWindow:
         step[2] += bad
         self.total += 1
         self.bad += bad
-
-    def forget(self, now: float) -> None:
-        """Forget the steps that began `seconds` ago or earlier."""
-        steps = self._steps
-        while steps and now - steps[0][0] >= self._seconds:
-            _, total, bad = steps.popleft()
-            self.total -= int(total)
-            self.bad -= int(bad)

@@ -137,7 +137,7 @@ class Alarm:
 
     def _cut_off(self, due: AsyncioTimer, now: float) -> None:
         """Cancel whoever is due by now, this one in any case, and set the alarm for the first of the others."""
-        while (timer := next(iter(self.pending), None)) is not None:
+        while (timer := self._first()) is not None:
             if timer is not due and timer.deadline > now:
                 self.set(timer, now)
                 return
@@ -146,6 +146,12 @@ class Alarm:
             if task is not None:
                 timer.fired = True
                 task.cancel()
+
+    def _first(self) -> AsyncioTimer | None:
+        # And not `next(iter(...))`: between the two a finalizer, or another thread, may change the dictionary.
+        for timer in self.pending:
+            return timer
+        return None
 
 
 @final

@@ -8,6 +8,7 @@ import gc
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -438,6 +439,45 @@ def test_asyncio_in_debug_mode_has_nothing_to_say() -> None:
 
 
 # --- the timers of asyncio ---
+
+
+def test_a_block_that_is_closed_by_another_thread_while_its_alarm_rings_keeps_nobody_waiting() -> None:
+    """The interpreter may switch, or collect, wherever a function that is written in C has returned."""
+
+    async def main(at: int) -> bool:
+        """Close a block at this place; say whether the alarm came by it."""
+        places = 0
+        timeout = Timeout(0.005)
+        closed = timeout.acall(asyncio.sleep, LONG)
+        contextvars.Context().run(closed.send, None)
+        others = [asyncio.ensure_future(timeout.acall(asyncio.sleep, LONG)) for _ in range(2)]
+        await asyncio.sleep(0)
+
+        def look(frame: types.FrameType, event: str, argument: Any) -> None:
+            nonlocal places
+            if event == "c_return" and frame.f_code.co_name in ("_ring", "_cut_off"):
+                places += 1
+                if places == at:
+                    sys.setprofile(None)
+                    closed.close()
+
+        before = sys.getprofile()
+        sys.setprofile(look)
+        try:
+            done, late = await asyncio.wait(others, timeout=0.5)
+        except asyncio.CancelledError:  # it was this task that stepped into the block
+            done, late = await asyncio.wait(others, timeout=0.5)
+        finally:
+            sys.setprofile(before)
+        closed.close()
+        assert not late
+        assert all(isinstance(task.exception(), TimeoutExceeded) for task in done)
+        return places >= at
+
+    at = 1
+    while asyncio.run(main(at)):
+        at += 1
+    assert at > 1
 
 
 @pytest.mark.parametrize("policy", [Timeout(LONG), Timeout(LONG).wrap(Retry(2))], ids=["alone", "around a retry"])

@@ -36,13 +36,15 @@ StageMaker: TypeAlias = Callable[["Policy[Any]", Any], Any]
 class Chain:
     """The chain of a policy, or of a pipeline's parts, for each world; and the way into it."""
 
-    __slots__ = ("_blocking", "_listeners", "_own", "_parts", "_policy", "_stages", "_tasks")
+    __slots__ = ("_blocking", "_listeners", "_own", "_parts", "_policy", "_stages", "_tasks", "is_last")
 
     def __init__(
         self, policy: Policy[Any], parts: tuple[Policy[Any], ...] = (), listeners: tuple[Listener, ...] = ()
     ) -> None:
         self._policy = policy
         self._parts = parts
+        #: Whether in tasks nothing stands between this policy and the function, in whatever chain it is part of.
+        self.is_last: bool = True
         self._listeners = listeners
         # What an execution of this pipeline runs: its context begins with the listeners. (Inside of another one, they
         # come in with the first part, which costs a context more.)

@@ -638,6 +638,48 @@ def test_without_an_execution_the_ambient_context_is_a_fresh_unlimited_one() -> 
     assert (one.operation, one.attempt, one.attempts) == (None, 1, 0)
 
 
+@pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
+def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
+    """Not the policies inside of it, nor what they call: that is the same in every world, whoever sets the variable."""
+    seen: dict[str, set[float]] = {}
+
+    def look(who: str) -> None:
+        seen.setdefault(who, set()).add(current_context().deadline)
+
+    class Looking(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            look("policy")
+            try:
+                return await call(ctx)
+            finally:
+                look("policy")
+
+    timeout = Timeout(60.0)
+    retry = Retry(
+        2,
+        on=lambda error: look("on") is None,
+        on_result=lambda result: look("on_result") is not None,
+        on_retry=lambda event: look("on_retry"),
+        backoff=[0],
+    )
+
+    async def main() -> None:
+        if timeout_is_last_elsewhere:
+            await world.execute(Retry().wrap(timeout), Script("fine").function())
+        script = Script(Boom(), "fine")
+
+        async def fn(ctx: Context) -> Any:
+            look("function")
+            return await script.function()(ctx)
+
+        for _ in range(2):
+            await world.attempt(timeout.wrap(Looking(), retry), fn)
+
+    world.run(main)
+    assert all(deadline < INF for deadline in seen.pop("function"))
+    assert seen == {"policy": {INF}, "on": {INF}, "on_result": {INF}, "on_retry": {INF}}
+
+
 def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: FakeClock) -> None:
     """The one that was passed to it, attempt by attempt; afterwards it is gone."""
     same: list[bool] = []

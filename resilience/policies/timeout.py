@@ -97,7 +97,7 @@ class Timeout(Policy[Never]):
                 timer = ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 100 of some 1600 ns
                     inner = derive(ctx, deadline, ctx.attempt, timer)
-                    timer.start(inner)
+                    timer.start(inner if self._resilience_chain.is_last else None)
                     result = await call(inner)
                 except BaseException as error:
                     if not timer.stop(error):

@@ -39,8 +39,8 @@ class AsyncioTimer(Timer):
     """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own.
 
     Whoever makes one sets `alarm`, `deadline`, `fired`, `task` and `token`: an `__init__` that did it would take
-    70 ns more. It sets the ambient context and sets it back, as it begins and ends at the very same moments: if the
-    innermost stage did it, there would be another coroutine around the function, and 100 ns.
+    70 ns more. Where the function alone runs in its block, it makes the context ambient and takes it back, at the very
+    same moments as the innermost stage would: that would be another coroutine around the function, and 100 ns.
     """
 
     __slots__ = ("_cancelling", "alarm", "deadline", "fired", "task", "token")

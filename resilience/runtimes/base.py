@@ -47,8 +47,8 @@ class Timer(ABC):
     def start(self, ctx: Context | None = None) -> None:
         """Begin the block. Where that is interrupted, the block is still to be ended.
 
-        :param ctx: the context of what runs inside. A timer may make it the ambient one for as long as its block
-            lasts; where it does not, the innermost stage will, which takes longer.
+        :param ctx: the context of the function, if nothing else runs in the block. A timer may make it the ambient one
+            for as long as its block lasts; where it does not, the innermost stage will, which takes longer.
         """
 
     @abstractmethod

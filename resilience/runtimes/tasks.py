@@ -326,6 +326,8 @@ _SHORTCUT = lowering.Shortcut(
 
 def stage(policy: Policy[Any], inner: Stage) -> Stage:
     """Return the coroutine function that runs `policy` around `inner`."""
+    if inner is not enter:
+        policy._resilience_chain.is_last = False
     closed = lowering.close(policy.around, _SHORTCUT if inner is enter else None)
     return partial(_as_written, policy, inner) if closed is None else closed(policy, inner)
 
@@ -334,6 +336,8 @@ def entrance(
     policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Awaitable[Any]]
 ) -> Callable[..., Any] | None:
     """As in blocking.py: a coroutine function."""
+    if inner is not enter:
+        policy._resilience_chain.is_last = False
     factory = lowering.entrance(policy.around, None, _GATE, _SHORTCUT if inner is enter else None)
     return factory and factory(policy, inner, function, run)
 

@@ -129,6 +129,11 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "if ((self._failures.is_neutral(outcome.error))):",
             "nothing that is ignored is a failure: no need to ask where it is one",
         ),
+        (
+            "failed = self._on_result is not None and bool(self._on_result(outcome.value))",
+            "failed = ((bool(self._on_result(outcome.value))))",
+            "a success is judged only where there is an `on_result`",
+        ),
         (_REFUSE, "pass", _QUICK_WAY),
         (f"{_OPEN} {_REFUSE}", "pass", _QUICK_WAY),
     ],

@@ -370,6 +370,20 @@ def test_where_the_budget_ends_later_it_is_timeout_exceeded(world: World) -> Non
     assert type(error) is TimeoutExceeded
 
 
+def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(threads: World, clock: FakeClock) -> None:
+    """Which the caller knows by its name."""
+
+    class Slow(Policy[Never]):
+        async def around(self, call: Call[Any], ctx: Context) -> Any:
+            clock.advance(5.0)
+            return await call(ctx)
+
+    pipeline = Policy.wrap(Timeout(5.0, name="limit"), Slow())
+    error = run(threads, pipeline, Script("fine").function(), Context(timeout=5.0))
+    assert type(error) is TimeoutExceeded
+    assert (error.policy, error.timeout) == ("limit", 5.0)
+
+
 def test_the_budget_of_an_outer_block_counts(world: World) -> None:
     """`with deadline(...)` cuts nothing off; an enforced timeout inside it does."""
 
@@ -480,8 +494,9 @@ def test_a_function_is_not_entered_when_its_time_is_over_already(threads: World)
             return await call(ctx)
 
     script = Script("fine")
-    assert type(run(threads, Policy.wrap(Timeout(0.01), Slow()), script.function())) is TimeoutExceeded
-    assert Timeout.abandoned() == 0
+    timeout = Timeout(0.01)
+    assert type(run(threads, Policy.wrap(timeout, Slow()), script.function())) is TimeoutExceeded
+    assert Timeout.abandoned() == timeout.abandoned() == 0
     time.sleep(0.01)
     assert script.calls == 0
 

@@ -274,6 +274,15 @@ def executed_object(ctx: Context) -> object:
     return None if ctx._function is None else ctx._function()
 
 
+#: A timer of an event loop may fire that much before its time, in seconds.
+_EARLIEST = 0.005
+
+
+def is_over(ctx: Context) -> bool:
+    """Whether the budget is used up, as far as somebody can tell whose timer was set to its end."""
+    return ctx.remaining() <= _EARLIEST
+
+
 def unlimited(runtime: Runtime) -> Context:
     """Make the context with which every execution in a world begins that inherits nothing. Nobody may write to it."""
     ctx = Context()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from resilience import events
 from resilience.clock import clock
-from resilience.context import NOTHING, Context, Facts, get_ambient, own_context, still_open
+from resilience.context import NOTHING, Context, Facts, get_ambient, is_over, own_context, still_open
 from resilience.errors import ArgumentMisuse
 from resilience.events import CallFinished, ExecutionFinished, watched
 from resilience.outcome import Failure, Success, genuine
@@ -268,17 +268,13 @@ def _failed(error: BaseException, ctx: Context) -> tuple[Failure | None, Cancell
     return None, canceller(error, ctx)
 
 
-#: A timer of an event loop may fire that much before its time, in seconds.
-_EARLIEST = 0.005
-
-
 def canceller(error: BaseException, ctx: Context) -> Canceller:
     """Say who has cancelled what ran under this context, as far as that can be known from what came through."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return "interrupt"
     if isinstance(error, GeneratorExit):
         return "closed"
-    return "deadline" if ctx.remaining() <= _EARLIEST else "caller"
+    return "deadline" if is_over(ctx) else "caller"
 
 
 # --- the innermost stages, where somebody listens to calls -----------------------------------

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.context import Context, block_context, get_ambient, set_ambient
+from resilience.context import Context, block_context, get_ambient, is_over, set_ambient
 from resilience.errors import DeadlineExceeded
 from resilience.matching import transient
 
@@ -281,7 +281,7 @@ def ran_out(error: Exception, ctx: Context) -> bool:
         return all(ran_out(each, ctx) for each in error.exceptions)
     if isinstance(error, DeadlineExceeded):
         return True
-    return ctx.expired and (transient(error) or _is_grpc_deadline(error))
+    return is_over(ctx) and (transient(error) or _is_grpc_deadline(error))
 
 
 def _is_grpc_deadline(error: Any) -> bool:

@@ -314,6 +314,7 @@ class TestRanOut:
         """A client that was given what was left raises an error of its own."""
         assert ran_out(error, Context(timeout=60)) is in_time
         assert ran_out(error, Context(timeout=0)) is too_late
+        assert ran_out(error, Context(timeout=0.004)) is too_late  # the client's timer was early
 
 
 class TestSteps:

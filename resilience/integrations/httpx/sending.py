@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http import Exchange, Rules
 from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
@@ -166,7 +166,7 @@ class Sending(Exchange[Any]):
             if not sent:
                 self._forget_sent()
             self.failed(error, sent=sent)
-        if isinstance(error, _TIMED_OUT) and ctx.expired:
+        if isinstance(error, _TIMED_OUT) and is_over(ctx):
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
 
     @abstractmethod

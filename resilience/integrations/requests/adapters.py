@@ -21,7 +21,7 @@ from urllib3.exceptions import (
 )
 
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http import (
     DEFAULT_RULES,
@@ -198,7 +198,7 @@ class _Exchange(Exchange[Response]):
             if not sent:
                 forget_sent(request.body)
             self.failed(error, sent=sent)
-            if ctx.expired and has_timed_out(error):
+            if is_over(ctx) and has_timed_out(error):
                 raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
             raise
         return self.received(response, response.status_code, response.headers, ctx)

@@ -91,9 +91,7 @@ class Timeout(Policy[Never]):
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(
-                        derive(ctx, deadline, ctx.attempt, ctx._timer)
-                    )  # that one fires first: nothing to arm
+                    return await call(ctx.child(deadline=deadline))  # that one fires first: nothing to arm
                 timer = ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 100 of some 1600 ns
                     inner = derive(ctx, deadline, ctx.attempt, timer)

@@ -204,9 +204,7 @@ class Chain:
         """
         if ctx is not None and not isinstance(ctx, Context):
             raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}")
-        outer = get_ambient()
-        if outer is not None:
-            outer = still_open(outer)
+        outer = still_open(get_ambient())
         record = None
         if ctx is not None or self._listeners or watched.executions:
             record = Record(self._policy)

@@ -650,3 +650,16 @@ def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behind(tas
         return await Retry().acall(anyio.sleep, 0)
 
     assert tasks_world.run(main) is None
+
+
+def test_blocks_of_one_limit_share_a_timer_of_the_loop() -> None:
+    """Those that end in time leave not one each behind."""
+
+    async def main() -> int:
+        loop: Any = asyncio.get_running_loop()
+        for _ in range(50):
+            async with deadline(61.25):
+                pass
+        return len(loop._scheduled)
+
+    assert asyncio.run(main()) == 1

@@ -638,6 +638,35 @@ def test_without_an_execution_the_ambient_context_is_a_fresh_unlimited_one() -> 
     assert (one.operation, one.attempt, one.attempts) == (None, 1, 0)
 
 
+def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: World) -> None:
+    """Nor does its context count their attempts: also where the inner pipeline has been called before."""
+    heard: list[str] = []
+    inner = Retry(2, on=Boom, backoff=[0], name="inner").wrap(Bulkhead(1))
+    outer = Retry(name="outer").wrap(Bulkhead(1), listeners=[lambda event: heard.append(event.policy)])
+    ctx = Context(operation="both")
+    operations: list[str | None] = []
+
+    async def innermost() -> str:
+        operations.append(current_context().operation)
+        if len(operations) % 2:
+            raise Boom
+        return "fine"
+
+    async def fn(ctx: Context) -> object:
+        if world.blocking:
+            return inner.call(world.native(innermost))
+        return await inner.acall(innermost)
+
+    async def main() -> object:
+        await fn(ctx)
+        return await world.execute(outer, fn, ctx)
+
+    assert world.run(main) == "fine"
+    assert (ctx.attempts, ctx.failures) == (1, ())
+    assert heard == [outer.name]
+    assert operations == [None, None, "both", "both"]
+
+
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
 def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
     """Not the policies inside of it, nor what they call: that is the same in every world, whoever sets the variable."""

@@ -192,7 +192,7 @@ class CircuitBreaker(Policy[Never]):
             period = self._circuit.period
             return CircuitStats(
                 state=period.state,
-                retry_after=_retry_after(period, now),
+                retry_after=max(0.0, period.until - now) if isinstance(period, Open) else None,
                 last_failure=None if isinstance(period, Closed) else period.last_failure,
                 probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
                 opened=self._opened,
@@ -391,10 +391,6 @@ def _as_open_period(value: object) -> Backoff:
     if isinstance(value, (int, float, timedelta)):
         return Constant(checks.seconds("open_for", value))
     return as_backoff("open_for", value)
-
-
-def _retry_after(period: Period, now: float) -> float | None:
-    return max(0.0, period.until - now) if isinstance(period, Open) else None
 
 
 def _text_of(outcome: Outcome[Any]) -> str:

@@ -34,6 +34,7 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
+    context,
     deadline,
     events,
     integrations,
@@ -1042,6 +1043,21 @@ def test_nothing_is_sent_after_the_deadline(kit: Kit, server: FlakyServer) -> No
 
     kit.run(main)
     assert server.connections == 0
+
+
+def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
+    some_kit: Kit, server: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers are not exact. Here a little is made a lot."""
+    monkeypatch.setattr(context, "_EARLIEST", PATIENT)
+    url = server.script("/", Answer(200, hold=threading.Event()))
+
+    async def main() -> None:
+        async with some_kit.client(CircuitBreaker(5), timeout=0.05) as client:
+            with deadline(PATIENT):
+                assert type(await client.failure("GET", url)) is DeadlineExceeded
+
+    some_kit.run(main)
 
 
 @pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENT, cooperative=True)], ids=["retry", "cooperative"])

@@ -22,6 +22,7 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
+    context,
     deadline,
 )
 from resilience.clock import clock as process_clock
@@ -93,6 +94,15 @@ def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout
     with pytest.raises(DeadlineExceeded), deadline(0.1):
         session().get(server.script("/", answer), timeout=timeout)
     assert 0.1 <= time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
+    server: FlakyServer, session: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers are not exact. Here a little is made a lot."""
+    monkeypatch.setattr(context, "_EARLIEST", PATIENCE)
+    with pytest.raises(DeadlineExceeded), deadline(PATIENCE):
+        session().get(server.script("/", Answer(hold=threading.Event())), timeout=0.05)
 
 
 def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:

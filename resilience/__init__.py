@@ -7,8 +7,10 @@
 """
 
 from resilience import backoff, errors, events
+from resilience.ambient import current_context
 from resilience.budget import deadline
-from resilience.context import Context, current_context
+from resilience.circuit_state import CircuitState
+from resilience.context import Context
 from resilience.errors import (
     BulkheadFull,
     CircuitIsolated,
@@ -23,13 +25,13 @@ from resilience.errors import (
 from resilience.matching import transient
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policies.bulkhead import Bulkhead, BulkheadStats
-from resilience.policies.circuit_breaker import CircuitBreaker, CircuitStats
+from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.fallback import Fallback
+from resilience.policies.live_circuit import CircuitStats
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Pipeline, Policy
 from resilience.record import FailedAttempt
-from resilience.state.circuit import CircuitState
 from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
 
 __all__ = [

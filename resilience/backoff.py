@@ -23,7 +23,7 @@ from typing import Literal, Protocol, TypeAlias, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import Duration, exact
+from resilience.checks import Duration, format_number
 from resilience.clock import FOREVER
 
 __all__ = ["Backoff", "Constant", "Decorrelated", "Exponential", "Jitter", "Linear", "Randomness"]
@@ -84,7 +84,7 @@ class Constant(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Constant({exact(self.delay)}{_tail(self.jitter, 'none')})"
+        return f"Constant({format_number(self.delay)}{_tail(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -106,7 +106,7 @@ class Linear(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Linear({exact(self.step)}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
+        return f"Linear({format_number(self.step)}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -135,8 +135,8 @@ class Exponential(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        factor = "" if self.factor == 2.0 else f", factor={exact(self.factor)}"
-        return f"Exponential({exact(self.base)}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
+        factor = "" if self.factor == 2.0 else f", factor={format_number(self.factor)}"
+        return f"Exponential({format_number(self.base)}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -164,7 +164,7 @@ class Decorrelated(Backoff):
             raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
 
     def __repr__(self) -> str:
-        return f"Decorrelated({exact(self.base)}{_cap(self.cap)})"
+        return f"Decorrelated({format_number(self.base)}{_cap(self.cap)})"
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
@@ -258,7 +258,7 @@ _NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full,
 
 
 def _cap(cap: float | None) -> str:
-    return "" if cap is None else f", cap={exact(cap)}"
+    return "" if cap is None else f", cap={format_number(cap)}"
 
 
 def _tail(jitter: Jitter, default: str) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from contextvars import Token
+from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from resilience import checks
+from resilience.ambient import AmbientToken, BlockContext, block_context, leave_block, set_ambient
+from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.context import Context, block_context, restore_ambient, set_ambient
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded
+from resilience.runtimes.base import Timer
 from resilience.runtimes.tasks import timer_until
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
-    from resilience.runtimes.base import Timer
 
 
 @final
@@ -37,15 +36,15 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     def __init__(self, timeout: Duration) -> None:
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
         self._limit = self._seconds  # or what was left of an outer budget
-        self._ctx: Context | None = None
-        self._token: Token[Context | None] | None = None
+        self._ctx: BlockContext | None = None
+        self._token: AmbientToken | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> Context:
         if self._ctx is not None:
             raise RuntimeError("this deadline is in use: open another one")
         now = clock.now()
-        ctx = block_context().child(deadline=now + self._seconds)
+        ctx = block_context(deadline=now + self._seconds)
         self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
         self._ctx, self._token = ctx, set_ambient(ctx)
         return ctx
@@ -56,11 +55,11 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
         ctx, token = self._ctx, self._token
         self._ctx = self._token = None
         if ctx is not None and token is not None:
-            restore_ambient(ctx, token)
+            leave_block(ctx, token)
 
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()
-        if ctx.deadline != float("inf"):
+        if ctx.deadline != inf:
             try:
                 self._timer = timer_until(ctx.deadline, self._seconds if self._limit == self._seconds else None)
                 self._timer.start()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
 #: any other type for an `__await__` that it does not have costs 120 ns.
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
+NON_AWAITABLE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
 
 _CO_COROUTINE = inspect.CO_COROUTINE
 _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
@@ -82,7 +82,7 @@ def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
     )
 
 
-async def finished(result: Any) -> Any:
+async def maybe_await(result: Any) -> Any:
     """Return what a function has returned, or what an asynchronous one's awaitable gives."""
     return await result if is_awaitable(result) else result
 

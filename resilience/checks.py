@@ -22,7 +22,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 C = TypeVar("C", bound="Callable[..., object] | None")
 
 
-def exact(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number as it was written: every digit, and no `.0`."""
     text = repr(float(value))
     return text.removesuffix(".0")

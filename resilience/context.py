@@ -1,67 +1,31 @@
-"""The context of an execution: how much time is left, which attempt this is, what it is for.
+"""The context of an execution: what is called, how much time is left, which attempt this is, what it is for.
 
 A context is handed inwards and never changed. A policy that gives less time, or starts another
 attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
-other. And so all executions that inherit nothing, of functions that are not handed it, can begin with
-one and the same context, that of their world: to make one each would take 140 ns.
-
-The others are made often enough to be slotted, and made without an `__init__` (half the time on
-CPython 3.11 to 3.13, where `object.__new__(Context)` would be the longer way, too).
+other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Mapping
 from math import inf, isinf
-from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, cast, final
+from types import MappingProxyType
+from typing import Any
 
 from resilience import checks
+from resilience.callables import name_of
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded
+from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
+from resilience.outcome import Outcome
 from resilience.record import FailedAttempt, Record
+from resilience.runtimes.base import Runtime, Timer
+from resilience.runtimes.tasks import DETECTED
 
-if TYPE_CHECKING:
-    from resilience.events import Listener
-    from resilience.outcome import Outcome
-    from resilience.runtimes.base import Runtime, Timer
-
-__all__ = ["Context", "current_context"]
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+__all__ = ["Called", "Context"]
 
 
-@final
-class Facts:
-    """What is common to an execution: what it is for, who listens, and the record of it, where one is kept.
-
-    Nobody writes to one. A named tuple would be, but takes twice as long to make, and to read.
-    """
-
-    __slots__ = ("listeners", "operation", "properties", "record")
-
-    def __init__(
-        self,
-        operation: str | None = None,
-        properties: Mapping[str, Any] = NOTHING,
-        listeners: tuple[Listener, ...] = (),
-        record: Record | None = None,
-    ) -> None:
-        self.operation: str | None = operation
-        self.properties: Mapping[str, Any] = properties
-        self.listeners: tuple[Listener, ...] = listeners
-        self.record: Record | None = record
-
-    def heard_by(self, listeners: tuple[Listener, ...]) -> Facts:
-        """Return the same for these listeners."""
-        return Facts(self.operation, self.properties, listeners, self.record)
-
-
-@final
 class Context:
     """What travels with an execution, from the outermost policy to the function.
 
@@ -82,22 +46,32 @@ class Context:
     (1, ())
     """
 
-    __slots__ = ("_facts", "_function", "_is_over", "_outer", "_report", "_timer", "attempt", "deadline", "runtime")
+    __slots__ = (
+        "_arguments",
+        "_function",
+        "_info",
+        "_keywords",
+        "_report",
+        "_timer",
+        "attempt",
+        "deadline",
+        "runtime",
+    )
 
     #: Instant on the process clock (`time.monotonic`) at which the budget is used up; infinity for none.
     deadline: float
     #: 1 for the first attempt.
     attempt: int
-    #: The world in which this execution runs: what a policy may ask for besides the rest of the chain. Outside an
-    #: execution, the world of the code that asks: that of tasks where an event loop runs.
+    #: What a policy may ask for besides the rest of the chain: threads, tasks or simulated time. Outside an execution,
+    #: it is that of the code that asks: tasks where an event loop runs.
     runtime: Runtime
 
-    _facts: Facts
+    _function: Any  # what is called; None outside an execution
+    _arguments: tuple[Any, ...] | None  # None: the function is called with its context
+    _keywords: Mapping[str, Any]
+    _info: ExecutionInfo
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
-    _function: weakref.ref[Any] | None  # the object that is executed, where it is one that has something to say
     _report: Record  # set where this very context was passed to an execution: what happened in that
-    _is_over: bool  # of a block, whether it was closed out of its turn
-    _outer: Context | None  # set where it was: what was ambient before it
 
     def __init__(
         self,
@@ -113,13 +87,13 @@ class Context:
             raise TypeError(f"operation must be a string, not {operation!r}")
         if properties is not None and not isinstance(properties, Mapping):
             raise TypeError(f"properties must be a mapping, not {properties!r}")
-        self._facts = NO_FACTS  # to make the same anew takes 250 ns
-        if operation is not None or properties is not None:
-            self._facts = Facts(operation, NOTHING if properties is None else MappingProxyType(dict(properties)))
+        self._info = NO_INFO
+        if operation is not None or properties:
+            self._info = ExecutionInfo(operation, MappingProxyType(dict(properties or {})))
         self.attempt = 1
-        self.runtime = world_of_caller
-        self._timer = self._function = None
-        self._is_over = False
+        self.runtime = DETECTED
+        self._function = self._arguments = self._timer = None
+        self._keywords = NO_KEYWORDS
 
     def __repr__(self) -> str:
         parts = [] if self.operation is None else [f"operation={self.operation!r}"]
@@ -132,17 +106,29 @@ class Context:
         """Refuse to be pickled or copied: its deadline is an instant on the clock of this process."""
         raise TypeError("a context cannot be copied or pickled; hand over ctx.remaining(), and make another one there")
 
-    # --- what it is for ---
+    # --- what is called, and what for ---
+
+    @property
+    def called(self) -> Called | None:
+        """The function that is called, with its arguments and keywords; None outside an execution.
+
+        For a function that is called with the context (`execute`), `arguments` is this context alone.
+        """
+        if self._function is None:
+            return None
+        return Called(self._function, (self,) if self._arguments is None else self._arguments, self._keywords)
 
     @property
     def operation(self) -> str | None:
-        """What is being done; None where nobody has said."""
-        return self._facts.operation
+        """What is being done, for logs and metrics: by default the qualified name of what is called."""
+        if self._info.operation is not None or self._function is None:
+            return self._info.operation
+        return name_of(self._function)
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """The values that travel with the execution. Read-only."""
-        return self._facts.properties
+        return self._info.properties
 
     # --- time ---
 
@@ -195,7 +181,7 @@ class Context:
         return () if record is None else record.history.failures
 
     def _find_record(self) -> Record | None:
-        return getattr(self, "_report", self._facts.record)
+        return getattr(self, "_report", self._info.record)
 
     # --- for authors of policies ---
 
@@ -208,70 +194,42 @@ class Context:
         :param attempt: the number of the attempt that is about to start.
         :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
         """
-        return derive(
-            self,
-            self.deadline if deadline is None else min(deadline, self.deadline),
-            self.attempt if attempt is None else attempt,
-            timer or self._timer,
-        )
+        ends_at = self.deadline if deadline is None else min(deadline, self.deadline)
+        child: Context = derive(self, ends_at, self.attempt if attempt is None else attempt, timer or self._timer)
+        return child
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, in whatever way this world waits, for `seconds` (zero or more)."""
-        await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self)
+        """Wait for `seconds` (zero or more), as the runtime waits."""
+        await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self._timer)
+
+    def _with_info(self, info: ExecutionInfo) -> Context:
+        """Derive a context with other listeners, properties or record."""
+        child = self.child()
+        child._info = info
+        return child
 
     def _note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
-        """Remember a failed attempt, if anybody can ask for it afterwards."""
-        if self._facts.record is not None:
-            self._facts.record.note(outcome, instead_of=instead_of)
+        """Remember a failed attempt, if anything can ask for it afterwards."""
+        if self._info.record is not None:
+            self._info.record.note(outcome, instead_of=instead_of)
 
 
-#: The runtime outside an execution. Put in place by the runtimes, which stand above this module.
-world_of_caller: Runtime = cast("Runtime", None)
-
-NO_FACTS = Facts()
-_ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
-
-# Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
-get_ambient: Callable[[], Context | None] = _ambient.get
-set_ambient: Callable[[Context | None], Token[Context | None]] = _ambient.set
-reset_ambient: Callable[[Token[Context | None]], None] = _ambient.reset
+_new: Any = object.__new__
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-class _Derived(Context):  # type: ignore[misc]  # final to everybody else
-    """A context that comes into being without the `__init__`, in half the time. It is no other in anything else."""
-
-    __slots__ = ()
-    __init__ = object.__init__
-
-
-def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
-    """Make the context to hand inwards."""
-    child: Context = _Derived()
+def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None, kind: type[Context] = Context) -> Any:
+    """Make the context to hand inwards, of the class `kind`."""
+    child = _new(kind)  # without `__init__`, which takes what users give: half the time
     child.deadline = deadline
     child.attempt = attempt
-    child._facts = parent._facts
-    child._timer = timer
     child.runtime = parent.runtime
     child._function = parent._function
-    child._is_over = False
+    child._arguments = parent._arguments
+    child._keywords = parent._keywords
+    child._info = parent._info if parent._info is not BARE else NO_INFO
+    child._timer = timer
     return child
-
-
-def own_context(parent: Context, function: Callable[..., Any] | None) -> Context:
-    """Make the context of one execution: of `function`, where that is handed its context."""
-    ctx = derive(parent, parent.deadline, parent.attempt, parent._timer)
-    # Weakly: what a client begins meanwhile copies the ambient context, and an event loop keeps that with a pooled
-    # connection. (A plain function has nothing to say, and what cannot be referred to weakly goes without.)
-    ctx._function = None
-    if function is not None and type(function) is not FunctionType:
-        with contextlib.suppress(TypeError):
-            ctx._function = weakref.ref(function)
-    return ctx
-
-
-def executed_object(ctx: Context) -> object:
-    """Return the callable object that is executed with this context; None for a plain function."""
-    return None if ctx._function is None else ctx._function()
 
 
 #: A timer of an event loop may fire that much before its time, in seconds.
@@ -279,69 +237,5 @@ _EARLIEST = 0.005
 
 
 def is_over(ctx: Context) -> bool:
-    """Whether the budget is used up, as far as somebody can tell whose timer was set to its end."""
+    """Whether the budget is used up, as far as code can tell whose timer was set to its end."""
     return ctx.remaining() <= _EARLIEST
-
-
-def unlimited(runtime: Runtime) -> Context:
-    """Make the context with which every execution in a world begins that inherits nothing. Nobody may write to it."""
-    ctx = Context()
-    ctx._facts = NO_FACTS
-    ctx.runtime = runtime
-    return ctx
-
-
-def restore_ambient(ctx: Context, token: Token[Context | None]) -> None:
-    """Make ambient again what was so before a block that made `ctx` the ambient context, which gave `token`.
-
-    A coroutine that is closed by another task, or by the collector, runs its `finally` in other variables than the
-    block has set; and generators that are consumed in turn end in any order. Where the context stays ambient then,
-    whoever finds it takes the outer one: see `still_open`.
-    """
-    outer = None if token.old_value is Token.MISSING else token.old_value
-    if get_ambient() is not ctx:
-        ctx._outer, ctx._is_over = outer, True
-        return
-    try:
-        reset_ambient(token)
-    except ValueError:  # these variables are a copy
-        ctx._outer, ctx._is_over = outer, True
-    set_ambient(still_open(outer))
-
-
-def leave_ambient(token: Token[Context | None]) -> None:
-    """Make ambient again what was so before `token`, past the blocks that a function has left open.
-
-    In other variables than those in which the token was made (see `restore_ambient`) there is nothing to restore.
-    """
-    try:
-        reset_ambient(token)
-    except ValueError:
-        return
-
-
-def still_open(ctx: Context | None) -> Context | None:
-    """Return an ambient context, or the one around it where it is that of a block which is over."""
-    while ctx is not None and ctx._is_over:
-        ctx = ctx._outer
-    return ctx
-
-
-def block_context() -> Context:
-    """Return the ambient context for a block: with its deadline, but without its timer and its function.
-
-    A context follows new tasks and threads; the timer cuts off only the one that armed it. And a block is no call.
-    """
-    ctx = current_context()
-    block = derive(ctx, ctx.deadline, ctx.attempt, None)
-    block._function = None
-    return block
-
-
-def current_context() -> Context:
-    """Return the context of the execution that surrounds this code; a fresh, unlimited one where there is none.
-
-    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`.
-    """
-    ctx = get_ambient()
-    return Context() if ctx is None else still_open(ctx) or Context()

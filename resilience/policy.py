@@ -2,8 +2,8 @@
 
 A policy is one coroutine, `around(call, ctx)`: what it does around the rest of the chain, which it
 runs with `await call(ctx)`. Everything else here turns that into things a user can do: execute a
-function, call one, decorate one, wrap a client, and put one policy around another. A chain is
-composed once for each world and kept; an execution calls it with a context, and with the function.
+function, call one, decorate one, wrap a client, and put one policy around another. How a call then runs
+is in `execution`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
@@ -21,13 +20,20 @@ from resilience import checks
 from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like, require_callable
 from resilience.context import Context
 from resilience.errors import Misuse
-from resilience.execution import Chain
+from resilience.execution import (
+    Stage,
+    aprotect,
+    compose,
+    compose_for_tasks,
+    compose_for_threads,
+    protect,
+)
+from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
 
 if TYPE_CHECKING:
-    from resilience.events import Listener
-    from resilience.wrapping import WrapAll, WrapInside
+    from resilience.wrapping import Wrap
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,15 +47,15 @@ Call: TypeAlias = Callable[[Context], Awaitable[T]]
 class _Wrap:
     """`wrap`, on a policy and on the class: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are the same.
 
-    A descriptor, because pyright sees a method that is called on the bare generic class as Unknown.
+    A descriptor, because pyright binds a method that is called on the bare generic class to `Policy[Never]`.
     """
 
     @overload
-    def __get__(self, policy: None, owner: object) -> WrapAll: ...
+    def __get__(self, policy: None, owner: object) -> Wrap[Never]: ...
     @overload
-    def __get__(self, policy: Policy[D_co], owner: object) -> WrapInside[D_co]: ...
+    def __get__(self, policy: Policy[D_co], owner: object) -> Wrap[D_co]: ...
     def __get__(self, policy: Policy[Any] | None, owner: object) -> Any:
-        return _wrap if policy is None else MethodType(_wrap, policy)
+        return Pipeline if policy is None else functools.partial(Pipeline, policy)
 
 
 class Policy(ABC, Generic[D_co]):
@@ -69,21 +75,11 @@ class Policy(ABC, Generic[D_co]):
 
     # The private attributes, under names that a subclass will not choose. What may run the rest of a chain more
     # than once says so: to those inside it, a limit is one for each attempt.
-    _resilience_chain: Chain
     _resilience_repeats: ClassVar[bool] = False
+    _resilience_listeners: tuple[Listener, ...] = ()
 
     #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
     wrap: _Wrap = _Wrap()
-
-    # A checker would hold its parameters against those of every `__init__`.
-    if not TYPE_CHECKING:  # pragma: no branch
-
-        def __new__(cls, *args, **kwargs):
-            """Prepare what every policy has. Not in `__init__`, which a policy of a user's need not call."""
-            make = super().__new__
-            self = make(cls) if make is object.__new__ else make(cls, *args, **kwargs)  # `object` takes no arguments
-            object.__setattr__(self, "_resilience_chain", Chain(self))  # so that it may be a frozen dataclass
-            return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
@@ -91,12 +87,6 @@ class Policy(ABC, Generic[D_co]):
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
             cls.name = cls.__name__
-
-    def __getstate__(self) -> object:
-        """Leave out what belongs to this very object, so that a copy runs as itself."""
-        attributes = {key: value for key, value in vars(self).items() if key != "_resilience_chain"}
-        state = super().__getstate__()
-        return (attributes, state[1]) if isinstance(state, tuple) else attributes  # with slots it is a pair
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -145,8 +135,8 @@ class Policy(ABC, Generic[D_co]):
         'attempt 1'
         """
         if is_coroutine_function(fn):
-            return self._later(fn, None, None, ctx)
-        return self._resilience_chain.run(fn, None, None, ctx)
+            return aprotect(self, fn, ctx, takes_context=True)()
+        return protect(self, fn, ctx, takes_context=True)()
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
         """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
@@ -156,7 +146,7 @@ class Policy(ABC, Generic[D_co]):
         :raises TypeError: if `fn` returns something that cannot be awaited.
         """
         require_callable(fn)
-        return await self._resilience_chain.arun(fn, None, None, ctx)  # type: ignore[no-any-return]
+        return await aprotect(self, fn, ctx, takes_context=True)()  # type: ignore[no-any-return]
 
     @overload
     def call(
@@ -174,23 +164,13 @@ class Policy(ABC, Generic[D_co]):
         5
         """
         if is_coroutine_function(fn):
-            return self._later(fn, args, kwargs, None)
-        return self._resilience_chain.run(fn, args, kwargs, None)
+            return aprotect(self, fn)(*args, **kwargs)
+        return protect(self, fn)(*args, **kwargs)
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
         require_callable(fn)
-        return await self._resilience_chain.arun(fn, args, kwargs, None)  # type: ignore[no-any-return]
-
-    async def _later(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] | None,
-        kwargs: dict[str, Any] | None,
-        ctx: Context | None,
-    ) -> Any:
-        """Execute a coroutine function: nothing of that begins before it is awaited."""
-        return await self._resilience_chain.arun(fn, args, kwargs, ctx)
+        return await aprotect(self, fn)(*args, **kwargs)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -203,7 +183,7 @@ class Policy(ABC, Generic[D_co]):
         """
         require_callable(fn)
         try:
-            return Success(self._resilience_chain.run(fn, None, None, ctx))
+            return Success(protect(self, fn, ctx, takes_context=True)())
         except Misuse:
             raise
         except Exception as error:
@@ -249,8 +229,8 @@ class Policy(ABC, Generic[D_co]):
                 "so nothing that it does would be protected; decorate what each step calls instead"
             )
         if is_coroutine_function(fn):
-            return named_like(self._resilience_chain.aprotect(fn), fn)
-        return named_like(self._resilience_chain.protect(fn), fn)
+            return named_like(aprotect(self, fn), fn)
+        return named_like(protect(self, fn), fn)
 
     def proxy(self, client: C, /, *names: str) -> C:
         """Return the client with the named methods run through this policy; the rest is the client's own.
@@ -269,28 +249,48 @@ class Policy(ABC, Generic[D_co]):
         """
         return make_proxy(client, names, awaiting(self, self.acall), repr(self))
 
+    # --- as an execution sees it ---
+
+    def _resilience_chain(self) -> tuple[Policy[Any], ...]:
+        """Return the policies that a call meets, outermost first."""
+        return (self,)
+
+    def _resilience_blocking(self) -> Stage:
+        return compose_for_threads(self._resilience_chain())
+
+    def _resilience_tasks(self) -> Stage:
+        return compose_for_tasks(self._resilience_chain())
+
 
 @final
 class Pipeline(Policy[D_co]):
-    """Policies around one another, outermost first. Itself a policy: it nests, and wraps further.
+    """Policies around one another, the first one outermost: `Pipeline(a, b, c)` is a(b(c(fn))).
 
-    Made by `Policy.wrap(a, b, c)` or `a.wrap(b, c)`.
+    `Policy.wrap(a, b, c)` and `a.wrap(b, c)` make the same. A pipeline is a policy: it nests, and wraps further.
+
+    :param name: what errors and events call the pipeline; "Pipeline" by default.
+    :param listeners: plain functions of one event, for what happens inside this pipeline.
+    :raises TypeError: for what is no policy, and for listeners that cannot be called.
+
+    >>> from resilience import Pipeline, Retry, Timeout
+    >>> Pipeline(Retry(), Timeout(2.0)).policies
+    (Retry(), Timeout(seconds=2.0))
     """
 
-    def __init__(self, parts: tuple[Policy[Any], ...], *, name: str | None, listeners: Iterable[Listener]) -> None:
+    def __init__(self, *policies: Policy[D_co], name: str | None = None, listeners: Iterable[Listener] = ()) -> None:
+        if not policies:
+            raise TypeError("a pipeline needs at least one policy")
+        for policy in policies:
+            _check_policy(policy)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Pipeline"
         if not isinstance(listeners, Iterable):
             raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
-        self._listeners = tuple(listeners)
-        for listener in self._listeners:
+        self._resilience_listeners = tuple(listeners)
+        for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener)
-        self._parts: tuple[Policy[Any], ...] = sum(
-            (part._dissolved() if isinstance(part, Pipeline) else (part,) for part in parts), ()
-        )
-        # The listeners stand around the parts, as one more stage.
-        heard: tuple[Policy[Any], ...] = (_Listening(self._listeners),) if self._listeners else ()
-        self._resilience_chain = Chain(self, heard + self._parts, self._listeners)
+        self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
+        self._composed: dict[Callable[..., Stage], Stage] = {}
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
@@ -299,11 +299,11 @@ class Pipeline(Policy[D_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
-        return await self._resilience_chain.around(call, ctx)  # type: ignore[no-any-return]
+        return await compose(self._resilience_chain(), call)(ctx)  # type: ignore[no-any-return]
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return {"policies": self.policies, "name": self._given_name, "listeners": self._listeners}
+        return {"policies": self.policies, "name": self._given_name, "listeners": self._resilience_listeners}
 
     @override
     def describe(self) -> str:
@@ -315,51 +315,62 @@ class Pipeline(Policy[D_co]):
     @override
     def __repr__(self) -> str:
         extras = [f"name={self._given_name!r}"] if self._given_name else []
-        if self._listeners:
-            extras.append(f"listeners={list(self._listeners)!r}")
+        if self._resilience_listeners:
+            extras.append(f"listeners={list(self._resilience_listeners)!r}")
         return f"Policy.wrap({', '.join([repr(part) for part in self._parts] + extras)})"
 
     def __reduce__(self) -> Any:
         """Copy a pipeline as a pipeline of the same policies."""
-        return functools.partial(_wrap, name=self._given_name, listeners=self._listeners), self._parts
+        make = functools.partial(Pipeline, name=self._given_name, listeners=self._resilience_listeners)
+        return make, self._parts
 
-    def _dissolved(self) -> tuple[Policy[Any], ...]:
-        # Without a name or listeners of its own it is only a way of writing its policies.
-        return (self,) if self._listeners or self._given_name else self._parts
+    # --- as an execution sees it ---
+
+    @override
+    def _resilience_chain(self) -> tuple[Policy[Any], ...]:
+        heard: tuple[Policy[Any], ...] = ()
+        if self._resilience_listeners:
+            heard = (_Heard(self._resilience_listeners),)
+        return sum((part._resilience_chain() for part in self._parts), heard)
+
+    @override
+    def _resilience_blocking(self) -> Stage:
+        return self._composed_once(compose_for_threads)
+
+    @override
+    def _resilience_tasks(self) -> Stage:
+        return self._composed_once(compose_for_tasks)
+
+    def _composed_once(self, how: Callable[[tuple[Policy[Any], ...]], Stage]) -> Stage:
+        stage = self._composed.get(how)
+        if stage is None:
+            stage = self._composed[how] = how(self._resilience_chain())
+        return stage
 
 
 @final
-class _Listening(Policy[Never]):
+class _Heard(Policy[Never]):
     """Lets a pipeline's listeners hear what happens inside it."""
 
     def __init__(self, listeners: tuple[Listener, ...]) -> None:
-        self._heard = listeners
+        self._listeners = listeners
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        inside = ctx.child()
-        inside._facts = ctx._facts.heard_by(ctx._facts.listeners + self._heard)
-        return await call(inside)
+        return await call(ctx._with_info(ctx._info.with_listeners(*self._listeners)))
 
 
-def _wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
-    """Put policies around one another, the first one outermost: `wrap(a, b, c)` is a(b(c(fn))).
+def _check_policy(policy: object) -> None:
+    if not isinstance(policy, Policy):
+        hint = ": make an instance of it" if isinstance(policy, type) and issubclass(policy, Policy) else ""
+        raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
 
-    :param name: what errors and events call the pipeline; "Pipeline" by default.
-    :param listeners: plain functions of one event, for what happens inside this pipeline.
-    :raises TypeError: for what is no policy, and for listeners that cannot be called.
 
-    >>> from resilience import Policy, Retry, Timeout
-    >>> Policy.wrap(Retry(), Timeout(2.0)).policies
-    (Retry(), Timeout(seconds=2.0))
-    """
-    if not policies:
-        raise TypeError("wrap() needs at least one policy")
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            hint = ": make an instance of it" if isinstance(policy, type) and issubclass(policy, Policy) else ""
-            raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
-    return Pipeline(policies, name=name, listeners=listeners)
+def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
+    """Return the parts of a pipeline without a name or listeners, which is only a way of writing its policies."""
+    if isinstance(policy, Pipeline) and not policy._given_name and not policy._resilience_listeners:
+        return policy._parts
+    return (policy,)
 
 
 def _same(value: object, default: object) -> bool:

@@ -1,4 +1,4 @@
-"""What an execution leaves behind for whoever asks afterwards: how many attempts, how long, what failed."""
+"""What an execution leaves behind for code that asks afterwards: how many attempts, how long, what failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FailedAttempt(NamedTuple):
 
 
 def _on_one_line(kind: str, message: str) -> str:
-    """Tell of a failure where several are told."""
+    """Describe a failure where several are listed."""
     return f"{kind}({' '.join(message.split())})"
 
 
@@ -79,12 +79,13 @@ class Executed(Protocol):
 class Record:
     """What happened in one execution. Kept only where somebody can read it afterwards."""
 
-    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed")
+    __slots__ = ("_history", "_noted", "attempt_began", "attempts", "began", "ended", "executed")
 
     def __init__(self, executed: Executed) -> None:
         self.executed: Executed = executed
         self.attempts: int = 0
         self.began: float = clock.now()
+        self.attempt_began: float = self.began
         self.ended: float | None = None
         self._history: History | None = None
         self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
@@ -96,10 +97,11 @@ class Record:
             self._history = History()
         return self._history
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, now: float) -> None:
         """Count an attempt that enters the function."""
         self.attempts += 1
-        self._noted = None  # `expect_failure`, without its frame
+        self.attempt_began = now
+        self.expect_failure()
 
     def expect_failure(self) -> None:
         """Note the next failure as one of its own, even if its error is made where the last one lay."""
@@ -121,5 +123,4 @@ class Record:
     @property
     def elapsed(self) -> float:
         """Seconds from the beginning to the end, or to now; never negative, should a clock be put back meanwhile."""
-        elapsed = (clock.now() if self.ended is None else self.ended) - self.began
-        return elapsed if elapsed > 0 else 0.0  # `max` takes 30 to 80 ns
+        return max(0.0, (clock.now() if self.ended is None else self.ended) - self.began)

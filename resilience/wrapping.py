@@ -10,7 +10,7 @@ from typing import Never, Protocol, overload
 
 from typing_extensions import TypeVar
 
-from resilience.events import Listener
+from resilience.info import Listener
 from resilience.policy import Pipeline, Policy
 
 A = TypeVar("A")
@@ -22,104 +22,8 @@ H = TypeVar("H")
 D_co = TypeVar("D_co", covariant=True)
 
 
-class WrapAll(Protocol):
-    """`Policy.wrap(a, b, c)`."""
-
-    @overload  # pyright makes a union of two answers that are both `Never` Unknown
-    def __call__(
-        self,
-        a: Policy[Never],
-        /,
-        *more: Policy[Never],
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[Never]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        e: Policy[E],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B | E]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        e: Policy[E],
-        f: Policy[F],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B | E | F]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        e: Policy[E],
-        f: Policy[F],
-        g: Policy[G],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B | E | F | G]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        e: Policy[E],
-        f: Policy[F],
-        g: Policy[G],
-        h: Policy[H],
-        /,
-        *,
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B | E | F | G | H]: ...
-    @overload
-    def __call__(
-        self,
-        a: Policy[A],
-        b: Policy[B],
-        e: Policy[E],
-        f: Policy[F],
-        g: Policy[G],
-        /,
-        *more: Policy[H],
-        name: str | None = None,
-        listeners: Iterable[Listener] = (),
-    ) -> Pipeline[A | B | E | F | G | H]: ...
-
-
-class WrapInside(Protocol[D_co]):
-    """`a.wrap(b, c)`."""
+class Wrap(Protocol[D_co]):
+    """`a.wrap(b, c)`, where `a` answers `D_co`; and `Policy.wrap(a, b, c)`, where nothing does."""
 
     @overload
     def __call__(

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Never, TypeVar, final
+from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience import checks, events
-from resilience.checks import exact
+from resilience import checks, forks
+from resilience.ambient import block_context
+from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.context import block_context
-from resilience.errors import BulkheadFull, DeadlineExceeded, bare_refusal
-from resilience.events import watched
+from resilience.context import Context
+from resilience.errors import BulkheadFull, DeadlineExceeded
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
 from resilience.policy import Call, Policy
-from resilience.runtimes import forks
+from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.permits import Permits, Place, Ticket
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resilience.checks import Duration
-    from resilience.context import Context
-    from resilience.runtimes.base import Runtime, Waiter
 
 T = TypeVar("T")
 
@@ -75,13 +71,13 @@ class Bulkhead(Policy[Never]):
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Bulkhead"
-        forks.begin_anew_in_child(self, Bulkhead._begin_anew)
+        forks.reset_after_fork(self, Bulkhead._reset)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         permits = self._permits
-        try:
-            taken = not permits.busy and permits.free.pop() is None  # `permits.take()`, without its frame: 40 ns
+        try:  # and no method for it: Ctrl-C on the way out of one would lose the permit
+            taken = not permits.busy and permits.free.pop() is None
         except IndexError:
             taken = False
         if not taken and self._may_wait(ctx):
@@ -125,12 +121,12 @@ class Bulkhead(Policy[Never]):
     def describe(self) -> str:
         waiting = f"{self._permits.queue} may wait" if self._permits.queue else "nobody waits"
         if self._permits.queue and self._max_wait is not None:
-            waiting += f", at most {exact(self._max_wait)} s"
+            waiting += f", at most {format_number(self._max_wait)} s"
         return f"{self.name}: at most {self._permits.limit} at once, {waiting}"
 
     # --- inside ---
 
-    def _begin_anew(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
         """Forget who holds permits and who waits. Who holds one, and forked, gives it back to what there was before."""
         self._permits = Permits(self._permits.limit, self._permits.queue)
 
@@ -151,7 +147,7 @@ class Bulkhead(Policy[Never]):
         budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
         try:
             has_joined = self._join(ticket)
-            if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx):
+            if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx._timer):
                 self._permits.leave(ticket)
         except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
             self._wake(self._permits.abandon(ticket))
@@ -162,9 +158,9 @@ class Bulkhead(Policy[Never]):
             raise self._full(ctx, "and the queue is full")
         waited = clock.now() - began
         if budget <= gives_up_at:
-            self._tell(ctx, "DeadlineExceeded", waited)
+            self._report(ctx, "DeadlineExceeded", waited)
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self.name)
-        raise self._full(ctx, f"after {exact(self._max_wait or 0.0)} s in the queue", waited)
+        raise self._full(ctx, f"after {format_number(self._max_wait or 0.0)} s in the queue", waited)
 
     def _join(self, ticket: Ticket[Waiter]) -> bool:
         """Take a place in the queue, if there is one. Those at its head whose event loop has ended make room."""
@@ -176,14 +172,12 @@ class Bulkhead(Policy[Never]):
     def _full(self, ctx: Context, why: str, waited: float = 0.0) -> BulkheadFull:
         limit, queue = self._permits.limit, self._permits.queue
         running = "1 call is running" if limit == 1 else f"{limit} calls are running"
-        error = bare_refusal(BulkheadFull, f"{running} {why}")
-        error.policy, error.retry_after, error.limit, error.queue = self.name, None, limit, queue
-        self._tell(ctx, "BulkheadFull", waited)
-        return error
+        self._report(ctx, "BulkheadFull", waited)
+        return BulkheadFull(f"{running} {why}", policy=self.name, limit=limit, queue=queue)
 
-    def _tell(self, ctx: Context, reason: str, waited: float) -> None:
-        if watched.refusals or ctx._facts.listeners:
-            events.emit(events.CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
+    def _report(self, ctx: Context, reason: str, waited: float) -> None:
+        if subscribers.refusals or ctx._info.listeners:
+            emit(CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
 
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
         """Wake those who were granted a permit. One whose world has ended passes it on."""
@@ -205,7 +199,7 @@ class Slot:
         self._held: Permits[Waiter] | None = None
 
     def __enter__(self) -> None:
-        drive(self._acquire(BLOCKING), "Bulkhead.slot()")
+        drive(self._acquire(BLOCKING))
 
     def __exit__(self, *exc: object) -> None:
         permits, self._held = self._held, None

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
-from resilience import checks, events
-from resilience.events import watched
+from resilience import checks
+from resilience.ambient import leave_ambient, set_ambient
+from resilience.context import Context
+from resilience.events.dispatch import emit, optional_listener, subscribers
+from resilience.events.kinds import FallbackUsed
+from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
-from resilience.outcome import Failure, Outcome, Success, genuine
+from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
 from resilience.policy import Call, Policy
-
-if TYPE_CHECKING:
-    from resilience.context import Context
-    from resilience.events import Listener
 
 T = TypeVar("T")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
 #: Makes the answer from what happened and the context. May be asynchronous in asynchronous code.
-Handler: TypeAlias = Callable[[Outcome[Any], "Context"], A]
+Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 
 
 @final
@@ -116,7 +116,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._handler = checks.optional_callable("handler", handler)
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
-        self._on_fallback = events.optional_listener("on_fallback", on_fallback)
+        self._on_fallback = optional_listener("on_fallback", on_fallback)
         self._is_plain = handler is None and on_fallback is None
         self.name: str = checks.optional_name(name) or "Fallback"
         answer = {"value": self._value, "handler": None} if handler is None else {"handler": handler}
@@ -136,28 +136,30 @@ class Fallback(Policy[A_co], Generic[A_co]):
         except Exception as error:
             if not self._failures.handles(error):
                 raise
-            # Without an outcome that nobody sees, and a coroutine with nothing to await: a microsecond less.
-            if self._is_plain and not (watched.answers or ctx._facts.listeners):
+            if self._is_plain and not (subscribers.fallback or ctx._info.listeners):
                 return cast("A_co", self._value)
-            return await self._answer(Failure(genuine(error)), ctx)
+            return await self._answer(Failure(unwrap_stop_iteration(error)), ctx)
         if self._on_result is None or not self._on_result(result):
             return result
         return await self._answer(Success(result), ctx)
 
     async def _answer(self, outcome: Outcome[Any], ctx: Context) -> A_co:
-        events.emit(events.FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
+        emit(FallbackUsed, self.name, ctx, self._on_fallback, outcome=outcome)
         if self._handler is None:
             return cast("A_co", self._value)
         original = outcome.error if isinstance(outcome, Failure) else None
         traceback = None if original is None else original.__traceback__
+        own = ctx.child()  # for the handler to keep, and to execute something with
+        token = set_ambient(own)
         try:
-            own = ctx.child()  # for the handler to keep, and to execute something with
-            return cast("A_co", await ctx.runtime.run(self._handler, own, outcome, own))
+            return cast("A_co", await ctx.runtime.run(self._handler, outcome, own))
         except Exception as error:
             if error is original:
                 # The handler raised it again, and has it in a local: without that frame there is no cycle.
                 error.__traceback__ = traceback
             raise
+        finally:
+            leave_ambient(token)
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Never, TypeVar, final
+from collections.abc import Mapping
+from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience import checks, events
+from resilience import checks
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
-from resilience.checks import exact
+from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.events.dispatch import optional_listener, subscribers
+from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate, transient
-from resilience.outcome import Failure, Success, genuine
-from resilience.policies.attempts import Attempts, Course, too_late
+from resilience.outcome import Failure, Success, unwrap_stop_iteration
+from resilience.policies.attempts import Attempts
+from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.policy import Call, Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resilience.checks import Duration
-    from resilience.events import Listener
 
 T = TypeVar("T")
 
@@ -32,7 +30,8 @@ class Retry(Policy[Never]):
     """Call again when a call failed in a way that may be gone at the next try.
 
     The call's own last exception (or result) comes out, not one of ours, with one note on it that says
-    how many attempts were made, in what time, and what each failed with.
+    how many attempts were made, in what time, and what each failed with. (The time is since the first attempt began,
+    or, where there is no deadline, no limit and no listener to make it read the clock then, since it failed.)
 
     :param attempts: how many calls to make at most, the first one included: 3 by default, at least 1, which is
         no retry; None is as many as time allows.
@@ -90,25 +89,29 @@ class Retry(Policy[Never]):
         name: str | None = None,
         rng: Randomness | None = None,
     ) -> None:
-        self._attempts = None if attempts is None else checks.whole("attempts", attempts)
-        self._failures = Matcher(on, ignore)
-        self._on_result = optional_predicate("on_result", on_result)
-        self._backoff = as_backoff("backoff", backoff)
-        self._max_elapsed = checks.optional_seconds("max_elapsed", max_elapsed)
-        self._retry_after = checks.flag("retry_after", retry_after)
-        self._wrap = checks.flag("wrap", wrap)
-        self._on_retry = events.optional_listener("on_retry", on_retry)
-        self.name: str = checks.optional_name(name) or "Retry"
         if rng is not None and not callable(getattr(rng, "uniform", None)):
             raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
-        self._rng = rng
+        self.name: str = checks.optional_name(name) or "Retry"
+        self._failures = Matcher(on, ignore)
+        self._on_result = optional_predicate("on_result", on_result)
+        self._is_timed = max_elapsed is not None or on_retry is not None
+        self._limits = limits = RetryLimits(
+            policy=self.name,
+            attempts=None if attempts is None else checks.whole("attempts", attempts),
+            backoff=as_backoff("backoff", backoff),
+            rng=rng,
+            max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
+            retry_after=checks.flag("retry_after", retry_after),
+            wrap=checks.flag("wrap", wrap),
+            on_retry=optional_listener("on_retry", on_retry),
+        )
         self._settings = {
             "attempts": attempts,
             "on": on,
             "on_result": on_result,
             "ignore": ignore,
-            "backoff": self._backoff,
-            "max_elapsed": self._max_elapsed,
+            "backoff": limits.backoff,
+            "max_elapsed": limits.max_elapsed,
             "retry_after": retry_after,
             "wrap": wrap,
             "on_retry": on_retry,
@@ -118,10 +121,12 @@ class Retry(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        began = clock.now()
-        if began >= ctx.deadline:
-            raise too_late(self.name)
-        course: Course | None = None
+        began: float | None = None
+        if self._is_timed or ctx._info is not BARE or subscribers.retries:  # else nothing asks before it has failed
+            began = clock.now()
+            if began >= ctx.deadline:
+                raise too_late(self.name)
+        state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
         while True:
             try:
@@ -129,18 +134,18 @@ class Retry(Policy[Never]):
             except Exception as error:
                 if not self._failures.handles(error):
                     raise
-                course = course or Course(self, ctx, began)
-                if not await course.goes_on_after(Failure(genuine(error)), ctx.runtime):
-                    course.conclude(error)
+                state = state or RetryState(self._limits, ctx, began)
+                if not await state.wait_for_next(Failure(unwrap_stop_iteration(error)), ctx.runtime):
+                    state.conclude(unwrap_stop_iteration(error))
                     raise
             else:
                 if self._on_result is None or not self._on_result(result):
                     return result
-                course = course or Course(self, ctx, began)
-                if not await course.goes_on_after(Success(result), ctx.runtime):
-                    course.conclude_with(result)
+                state = state or RetryState(self._limits, ctx, began)
+                if not await state.wait_for_next(Success(result), ctx.runtime):
+                    state.conclude_with(result)
                     return result
-            attempt = ctx.child(attempt=course.attempt)
+            attempt = ctx.child(attempt=state.attempt)
 
     def attempts(self) -> Attempts:
         """Return the attempts for a block: `for attempt in retry.attempts(): with attempt: ...`, or `async for`.
@@ -157,7 +162,7 @@ class Retry(Policy[Never]):
         attempt 1
         attempt 2
         """
-        return Attempts(self)
+        return Attempts(self._limits, self._failures)
 
     @override
     def settings(self) -> Mapping[str, object]:
@@ -165,9 +170,11 @@ class Retry(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        limit = self._attempts
+        limit = self._limits.attempts
         how_often = "as many attempts as time allows" if limit is None else f"up to {limit} attempts"
-        parts = [f"{self.name}: 1 attempt" if limit == 1 else f"{self.name}: {how_often}, waiting {self._backoff!r}"]
-        if self._max_elapsed is not None:
-            parts.append(f"none begins after {exact(self._max_elapsed)} s")
+        parts = [
+            f"{self.name}: 1 attempt" if limit == 1 else f"{self.name}: {how_often}, waiting {self._limits.backoff!r}"
+        ]
+        if self._limits.max_elapsed is not None:
+            parts.append(f"none begins after {format_number(self._limits.max_elapsed)} s")
         return "; ".join(parts)

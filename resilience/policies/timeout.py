@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from itertools import takewhile
-from typing import TYPE_CHECKING, ClassVar, Literal, Never, TypeVar, final
+from typing import ClassVar, Literal, Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience import checks, events
-from resilience.checks import exact
+from resilience import checks
+from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.context import derive
+from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.events.dispatch import emit, optional_listener
+from resilience.events.kinds import TimedOut
+from resilience.info import Listener
 from resilience.outcome import Failure
 from resilience.policy import Call, Policy
-from resilience.runtimes.workers import DEFAULT_MAX_ABANDONED, pool
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resilience.checks import Duration
-    from resilience.context import Context
-    from resilience.events import Listener
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
+from resilience.runtimes.workers import pool
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ class Timeout(Policy[Never]):
     ) -> None:
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
-        self._on_timeout = events.optional_listener("on_timeout", on_timeout)
+        self._on_timeout = optional_listener("on_timeout", on_timeout)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Timeout"
 
@@ -92,11 +90,11 @@ class Timeout(Policy[Never]):
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
                     return await call(ctx.child(deadline=deadline))  # that one fires first: nothing to arm
-                timer = ctx.runtime.timer(self, deadline, self._seconds if deadline == own else None)
-                try:  # and no `with`, which enters and leaves the timer by way of C: 100 of some 1600 ns
-                    inner = derive(ctx, deadline, ctx.attempt, timer)
-                    timer.start(inner if self._resilience_chain.is_last else None)
-                    result = await call(inner)
+                limit = self._seconds if deadline == own else None
+                timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
+                try:  # and no `with`, which enters and leaves the timer by way of C: 5 % of a call
+                    timer.start()
+                    result = await call(derive(ctx, deadline, ctx.attempt, timer))
                 except BaseException as error:
                     if not timer.stop(error):
                         raise
@@ -104,7 +102,7 @@ class Timeout(Policy[Never]):
                     timer.stop(None)
                     return result
         except DeadlineExceeded as error:
-            # Somebody inside found no time left. Where that was our limit, not the execution's, it is our timeout.
+            # Something inside found no time left. Where that was our limit, not the execution's, it is our timeout.
             if ctx.deadline <= own or clock.now() < own:
                 raise
             found_over = error
@@ -122,18 +120,18 @@ class Timeout(Policy[Never]):
         error: TimeoutExceeded
         if budget is None:
             limit = self._seconds
-            error = TimeoutExceeded(f"no result within {exact(limit)} s", policy=self.name, timeout=limit)
+            error = TimeoutExceeded(f"no result within {format_number(limit)} s", policy=self.name, timeout=limit)
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
         ctx._note(Failure(error), instead_of=found_over)
-        told = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
-        events.emit(events.TimedOut, self.name, ctx, self._on_timeout, **told)
+        numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
+        emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:
         """Say what this policy limits in an execution, from where it stands in what is executed."""
-        record = ctx._facts.record
+        record = ctx._info.record
         if record is None:
             return None
         policies = getattr(record.executed, "policies", ())
@@ -165,7 +163,7 @@ class Timeout(Policy[Never]):
     @override
     def describe(self) -> str:
         how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
-        return f"{self.name}: {exact(self._seconds)} s for everything inside, {how}"
+        return f"{self.name}: {format_number(self._seconds)} s for everything inside, {how}"
 
 
 def _frames_of_ours() -> int:

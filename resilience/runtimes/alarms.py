@@ -12,7 +12,7 @@ left. So it rings once per limit at the most, however many calls there were, and
 time costs two writes to a dictionary.
 
 The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
-tasks that still run forgets them, and so do its alarms then: see `_Vigil`.
+tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGuard`.
 """
 
 from __future__ import annotations
@@ -25,63 +25,46 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.context import reset_ambient, set_ambient
 from resilience.runtimes.base import Timer
 
 if TYPE_CHECKING:
     import asyncio
 
-    from resilience.context import Context
-
 
 @final
 class AsyncioTimer(Timer):
-    """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own.
+    """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
 
-    Whoever makes one sets `alarm`, `deadline`, `fired`, `task` and `token`: an `__init__` that did it would take
-    70 ns more. Where the function alone runs in its block, it makes the context ambient and takes it back, at the very
-    same moments as the innermost stage would: that would be another coroutine around the function, and 100 ns.
-    """
+    __slots__ = ("_alarm", "_cancelling", "deadline", "fired", "task")
 
-    __slots__ = ("_cancelling", "alarm", "deadline", "fired", "task", "token")
-
-    deadline: float
-    fired: bool  # before the block has ended: whether it has been cut off
-    task: asyncio.Task[Any]
-    alarm: Alarm
-    token: contextvars.Token[Context | None] | None  # to set back which context was ambient before
-    _cancelling: int
+    def __init__(self, deadline: float, task: asyncio.Task[Any], alarm: Alarm) -> None:
+        self.deadline: float = deadline
+        self.task: asyncio.Task[Any] = task
+        self.fired: bool = False  # before the block has ended: whether it has been cut off
+        self._alarm = alarm
+        self._cancelling = 0
 
     @override
-    def start(self, ctx: Context | None = None) -> None:
+    def start(self) -> None:
         self._cancelling = self.task.cancelling()
-        if ctx is not None:
-            self.token = set_ambient(ctx)
-        alarm = self.alarm
+        alarm = self._alarm
         if not alarm.is_set:
             alarm.set(self, clock.now())
-        alarm.pending[self] = None  # last: nothing fails from here on, and whoever is in there is cancelled one day
+        alarm.pending[self] = None  # last: nothing fails from here on, and what is in there is cancelled one day
 
     @override
     def stop(self, error: BaseException | None) -> bool:
         task = self.task
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
-        token = self.token
-        if token is not None:
-            self.token = None  # it holds all variables, and the handle may hold this timer
-            try:
-                reset_ambient(token)  # `leave_ambient`, without its frame
-            except ValueError:
-                pass
         if not self.fired:
-            alarm = self.alarm
+            alarm = self._alarm
             alarm.pending.pop(self, None)
             if alarm.limit is None:
                 alarm.cancel()
             return False
         from asyncio import CancelledError  # not before there is a task: see tasks.py
 
-        # `<=`: whoever else has cancelled this task meanwhile is still to be served.
+        # `<=`: another cancellation that has come meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
         self.fired = mine and isinstance(error, CancelledError)
         return self.fired
@@ -107,9 +90,9 @@ class Alarm:
     def set(self, timer: AsyncioTimer, now: float) -> None:
         """Ring when this timer is due. In an empty context: an alarm outlives the call that happened to set it."""
         seconds = max(0.0, timer.deadline - now)
-        vigil = None if self.limit is None else _Vigil(self)
-        handle = self.loop.call_later(seconds, self._ring, timer, vigil, context=contextvars.Context())
-        if vigil is None:
+        guard = None if self.limit is None else _LoopCloseGuard(self)
+        handle = self.loop.call_later(seconds, self._ring, timer, guard, context=contextvars.Context())
+        if guard is None:
             self._handle = handle
         self.is_set = True
 
@@ -118,17 +101,17 @@ class Alarm:
         if self._handle is not None:  # pragma: no branch (whoever cancels has set it, and it has not rung)
             self._handle.cancel()
 
-    def rest(self) -> bool:
+    def clear_if_idle(self) -> bool:
         """Say whether nobody is left to ring for; then it is to be cancelled."""
         if self.pending:
             return False
         self.is_set = False
         return True
 
-    def _ring(self, due: AsyncioTimer, vigil: _Vigil | None) -> None:
+    def _ring(self, due: AsyncioTimer, guard: _LoopCloseGuard | None) -> None:
         self.is_set = False
-        if vigil is not None:
-            vigil.alarm = None
+        if guard is not None:
+            guard.alarm = None
         now = due.deadline  # it is at least that late, should the clock itself fail
         try:
             now = clock.now()
@@ -155,7 +138,7 @@ class Alarm:
 
 
 @final
-class _Vigil:
+class _LoopCloseGuard:
     """Goes with the callback of an alarm, and nowhere else: where a loop drops that, nobody will be cut off any more.
 
     Then the alarm, which is remembered, must not keep the tasks: else their `finally` would never run.
@@ -199,7 +182,7 @@ class _OfThread(threading.local):
 
 
 class _Latest:
-    """The alarms of the loop that asked last. Nearly always there is one, and to ask the thread takes 130 ns more."""
+    """The alarms of the loop that asked last. Nearly always there is one, and to ask the thread takes 100 ns more."""
 
     __slots__ = ("alarms",)
 
@@ -208,17 +191,27 @@ class _Latest:
 
 
 _of_thread: _OfThread = _OfThread()
-latest: _Latest = _Latest()
+_latest: _Latest = _Latest()
 
 
 def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
-    """Return the alarm for a timer of this loop, where `latest` has none."""
+    """Return the alarm for a new timer of this loop."""
+    known = _latest.alarms
+    alarm = known.by_limit.get(limit) if known.loop is loop else None
+    if alarm is None or deadline < alarm.latest:
+        alarm = _find_alarm(loop, limit, deadline)
+    alarm.latest = deadline
+    return alarm
+
+
+def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
+    """Do so where the latest loop was another one, or has no alarm for this limit."""
     if limit is None:
         return Alarm(loop, None)
     known = _of_thread.alarms
     if known.loop is not loop:
         known = _of_thread.alarms = LoopAlarms(loop)
-    latest.alarms = known
+    _latest.alarms = known
     alarm = known.by_limit.get(limit)
     if alarm is None and not known.is_full():
         alarm = known.by_limit[limit] = Alarm(loop, limit)

@@ -1,145 +1,164 @@
-"""Rewriting a policy's method as the stage of a chain that it will be.
+"""Lowering: the accelerator for blocking code. A reader may skip it, and `RESILIENCE_LOWERING=off` switches it off.
 
-A policy is written once, as `async def around(self, call, ctx)`. What runs is made from the method's
-own syntax tree. For tasks it is *closed*: it becomes a function that makes the stage.
+A policy is one coroutine, `async def around(self, call, ctx)`. In threads nothing ever suspends, and a
+coroutine that never suspends is only a costly way to call a function. So there the same method runs
+with its awaits taken out:
 
-    async def around(self, call, ctx):          def around(self, call):
-        result = await call(ctx)          ->        async def around(ctx, *made):
-        ...                                             result = await call(ctx, *made)
-                                                        ...
-                                                    return around
+    async def around(self, call, ctx):        def around(ctx):
+        result = await call(ctx)        ->        result = call(ctx)
+        await ctx.sleep(1.0)                      drive(ctx.sleep(1.0), self)
 
-`made`, for short here, is the function that will be called in the end, and its arguments. They go
-inwards beside the context, which therefore can be the same for many executions.
+It has the same name, file and lines, so tracebacks and debuggers show the source as it was written. `self` and
+`call` are closed over: Python calls a closure in half the time of a `functools.partial`, which it calls by way of C.
+It means the same, too: as in a coroutine, a `StopIteration` that leaves the method becomes a `RuntimeError`.
 
-For blocking code it is *lowered* besides. In that world nothing ever suspends, so the coroutine is
-only a costly way to call a function, and becomes one:
-
-        async def around(ctx, *made):               def around(ctx, *made):
-            result = await call(ctx, *made)   ->        result = call(ctx, *made)
-            await <anything else>                       drive(<anything else>)
-
-There the rest of the chain is a plain function too, so `await call(ctx)` is a call; whatever else is
-awaited is a coroutine that is done when it is awaited, and is driven through. A layer costs some
-40 ns so. It takes 70 as a `functools.partial` of a plain function, which CPython calls by way of C,
-250 as a coroutine that is made and sent through, and closing saves 20 to 40 ns a layer in tasks.
-
-What a decorator makes is an *entrance*: the stage of the outermost policy with the user's own arguments
-for parameters, and at its top the question whether an execution may begin in the common way.
-
-        def around(*arguments, **keywords):
-            if <there is a context around, or somebody listens>:
-                return run(function, arguments, keywords, None)
-            ctx = <what is common to all executions>
-            result = call(ctx, *made)
-            ...
-
-So there is no function between the caller and the first policy, which would be another 30 ns in
-blocking code and 75 in tasks. Nor is there one between the last policy and the function: where the rest
-of the chain is nothing but the innermost stage of that world, `call(ctx)` becomes the *shortcut*, an
-expression that makes the usual call there and then. That saves 35 ns more.
-
-            result = call(ctx, *made)         ->            result = (
-                                                                call(ctx, *made)
-                                                                if <the call is not a usual one>
-                                                                else function(*arguments)
-                                                            )
-
-The result is compiled under the same file name and line numbers, so that tracebacks, debuggers and
-coverage show the source as it was written. It is done only where it cannot change what the code
-means; otherwise the answer is None, and the method is used as it is, to the same results:
-
-- the source must be there and compile to the very bytecode that runs (a file that was edited since
-  it was imported does not; nor does a function that a decorator or a test tool has rewritten);
-- the method may not close over variables (`super()` does), nor assign to `self` or `call`, nor do
-  anything with `call` but `await call(...)`: somebody else would need the coroutine function that it
-  is by contract;
-- to be lowered, it may not use `async for` or `async with`.
-
-`RESILIENCE_LOWERING=off` in the environment switches all of it off for the process.
+Where that can't be promised, `lower` answers None, and the chain is driven as it is. The source must compile to
+the very code that runs: no decorator, debugger or test tool has changed it. `call` may only be awaited: what else
+it is handed to expects the coroutine function that it is by contract. The method may not close over variables
+itself (as `super()` does), look at its own frame, assign to `self`, or suspend in the middle (`async for`).
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
+import dis
+import inspect
+import linecache
 import os
 from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
-#: Set before a policy first executes or decorates anything: a chain that has been composed stays as it is.
+#: Looked at when a policy first executes something: a pipeline that has been composed stays as it is.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
 
-#: Runs a coroutine to its end, `drive(coroutine, owner)`.
-Drive: TypeAlias = Callable[..., Any]
-
-#: Makes the stage of a policy around another: `factory(policy, call)`.
-Factory: TypeAlias = Callable[[Any, Any], Any]
-
-#: Makes the entrance of a policy around a stage: `factory(policy, call, function, run)`.
-EntranceFactory: TypeAlias = Callable[[Any, Any, Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
-
-
-class Gate(NamedTuple):
-    """What an entrance looks at, and what it then begins with."""
-
-    ambient: Callable[[], object]  # the context around, if any
-    watched: object  # `.executions` is true where an execution has to go the long way
-    unlimited: object  # the context that is common to all others
+#: Where a function keeps its lowered form, beside the code that this was made from (`functools.wraps` copies both).
+_KEPT: Final = "_resilience_lowered"
+_DRIVE: Final = "_resilience_drive"
+#: What stands around the method: what a coroutine does with a `StopIteration` that leaves it (PEP 479), for one thing.
+_AROUND_THE_METHOD: Final = """
+def factory(_resilience_drive):
+    try: pass
+    except StopIteration as _resilience_stopped:
+        raise RuntimeError("coroutine raised StopIteration") from _resilience_stopped
+    return around
+"""
+_LOOKING_AROUND = {"locals", "vars", "dir", "eval", "exec", "super"}
+_FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
 
 
-class Shortcut(NamedTuple):
-    """What the innermost stage of a world does, as an expression."""
+def lower(policy: Any) -> Callable[..., Any] | None:
+    """Return what makes blocking stages of a policy; None where it has to be driven.
 
-    source: str  # of `call`, `function`, `arguments`, `keywords`, what is in `given`, and `(ctx := ...)`, the context
-    given: dict[str, object]
-
-
-class Form(NamedTuple):
-    """What a method is to become: where there is a `drive`, a plain function; where there is a gate, an entrance.
-
-    With a shortcut it is the stage around the innermost one.
+    It is called as `factory(drive, policy, call)`, where `drive(awaitable, policy)` runs one that never suspends.
     """
-
-    drive: Drive | None
-    gate: Gate | None
-    shortcut: Shortcut | None
-
-
-#: Where a function keeps its factories. On itself: a table would keep modules alive that nobody needs any more.
-_KEPT: Final = "_resilience_factories"
-
-
-def lower(method: object, drive: Drive, shortcut: Shortcut | None = None) -> Factory | None:
-    """Return what makes the blocking stages of `method`, a bound `around`; None where it has to be driven."""
-    return _factory(method, Form(drive, None, shortcut))
-
-
-def close(method: object, shortcut: Shortcut | None = None) -> Factory | None:
-    """Return what makes the asynchronous stages of `method`; None where it has to be used as it is."""
-    return _factory(method, Form(None, None, shortcut))
-
-
-def entrance(
-    method: object, drive: Drive | None, gate: Gate, shortcut: Shortcut | None = None
-) -> EntranceFactory | None:
-    """Return what makes the entrances of `method`, in blocking code with a `drive`; None where there are none."""
-    return _factory(method, Form(drive, gate, shortcut))
-
-
-def _factory(method: object, form: Form) -> Callable[..., Any] | None:
-    if not enabled or not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
+    method = policy.around
+    if not enabled or type(method) is not MethodType or method.__self__ is not policy:
         return None
     function = method.__func__
-    kept: tuple[CodeType, dict[object, Callable[..., Any] | None]] | None = vars(function).get(_KEPT)
-    if kept is None or kept[0] is not function.__code__:  # `functools.wraps` copies what a function keeps
-        kept = vars(function)[_KEPT] = function.__code__, {}
-    known = kept[1]
-    key = tuple(part is None for part in form)  # each world has one of each
-    if key not in known:
-        try:
-            from resilience.runtimes.rewriting import factory  # 3 % of our import, and not wanted before
+    if type(function) is not FunctionType:
+        return None
+    kept: Any = function.__dict__.get(_KEPT)
+    if kept is None or kept[0] is not function.__code__:
+        kept = function.__dict__[_KEPT] = function.__code__, _lowered(function)
+    return kept[1]  # type: ignore[no-any-return]
 
-            known[key] = factory(function, form)
-        except Exception:  # no source, no stack left to parse it, an interpreter that is shutting down ...
-            known[key] = None
-    return known[key]
+
+def _lowered(function: FunctionType) -> Callable[..., Any] | None:
+    code = function.__code__
+    has_defaults = function.__defaults__ or function.__kwdefaults__
+    if not code.co_flags & inspect.CO_COROUTINE or code.co_argcount != 3 or code.co_freevars or has_defaults:
+        return None
+    try:
+        module = _parsed(function)
+        if _compiled(module, code, code.co_name) != code:
+            return None
+        owner: Any = module.body[0]
+        owner.body = [_without_awaits(owner.body[0])]
+        return FunctionType(_compiled(module, code, "factory"), function.__globals__)
+    except Exception:  # refused below; no source, no stack left to parse it, an interpreter that is shutting down
+        return None
+
+
+def _parsed(function: FunctionType) -> ast.Module:
+    """Parse the method alone, at its own lines and columns, in a class of the name that mangles its private names."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    first, last = code.co_firstlineno, max(end for _, end, _, _ in code.co_positions() if end is not None)
+    while last < len(lines) and lines[last].lstrip()[:1] in {")", "]", "}"}:  # of what the last expression stands in
+        last += 1
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    method = "".join(lines[first - 1 : last])
+    return ast.parse("\n" * (first - 2) + f"class {owner}:\n{method}\nimport {', '.join(_imported(code)) or 'sys'}")
+
+
+def _imported(code: CodeType) -> set[str]:
+    """Return the names that the compiler knew as imported: a method of those is loaded like any other attribute."""
+    imported: set[str] = set()
+    others, name = {""}, ""
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        if operation in (_ATTR, _METHOD):
+            is_method = operation == _METHOD or (_METHOD is None and argument & 1)
+            (others if is_method else imported).add(name)
+        if operation != _CACHE:
+            name = code.co_names[argument >> 1] if operation == _GLOBAL else ""
+    return imported.union(*(_imported(it) for it in code.co_consts if isinstance(it, CodeType))) - others
+
+
+def _compiled(module: ast.Module, code: CodeType, name: str) -> CodeType:
+    """Compile the module as `code` was, and return the code in it that has this name."""
+    made: CodeType = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    while made.co_name != name:
+        made = next(it for it in made.co_consts if isinstance(it, CodeType))
+    return made
+
+
+def _without_awaits(method: ast.AsyncFunctionDef) -> ast.FunctionDef:
+    factory: Any = ast.parse(_AROUND_THE_METHOD).body[0]
+    for node in ast.walk(factory):
+        ast.copy_location(node, method.body[-1])
+    policy, call, ctx = method.args.posonlyargs + method.args.args
+    guarded, removing = factory.body[0], _RemovingAwaits(policy.arg, call.arg)
+    guarded.body = [removing.visit(statement) for statement in method.body]
+    if removing.mentions != removing.calls:
+        raise NotImplementedError("it does more with its call than to await it")
+    factory.args.args += [policy, call]
+    method.args.posonlyargs, method.args.args = [], [ctx]
+    plain = ast.FunctionDef(method.name, method.args, [guarded], [], method.returns)
+    factory.body[0] = ast.copy_location(plain, method)
+    return factory  # type: ignore[no-any-return]
+
+
+class _RemovingAwaits(ast.NodeTransformer):
+    """Make `call(...)` of `await call(...)`, and `drive(..., policy)` of every other await."""
+
+    def __init__(self, policy: str, call: str) -> None:
+        self.calls = self.mentions = 0
+        self._policy, self._call = policy, call
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        self.mentions += node.id == self._call
+        assigns = node.id == self._policy and not isinstance(node.ctx, ast.Load)
+        return self._refuse(node) if assigns or node.id in _LOOKING_AROUND else node
+
+    def visit_Await(self, node: ast.Await) -> ast.expr:
+        value: Any = self.visit(node.value)
+        if isinstance(value, ast.Call) and getattr(value.func, "id", None) == self._call:
+            self.calls += 1
+            return value
+        drive, policy = (ast.copy_location(ast.Name(it, ast.Load()), node) for it in (_DRIVE, self._policy))
+        return ast.copy_location(ast.Call(drive, [value, policy], []), node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        return self._refuse(node) if node.is_async else self.generic_visit(node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        awaits = any(isinstance(it, ast.Await) for it in ast.walk(node))
+        return self._refuse(node) if awaits else self.generic_visit(node)
+
+    def _refuse(self, node: ast.AST) -> Any:
+        raise NotImplementedError("as a plain function it would not be the same")
+
+    visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = _refuse

@@ -2,51 +2,42 @@
 
 Cancelling is the one thing that the two do differently, and each library's clients are written for
 its own way. Under trio a timer is a cancel scope. Under asyncio it does what `asyncio.timeout` does:
-it cancels its task *once*, and takes the `CancelledError` for its own only if nobody else has asked
+it cancels its task *once*, and takes the `CancelledError` for its own only if no other code has asked
 for a cancellation (`Task.uncancel` counts them). anyio's scopes deliver again and again there, which
 breaks clients that clean up with an `await`.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from math import inf
+from typing import TYPE_CHECKING, Any, final
 
 import anyio
 from typing_extensions import override
 
-from resilience import context
-from resilience.callables import is_awaitable, refuse_plain
+from resilience.callables import maybe_await
 from resilience.clock import clock
-from resilience.context import NO_FACTS, Context, get_ambient, leave_ambient, reset_ambient, set_ambient, unlimited
-from resilience.events import logger, watched
-from resilience.outcome import Failure
-from resilience.runtimes import lowering
-from resilience.runtimes.alarms import AsyncioTimer, find_alarm, latest
-from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
+from resilience.runtimes.alarms import AsyncioTimer, find_alarm
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     import asyncio
 
-    from resilience.policy import Policy
-
-#: A coroutine function that runs the rest of a chain around the call of a function. See blocking.py.
-Stage: TypeAlias = Callable[
-    [Context, Callable[..., Any], tuple[Any, ...] | None, dict[str, Any] | None], Awaitable[Any]
-]
+logger = logging.getLogger("resilience")
 
 
 def _first_task() -> asyncio.Task[Any] | None:
     """Return what `current_task` returns, which from then on stands in the place of this.
 
-    Whoever runs a task has imported asyncio. To import it here, where nobody may, takes as long as everything else.
+    Code that runs a task has imported asyncio. To import it here, where there may be none, takes as long as all else.
     """
     global current_task
-    if sys.modules.get("asyncio") is None:  # None also where somebody forbids its import
+    if sys.modules.get("asyncio") is None:  # None also where its import is forbidden
         return None
     from resilience.runtimes import current
 
@@ -88,7 +79,7 @@ class ScopeTimer(Timer):
         self._scope: Any = None
 
     @override
-    def start(self, ctx: Context | None = None) -> None:
+    def start(self) -> None:
         # The loop has a clock of its own: only the seconds that remain can be handed over.
         library = _library()
         scope = library.CancelScope(deadline=library.current_time() + max(0.0, self.deadline - clock.now()))
@@ -133,8 +124,8 @@ class TaskWaiter(Waiter):
         return self._is_alive()
 
     @override
-    async def wait(self, deadline: float, ctx: Context) -> bool:
-        if deadline == float("inf"):
+    async def wait(self, deadline: float, timer: Timer | None) -> bool:
+        if deadline == inf:
             await self._event.wait()
         else:
             with timer_until(deadline):
@@ -157,61 +148,49 @@ def _nothing() -> None:
 
 @final
 class TaskRuntime(Runtime):
-    """The world of tasks."""
+    """Tasks of an event loop."""
 
     @override
-    async def sleep(self, seconds: float, ctx: Context) -> None:
+    async def sleep(self, seconds: float, timer: Timer | None) -> None:
         if asyncio_task() is None:
             await _library().sleep(clock.shorten(seconds))
             return
-        import asyncio  # as whoever runs this loop has; anyio would take 700 ns to find out that it is this one
+        import asyncio  # as the code that runs this loop has; anyio would take 700 ns to find out that it is this one
 
         await asyncio.sleep(clock.shorten(seconds))
 
     @override
-    def timer(self, owner: TimerOwner | None, deadline: float, limit: float | None = None) -> Timer:
+    def timer(
+        self,
+        deadline: float,
+        limit: float | None = None,
+        policy: str = "",
+        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+    ) -> Timer:
         try:
-            task = current_task()
+            task = current_task()  # `asyncio_task`, without its frame
         except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
             task = None
         if task is None:
             return ScopeTimer(deadline)
-        # In one step, with all its slots set from here: each frame more would cost 50 of some 700 ns.
-        loop = task.get_loop()
-        known = latest.alarms
-        alarm = known.by_limit.get(limit) if known.loop is loop else None
-        if alarm is None or deadline < alarm.latest:
-            alarm = find_alarm(loop, limit, deadline)
-        alarm.latest = deadline
-        timer = AsyncioTimer()
-        timer.deadline = deadline
-        timer.fired = False
-        timer.task = task
-        timer.alarm = alarm
-        timer.token = None
-        return timer
+        return AsyncioTimer(deadline, task, find_alarm(task.get_loop(), limit, deadline))
 
     @override
     def waiter(self) -> TaskWaiter:
         return TaskWaiter()
 
     @override
-    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        token = set_ambient(ctx)
+    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         try:
-            result = function(*args)
-            return await result if is_awaitable(result) else result
+            return await maybe_await(function(*args))
         finally:
-            leave_ambient(token)
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
     async def close(self, resource: object) -> None:
         try:
             close = getattr(resource, "aclose", None) or getattr(resource, "close", None)
-            result = close() if callable(close) else None
-            if is_awaitable(result):
-                await result
+            await maybe_await(close() if callable(close) else None)
         except Exception:
             logger.exception("closing a discarded %s raised", type(resource).__name__)
 
@@ -221,34 +200,40 @@ TASKS: TaskRuntime = TaskRuntime()
 
 def timer_until(deadline: float, limit: float | None = None) -> Timer:
     """Make a timer for a block of the current task. For `limit`, see `Runtime.timer`."""
-    return TASKS.timer(None, deadline, limit)
+    return TASKS.timer(deadline, limit)
 
 
 def find_runtime() -> Runtime:
-    """Return the runtime of the world that this code runs in."""
+    """Return the runtime of the code that asks."""
     return TASKS if asyncio_task() is not None or _in_trio() else BLOCKING
 
 
 @final
-class WorldOfCaller(Runtime):
-    """The runtime of a context outside an execution: whatever world the code runs in that asks."""
+class DetectedRuntime(Runtime):
+    """The runtime of a context outside an execution: that of whatever code asks it for something."""
 
     @override
-    async def sleep(self, seconds: float, ctx: Context) -> None:
-        await find_runtime().sleep(seconds, ctx)
+    async def sleep(self, seconds: float, timer: Timer | None) -> None:
+        await find_runtime().sleep(seconds, timer)
 
     @override
-    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> Timer:
-        return find_runtime().timer(owner, deadline, limit)
+    def timer(
+        self,
+        deadline: float,
+        limit: float | None = None,
+        policy: str = "",
+        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+    ) -> Timer:
+        return find_runtime().timer(deadline, limit, policy, max_abandoned)
 
     @override
     def waiter(self) -> Waiter:
         return find_runtime().waiter()
 
     @override
-    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
+    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         try:
-            return await find_runtime().run(function, ctx, *args)
+            return await find_runtime().run(function, *args)
         finally:
             del args  # they hold the failure: no cycle where the handler raises it again
 
@@ -257,93 +242,4 @@ class WorldOfCaller(Runtime):
         await find_runtime().close(resource)
 
 
-context.world_of_caller = WorldOfCaller()
-
-
-#: As in blocking.py.
-UNLIMITED: Context = unlimited(TASKS)
-_GATE = lowering.Gate(get_ambient, watched, UNLIMITED)
-
-
-def enter(
-    ctx: Context, function: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None
-) -> Awaitable[Any]:
-    """Make the call: the innermost stage. Which context the function finds, see blocking.py.
-
-    What the function returns is awaited by whoever awaits this: a coroutine of ours around it would cost 100 ns. It
-    can also do without where `ctx` is ambient already (a timer has seen to that) and is not wanted for anything else.
-    """
-    if ctx is not UNLIMITED and (ctx is not get_ambient() or ctx._facts is not NO_FACTS):
-        return _enter_with(ctx, function, arguments, keywords)
-    if arguments is None:
-        arguments = (ctx,)
-    awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
-    return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
-
-
-async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
-    if not is_awaitable(awaitable):
-        raise refuse_plain(function, awaitable)
-    return await awaitable
-
-
-async def _enter_with(
-    ctx: Context, function: Callable[..., Any], arguments: tuple[Any, ...] | None, keywords: dict[str, Any] | None
-) -> Any:
-    """Do the same with `ctx` as the ambient context."""
-    if arguments is None:
-        arguments = (ctx,)
-    record = ctx._facts.record
-    if record is not None:
-        record.begin_attempt()
-    token = set_ambient(ctx)
-    try:
-        awaitable = function(*arguments, **keywords) if keywords else function(*arguments)
-        return await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
-    except Exception as error:
-        if record is not None:
-            record.note(Failure(error))
-        raise
-    finally:
-        try:
-            reset_ambient(token)  # `leave_ambient`, without its frame
-        except ValueError:
-            pass
-
-
-#: As in blocking.py.
-_SHORTCUT = lowering.Shortcut(
-    """(
-        enter_with(ctx, function, arguments, keywords) if (ctx := ...) is not unlimited
-            and (ctx is not ambient() or ctx._facts is not no_facts)
-        else call(ctx, function, arguments, keywords) if keywords or arguments is None
-        else result if type(result := function(*arguments)) is coroutine else awaited(function, result)
-    )""",
-    {"enter_with": _enter_with, "unlimited": UNLIMITED, "ambient": get_ambient, "no_facts": NO_FACTS}
-    | {"type": type, "coroutine": CoroutineType, "awaited": _awaited},
-)
-
-
-def stage(policy: Policy[Any], inner: Stage) -> Stage:
-    """Return the coroutine function that runs `policy` around `inner`."""
-    if inner is not enter:
-        policy._resilience_chain.is_last = False
-    closed = lowering.close(policy.around, _SHORTCUT if inner is enter else None)
-    return partial(_as_written, policy, inner) if closed is None else closed(policy, inner)
-
-
-def entrance(
-    policy: Policy[Any], inner: Stage, function: Callable[..., Any], run: Callable[..., Awaitable[Any]]
-) -> Callable[..., Any] | None:
-    """As in blocking.py: a coroutine function."""
-    if inner is not enter:
-        policy._resilience_chain.is_last = False
-    factory = lowering.entrance(policy.around, None, _GATE, _SHORTCUT if inner is enter else None)
-    return factory and factory(policy, inner, function, run)
-
-
-def _as_written(policy: Policy[Any], inner: Stage, ctx: Context, *made: Any) -> Awaitable[Any]:
-    async def call(ctx: Context) -> Any:
-        return await inner(ctx, *made)
-
-    return policy.around(call, ctx)
+DETECTED: DetectedRuntime = DetectedRuntime()

@@ -13,7 +13,7 @@ shuts down there may be none: whoever wanted one then runs its function itself.
 from __future__ import annotations
 
 import contextvars
-import os
+import logging
 import sys
 import threading
 from collections import deque
@@ -21,16 +21,15 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, final
 
+from resilience import forks
 from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import WorkersExhausted
-from resilience.events import logger
+
+logger = logging.getLogger("resilience")
 
 #: Seconds after which a worker without work ends.
 IDLE = 30.0
-
-#: How many jobs that were walked away from may be running before another one is refused.
-DEFAULT_MAX_ABANDONED = 128
 
 
 @final
@@ -110,17 +109,13 @@ class Job:
         self._done.release()
 
     def drop(self) -> None:
-        """Let go of an outcome that nobody wants. A function of ours that holds on to outcomes is told."""
-        value, error, self._value, self._error = self._value, self._error, None, None
+        """Let go of an outcome that no caller wants."""
+        value, self._value, self._error = self._value, None, None
         try:
             close_coroutine(value)
-            dropped = getattr(type(self._function), "_resilience_dropped", None)  # of the type: a mock has everything
-            if dropped is not None:
-                dropped(self._function, value if error is None else error)
         except Exception:
             logger.exception("closing what an abandoned call returned raised")
         finally:
-            del value, error  # no cycle
             pool.count_over(self)
 
 
@@ -224,7 +219,4 @@ def _start_worker(job: Job) -> bool:
 
 _numbers = count(1)
 pool: Pool = Pool()
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)
-    # The child of a fork has none of its parent's threads.
-    os.register_at_fork(after_in_child=pool.__init__)
+forks.reset_after_fork(pool, Pool.__init__)  # the child of a fork has none of its parent's threads

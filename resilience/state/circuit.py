@@ -18,19 +18,10 @@ any method of the same thread.
 
 from __future__ import annotations
 
-import enum
 from typing import ClassVar, NamedTuple, TypeAlias, final
 
+from resilience.circuit_state import CircuitState
 from resilience.state.trips import Tally, Trip
-
-
-class CircuitState(enum.Enum):
-    """The state of a circuit."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half_open"
-    ISOLATED = "isolated"
 
 
 @final
@@ -82,7 +73,7 @@ class Isolated:
 
     __slots__ = ("last_failure",)
     state: ClassVar[CircuitState] = CircuitState.ISOLATED
-    why: ClassVar[str] = "the circuit was opened by hand"
+    why: ClassVar[str] = "the circuit was opened manually"
 
     def __init__(self) -> None:
         self.last_failure: str | None = None
@@ -186,7 +177,7 @@ class Circuit:
         if isinstance(admission, Probe):
             admission.period.probes.pop(admission, None)
 
-    # --- by hand ---
+    # --- manually ---
 
     def isolate(self) -> list[Transition]:
         """Refuse all calls until somebody closes the circuit."""

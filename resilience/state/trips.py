@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 from typing_extensions import override
 
 from resilience import checks
-from resilience.checks import exact
+from resilience.checks import format_number
 from resilience.state.windows import CountWindow, TimeWindow, Window
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Share(Trip):
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
     def _window(self) -> str:
-        window = f"last={self.last}" if self.window is None else f"window={exact(self.window)}"
+        window = f"last={self.last}" if self.window is None else f"window={format_number(self.window)}"
         return f"min_calls={self.min_calls}, {window}"
 
     @override
@@ -109,7 +109,7 @@ class FailureRatio(_Share):
         super().__init__(ratio, min_calls, window, last)
 
     def __repr__(self) -> str:
-        return f"FailureRatio({exact(self.ratio)}, {self._window()})"
+        return f"FailureRatio({format_number(self.ratio)}, {self._window()})"
 
 
 @final
@@ -136,7 +136,9 @@ class SlowRatio(_Share):
         self.slower_than: float = checks.seconds("slower_than", slower_than)
 
     def __repr__(self) -> str:
-        return f"SlowRatio({exact(self.ratio)}, slower_than={exact(self.slower_than)}, {self._window()})"
+        return (
+            f"SlowRatio({format_number(self.ratio)}, slower_than={format_number(self.slower_than)}, {self._window()})"
+        )
 
 
 @final

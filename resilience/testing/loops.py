@@ -203,7 +203,7 @@ class _Selector:
         """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
         next_timer: Any = self.loop._scheduled[0] if self.loop._scheduled else None
         alarm = getattr(getattr(next_timer, "_callback", None), "__self__", None)
-        if not isinstance(alarm, Alarm) or not alarm.rest():
+        if not isinstance(alarm, Alarm) or not alarm.clear_if_idle():
             return False
         next_timer.cancel()
         return True

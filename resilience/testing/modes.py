@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilience import backoff
 from resilience.clock import clock
-from resilience.events import watched
+from resilience.events.dispatch import subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +51,11 @@ def switched_off() -> Iterator[None]:
     ...     Fallback("unknown").capture(lambda ctx: 1 / 0)
     Failure(error=ZeroDivisionError('division by zero'))
     """
-    was = watched.switch(off=True)
+    was = subscribers.switch_policies_off(True)
     try:
         yield
     finally:
-        watched.switch(off=was)
+        subscribers.switch_policies_off(was)
 
 
 @contextmanager

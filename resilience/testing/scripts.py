@@ -9,9 +9,9 @@ from types import EllipsisType
 from typing import Any, NamedTuple, NoReturn, final
 
 from resilience import checks
+from resilience.ambient import current_context
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.context import current_context
 from resilience.errors import Misuse
 from resilience.runtimes.tasks import TASKS
 
@@ -101,7 +101,7 @@ class AsyncScript(_Scripted):
         """Take the next step."""
         step = self._begin(args, kwargs)
         while isinstance(step, Hang):
-            await TASKS.waiter().wait(clock.now() + step.seconds, current_context())
+            await TASKS.waiter().wait(clock.now() + step.seconds, None)
             step = step.then
         return _finish(step)
 

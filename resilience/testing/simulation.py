@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
-from resilience.context import unlimited
-from resilience.runtimes.virtual import Engine
-
-if TYPE_CHECKING:
-    from resilience.context import Context
-    from resilience.policy import Policy
+from resilience.context import Context
+from resilience.execution import aprotect
+from resilience.policy import Policy
+from resilience.testing.runtime import Engine
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -51,12 +49,8 @@ class Simulation(Engine):
     101
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._unlimited = unlimited(self.runtime)
-
     def execute(
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
         """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
-        return policy._resilience_chain.arun_in(self._unlimited, fn, ctx)
+        return aprotect(policy, fn, ctx, takes_context=True, runtime=self.runtime)()

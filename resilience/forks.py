@@ -1,7 +1,7 @@
 """The child of a fork: it has one thread, the one that forked, and a copy of everything that the others held.
 
 A lock that another thread held at that moment is never released in the child, a permit or a probe that another
-thread had never comes back. So whoever shares such things between threads begins anew there.
+thread had never comes back. So what shares such things between threads is reset there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 _shared: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
-def begin_anew_in_child(thing: object, begin_anew: Callable[[Any], None]) -> None:
-    """Call `begin_anew(thing)` in the child of every fork, for as long as `thing` is there."""
-    _shared[thing] = begin_anew
+def reset_after_fork(thing: object, reset: Callable[[Any], None]) -> None:
+    """Call `reset(thing)` in the child of every fork, for as long as `thing` is there."""
+    _shared[thing] = reset
 
 
 def _in_child() -> None:  # pragma: no cover (in the child of a fork)
-    for thing, begin_anew in list(_shared.items()):
-        begin_anew(thing)
+    for thing, reset in list(_shared.items()):
+        reset(thing)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)

@@ -1,4 +1,4 @@
-"""A simulated world: many clients that execute the real policies, in one queue of events with its own clock.
+"""Simulated time: many clients that execute the real policies, in one queue of events with its own clock.
 
 There is no event loop and no thread in it. A client is a coroutine; whatever it awaits comes down to
 one of two suspensions: until an instant, or until somebody wakes it. The engine takes the earliest
@@ -18,18 +18,15 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as Variables
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 from typing_extensions import override
 
 from resilience import backoff, checks
+from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.runtimes.base import Runtime, Timer, TimerOwner, Waiter
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
 from resilience.runtimes.tasks import TASKS
-
-if TYPE_CHECKING:
-    from resilience.checks import Duration
-    from resilience.context import Context
 
 
 @types.coroutine
@@ -77,7 +74,7 @@ class SimulatedTimer(Timer):
         self._engine = engine
 
     @override
-    def start(self, ctx: Context | None = None) -> None:
+    def start(self) -> None:
         self.is_armed = True
         self._engine.enter(self.deadline, self._engine.current, self)
 
@@ -111,7 +108,7 @@ class SimulatedWaiter(Waiter):
         return not self._client.is_done
 
     @override
-    async def wait(self, deadline: float, ctx: Context) -> bool:
+    async def wait(self, deadline: float, timer: Timer | None) -> bool:
         if not self._woken:
             self._waits = True
             try:
@@ -129,11 +126,17 @@ class SimulatedRuntime(Runtime):
         self._engine = engine
 
     @override
-    async def sleep(self, seconds: float, ctx: Context) -> None:
+    async def sleep(self, seconds: float, timer: Timer | None) -> None:
         await _until(self._engine.time + seconds)
 
     @override
-    def timer(self, owner: TimerOwner, deadline: float, limit: float | None = None) -> SimulatedTimer:
+    def timer(
+        self,
+        deadline: float,
+        limit: float | None = None,
+        policy: str = "",
+        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+    ) -> SimulatedTimer:
         return SimulatedTimer(self._engine, deadline)
 
     @override
@@ -141,8 +144,8 @@ class SimulatedRuntime(Runtime):
         return SimulatedWaiter(self._engine)
 
     @override
-    async def run(self, function: Callable[..., Any], ctx: Context, /, *args: object) -> Any:
-        return await TASKS.run(function, ctx, *args)
+    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
+        return await TASKS.run(function, *args)
 
     @override
     async def close(self, resource: object) -> None:

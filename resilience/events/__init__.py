@@ -1,0 +1,45 @@
+"""What happens in executions, reported to listeners.
+
+AttemptFailed       an attempt under a Retry was not good enough
+RetryScheduled      ... and another one will be made after `delay`
+RetryGaveUp         ... and no other one will be made
+TimedOut            a Timeout cut a call off, or found the budget used up
+CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through
+CircuitChanged      a circuit went from one state to another
+FallbackUsed        a Fallback answered instead of the call
+ExecutionFinished   a whole execution is over, however it ended
+CallFinished        one call of the function is over; reported only to listeners that ask for it by name
+"""
+
+from resilience.events.dispatch import subscribe
+from resilience.events.kinds import (
+    AttemptFailed,
+    CallFinished,
+    CallRejected,
+    Canceller,
+    CircuitChanged,
+    Event,
+    ExecutionFinished,
+    FallbackUsed,
+    RetryGaveUp,
+    RetryScheduled,
+    TimedOut,
+)
+from resilience.info import Called, Listener
+
+__all__ = [
+    "AttemptFailed",
+    "CallFinished",
+    "CallRejected",
+    "Called",
+    "Canceller",
+    "CircuitChanged",
+    "Event",
+    "ExecutionFinished",
+    "FallbackUsed",
+    "Listener",
+    "RetryGaveUp",
+    "RetryScheduled",
+    "TimedOut",
+    "subscribe",
+]

@@ -1,0 +1,188 @@
+"""Reporting events: who listens, and how they are called.
+
+Listeners observe. They are plain functions of one event, called in the thread or task where it
+happened, outside every lock; what they raise is logged and changes nothing. No event object is built
+while there are none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, final
+
+from resilience import checks, forks
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.events.kinds import (
+    AttemptFailed,
+    CallFinished,
+    CallRejected,
+    CircuitChanged,
+    Event,
+    ExecutionFinished,
+    FallbackUsed,
+    RetryGaveUp,
+    RetryScheduled,
+    TimedOut,
+)
+from resilience.info import Listener
+
+logger: logging.Logger = logging.getLogger("resilience")
+
+_Listeners: TypeAlias = tuple[Listener, ...]
+
+_KINDS: tuple[type[Event], ...] = (
+    AttemptFailed,
+    RetryScheduled,
+    RetryGaveUp,
+    TimedOut,
+    CallRejected,
+    CircuitChanged,
+    FallbackUsed,
+    ExecutionFinished,
+)
+
+
+@final
+class Subscribers:
+    """Who listens in this process, by kind, and in short what an execution has to look at.
+
+    The tuples are replaced, never changed, so reading needs no lock. The lock is reentrant: a finalizer may subscribe
+    or unsubscribe in the middle of the same.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys((*_KINDS, CallFinished), ())
+        self._lock = threading.RLock()
+        #: Whether any listens to whole executions, or the policies are off: what makes an execution keep a record.
+        self.executions: bool = False
+        self.calls: bool = False
+        self.refusals: bool = False
+        self.retries: bool = False
+        self.fallback: bool = False
+        #: Whether all policies of the process are switched off.
+        self.policies_off: bool = False
+
+    def of(self, kind: type[Event]) -> _Listeners:
+        """Return who listens to events of a kind."""
+        return self._by_kind[kind]
+
+    def change(self, kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listeners]) -> None:
+        """Change who listens to these kinds."""
+        with self._lock:
+            for kind in kinds:
+                self._replace_locked(kind, change)
+            self._look_locked()
+
+    def switch_policies_off(self, off: bool) -> bool:
+        """Switch all policies of the process off, or on again; return how it was."""
+        with self._lock:
+            was, self.policies_off = self.policies_off, off
+            self._look_locked()
+        return was
+
+    def reset_lock(self) -> None:  # pragma: no cover (in the child of a fork)
+        """Replace the lock, which a thread that is not in the child of a fork may have held."""
+        self._lock = threading.RLock()
+
+    def _replace_locked(self, kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
+        old = self._by_kind[kind]
+        new = change(old)
+        if self._by_kind[kind] is old:
+            self._by_kind[kind] = new
+        else:
+            self._replace_locked(kind, change)  # a finalizer has been here meanwhile
+
+    def _look_locked(self) -> None:
+        self.calls = bool(self._by_kind[CallFinished])
+        self.refusals = bool(self._by_kind[CallRejected])
+        self.retries = any(self._by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
+        self.fallback = bool(self._by_kind[FallbackUsed])
+        self.executions = self.policies_off or self.calls or bool(self._by_kind[ExecutionFinished])
+
+
+subscribers: Subscribers = Subscribers()
+forks.reset_after_fork(subscribers, Subscribers.reset_lock)
+
+
+def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
+    """Call `listener` with every event of the given kinds in this process.
+
+    :param listener: a plain function of one event. It runs where the event happens and should be quick.
+    :param kinds: classes of events; all but `CallFinished`, where none is given.
+    :returns: a function that ends the subscription; calling it again does nothing.
+    :raises TypeError: for a listener that is a coroutine function, and for a kind that is no event.
+
+    >>> from resilience import Retry, events
+    >>> unsubscribe = events.subscribe(print, events.RetryScheduled)
+    >>> Retry().execute(lambda ctx: "no retry, no event")
+    'no retry, no event'
+    >>> unsubscribe()
+    """
+    checks.plain_function("listener", listener)
+    for kind in kinds:
+        if kind not in (*_KINDS, CallFinished):
+            raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
+    chosen = frozenset(kinds or _KINDS)
+    entry = _Subscription(listener)
+    subscribers.change(chosen, lambda listeners: (*listeners, entry))
+
+    def unsubscribe() -> None:
+        subscribers.change(chosen, lambda listeners: tuple(it for it in listeners if it is not entry))
+
+    return unsubscribe
+
+
+class _Subscription:
+    """One call of `subscribe`: the same listener may be subscribed twice, and each ends by itself."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __call__(self, event: Event) -> object:
+        return self._listener(event)
+
+
+def optional_listener(name: str, value: Listener | None) -> Listener | None:
+    """Return a listener, or None."""
+    if value is not None:
+        checks.plain_function(name, value)
+    return value
+
+
+def emit(
+    kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
+) -> None:
+    """Build an event and call the policy's own callback, the pipelines' listeners and the subscribers, if any."""
+    listeners = subscribers.of(kind)
+    if ctx is not None:
+        listeners = ctx._info.listeners + listeners
+    if callback is not None:
+        listeners = (callback, *listeners)
+    if listeners:
+        announce(listeners, kind, policy, ctx, **numbers)
+
+
+def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, /, **numbers: object) -> None:
+    """Build an event of the numbers of its kind and what every event says, and call each of these listeners with it.
+
+    What one raises is logged; the next is called all the same.
+    """
+    record = None if ctx is None else ctx._info.record
+    event = kind(
+        policy=policy,
+        operation=None if ctx is None else ctx.operation,
+        time=clock.now(),
+        properties={} if ctx is None else dict(ctx.properties),  # plain, so that an event can be copied and pickled
+        pipeline=None if record is None else record.executed.name,
+        **numbers,
+    )
+    if ctx is not None:
+        vars(event)["_called"] = ctx.called
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener raised on %s; it changes nothing", kind.__name__)

@@ -1,0 +1,187 @@
+"""The events: what happened, as facts.
+
+Each carries the policy's name, the operation, what was called, the time, and the numbers of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from resilience.circuit_state import CircuitState
+from resilience.info import Called
+from resilience.outcome import Outcome
+
+#: Who cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
+#: process ends), the end of the coroutine before its time (``"closed"``), or else the ``"caller"``.
+Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What every event says.
+
+    :param policy: the name of the policy that it happened in.
+    :param operation: the operation of the execution, by default the qualified name of what was called; None for a block
+        (`breaker.guard()`) outside an execution.
+    :param time: instant on the process clock (`time.monotonic`), in seconds.
+    :param properties: the values that travel with the execution.
+    :param pipeline: the name of what was executed, a pipeline or a policy alone. None outside an execution, and where
+        no record is kept of it: it has no listeners, none for `ExecutionFinished`, and no context of its caller's.
+    """
+
+    policy: str
+    operation: str | None
+    time: float
+    properties: Mapping[str, Any]
+    pipeline: str | None = None
+
+    @property
+    def called(self) -> Called | None:
+        """Function, arguments and keywords of the call; None outside an execution.
+
+        No field: it is not shown, compared, copied or pickled, as arguments may be secret, and may be anything.
+        """
+        return vars(self).get("_called")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was called: a copy may be for another process, or for long."""
+        return {name: value for name, value in vars(self).items() if name != "_called"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFailed(Event):
+    """An attempt under a Retry was not good enough.
+
+    :param attempt: its number, from 1.
+    :param outcome: `Failure(error)`, or the `Success(value)` that was not good enough.
+    :param elapsed: seconds since the first attempt began.
+    """
+
+    attempt: int
+    outcome: Outcome[Any]
+    elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryScheduled(Event):
+    """Another attempt will be made. What `on_retry` is called with.
+
+    :param attempt: the number of the attempt that failed, from 1.
+    :param delay: seconds until the next one.
+    :param outcome: what the failed attempt ended with.
+    """
+
+    attempt: int
+    delay: float
+    outcome: Outcome[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryGaveUp(Event):
+    """The last attempt failed and no other will be made.
+
+    :param attempts: how many were made.
+    :param elapsed: seconds since the first one began.
+    :param outcome: what the last one ended with.
+    :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
+        ``"unrepeatable"`` where the failure says that the call must not be made again.
+    """
+
+    attempts: int
+    elapsed: float
+    outcome: Outcome[Any]
+    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOut(Event):
+    """A call was cut off. What `on_timeout` is called with.
+
+    :param timeout: the limit that was exceeded, in seconds.
+    :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
+    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None where
+        `pipeline` is None.
+    """
+
+    timeout: float
+    by_deadline: bool
+    scope: Literal["attempt", "total"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRejected(Event):
+    """A call was not let through.
+
+    :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
+    :param retry_after: seconds after which a new try may be admitted, None where that can't be known.
+    :param waited: seconds that it waited in the queue of a Bulkhead before; 0 where it was turned away at once.
+    """
+
+    reason: str
+    retry_after: float | None
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CircuitChanged(Event):
+    """A circuit went from one state to another. What `on_transition` is called with.
+
+    :param old: the state it left.
+    :param new: the state it is in now.
+    :param retry_after: seconds for which it will stay open; None in the other states.
+    :param last_failure: type and message of the failure that opened it; None where it is now closed or isolated.
+    """
+
+    old: CircuitState
+    new: CircuitState
+    retry_after: float | None
+    last_failure: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FallbackUsed(Event):
+    """A Fallback answered. What `on_fallback` is called with.
+
+    :param outcome: what it answered instead of: `Failure(error)` or a `Success(value)` that was not good enough.
+    """
+
+    outcome: Outcome[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionFinished(Event):
+    """A whole execution is over.
+
+    :param attempts: how many times the function was entered.
+    :param elapsed: seconds from the beginning to the end.
+    :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
+    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    """
+
+    attempts: int
+    elapsed: float
+    outcome: Outcome[Any] | None
+    cancelled_by: Canceller | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFinished(Event):
+    """One call of the function is over: an attempt that was really made.
+
+    It happens in every execution, for each attempt. So it is reported only to listeners that ask for it by name: not
+    to `subscribe` without kinds, and not to the listeners of a pipeline.
+
+    :param attempt: its number, from 1.
+    :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
+    :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
+    :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
+    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    """
+
+    attempt: int
+    elapsed: float
+    remaining: float
+    outcome: Outcome[Any] | None
+    cancelled_by: Canceller | None = None

@@ -1,0 +1,52 @@
+"""What an execution is about: what is called, what it is for, who listens, and the record that is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, final
+
+from resilience.record import Record
+
+#: A plain function of one event.
+Listener: TypeAlias = Callable[[Any], object]
+
+NO_PROPERTIES: Mapping[str, Any] = MappingProxyType({})
+
+
+class Called(NamedTuple):
+    """What an execution calls, and with what. Under `execute`, `arguments` is the context alone."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+@final
+class ExecutionInfo:
+    """What all contexts of an execution have in common, besides the call. Never written to once it is made."""
+
+    __slots__ = ("listeners", "operation", "properties", "record")
+
+    def __init__(
+        self,
+        operation: str | None = None,
+        properties: Mapping[str, Any] = NO_PROPERTIES,
+        listeners: tuple[Listener, ...] = (),
+        record: Record | None = None,
+    ) -> None:
+        self.operation: str | None = operation
+        self.properties: Mapping[str, Any] = properties
+        self.listeners: tuple[Listener, ...] = listeners
+        self.record: Record | None = record
+
+    def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
+        """Return the same, with these listeners added."""
+        return ExecutionInfo(self.operation, self.properties, self.listeners + listeners, self.record)
+
+
+NO_INFO = ExecutionInfo()
+
+#: That of a context which says no more than a fresh one: its execution inherits nothing, no policy has derived another
+#: one from it, and the function is not handed it. So it need not be made the ambient one.
+BARE = ExecutionInfo()

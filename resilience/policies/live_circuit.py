@@ -1,0 +1,229 @@
+"""A circuit in use: the machine behind its lock, what has been counted, and its transitions reported in order.
+
+A part of CircuitBreaker's room. The policy and the block form both go through it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from typing import Any, final
+
+from resilience import forks
+from resilience.backoff import Backoff
+from resilience.circuit_state import CircuitState
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import CircuitIsolated, CircuitOpen, bare
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected, CircuitChanged
+from resilience.info import Listener
+from resilience.matching import Matcher, OnResult
+from resilience.outcome import LONGEST_MESSAGE, Outcome, Success, describe
+from resilience.state.circuit import Admission, Circuit, Closed, HalfOpen, Isolated, Open, Period, Transition
+from resilience.state.trips import Trip
+
+#: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
+DONE = Success(None)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CircuitStats:
+    """What a breaker knows at one instant.
+
+    :param state: the state of the circuit.
+    :param retry_after: seconds until an open circuit admits a probe; None in the other states.
+    :param last_failure: type and message of the failure that opened it; None while it is closed.
+    :param probes: how many probes are out.
+    :param opened: how many times it has opened since it was built.
+    :param rejected: how many calls it has refused since it was built.
+    """
+
+    state: CircuitState
+    retry_after: float | None
+    last_failure: str | None
+    probes: int
+    opened: int
+    rejected: int
+
+
+@final
+class LiveCircuit:
+    """Admits calls and records their results, for any number of threads and event loops.
+
+    :param name: what errors and events call its owner.
+    :param opening: for how long it opens.
+    :param failures: which exceptions are failures.
+    :param on_result: which results are; none, if it is None.
+    :param on_transition: the owner's callback.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trip: Trip,
+        opening: Backoff,
+        probes: int,
+        probe_successes: int,
+        probe_timeout: float | None,
+        failures: Matcher,
+        on_result: OnResult | None,
+        on_transition: Listener | None,
+    ) -> None:
+        self._name = name
+        self._opening = opening
+        self._openings = opening.delays()
+        self.machine: Circuit = Circuit(trip, next(self._openings), probes, probe_successes, probe_timeout)
+        self._failures = failures
+        self._on_result = on_result
+        self._on_transition = on_transition
+        #: Whether slowness counts: only then is the clock read for each call.
+        self.is_timed: bool = trip.slower_than < inf
+        self._lock = threading.RLock()
+        self._opened = 0
+        self._rejected = count()  # a step of it is atomic, and takes a fifth of the time of a lock
+        self._unreported: deque[tuple[Transition, Context | None]] = deque()
+        self._reporting = False
+        forks.reset_after_fork(self, LiveCircuit._reset)
+
+    @property
+    def state(self) -> CircuitState:
+        """The state of the circuit."""
+        return self.machine.period.state
+
+    def stats(self) -> CircuitStats:
+        """Return what is known at this instant."""
+        now = clock.now()
+        with self._lock:
+            period = self.machine.period
+            return CircuitStats(
+                state=period.state,
+                retry_after=max(0.0, period.until - now) if isinstance(period, Open) else None,
+                last_failure=None if isinstance(period, Closed) else period.last_failure,
+                probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
+                opened=self._opened,
+                rejected=int(repr(self._rejected)[6:-1]),  # count(3)
+            )
+
+    def isolate(self) -> None:
+        """Refuse every call until `close`."""
+        with self._lock:
+            self._note_locked(self.machine.isolate(), None)
+        self._report()
+
+    def close(self) -> None:
+        """Let calls pass again, and count from zero."""
+        with self._lock:
+            self._note_locked(self.machine.close(), None)
+        self._report()
+
+    # --- calls ---
+
+    def admit(self, ctx: Context) -> Admission:
+        """Admit a call, or raise."""
+        admission = None
+        try:
+            with self._lock:
+                now = clock.now()  # not before: what has opened the circuit while this one waited was earlier
+                admission, transitions = self.machine.admit(now)
+                period = self.machine.period
+                self._note_locked(transitions, ctx)
+            self._report()
+        except BaseException:  # interrupted, here or in a listener: the call will not be made
+            if admission is not None:
+                self.release(admission)
+            raise
+        if admission is None:
+            raise self.refusal(period, now, ctx)
+        return admission
+
+    def settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
+        """Record what an admitted call ended with, if it says anything about the dependency.
+
+        If it says nothing, or a predicate raises, the caller gives the slot of a probe back.
+        """
+        counts, failure = self._judge(outcome)
+        if counts:
+            now = clock.now()
+            with self._lock:
+                transitions = self.machine.record(admission, failure, now - began if self.is_timed else 0.0, now)
+                self._note_locked(transitions, ctx)
+        self._report()
+
+    def release(self, admission: Admission) -> None:
+        """Take back the slot of a call that ended without a result that counts."""
+        if type(admission) is not Closed:
+            with self._lock:
+                self.machine.release(admission)
+
+    # --- inside ---
+
+    def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
+        """Say whether an outcome counts, and what it failed with, None for a success."""
+        if isinstance(outcome, Success):
+            failed = outcome is not DONE and self._on_result is not None and bool(self._on_result(outcome.value))
+        else:
+            failed = self._failures.handles(outcome.error)
+            if not failed and self._failures.is_neutral(outcome.error):
+                return False, None
+        return True, _text_of(outcome) if failed else None
+
+    def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
+        """Count a call that was not made, and make its error."""
+        next(self._rejected)
+        kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
+        error: CircuitOpen = bare(kind, period.why)
+        error.policy = self._name
+        error.retry_after = period.until - now if type(period) is Open else None
+        error.state = period.state
+        error.last_failure = period.last_failure
+        if subscribers.refusals or ctx._info.listeners:
+            emit(CallRejected, self._name, ctx, reason=kind.__name__, retry_after=error.retry_after, waited=0.0)
+        return error
+
+    def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
+        for transition in transitions:
+            self._unreported.append((transition, ctx))
+            self._opened += transition.new is CircuitState.OPEN
+
+    def _report(self) -> None:
+        """Report the transitions in order, once each, outside the lock: one thread at a time holds the baton."""
+        while self._unreported:
+            with self._lock:
+                if self._reporting or not self._unreported:
+                    return  # the thread that reports now will come to ours
+                self._reporting = True
+                transition, ctx = self._unreported.popleft()
+            try:
+                self._draw(transition.new)
+            finally:
+                try:
+                    emit(CircuitChanged, self._name, ctx, self._on_transition, **transition._asdict())
+                finally:
+                    self._reporting = False
+
+    def _draw(self, new: CircuitState) -> None:
+        """Draw how long the next open period will last. Outside the lock: a backoff may be a user's code."""
+        circuit = self.machine
+        if new is CircuitState.OPEN:
+            circuit.opens_for = next(self._openings, circuit.opens_for)
+        elif new is CircuitState.CLOSED:
+            self._openings = self._opening.delays()
+            circuit.opens_for = circuit.opens_first_for = next(self._openings, circuit.opens_first_for)
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Forget the threads of before a fork: their locks, their probes, and what one of them was to report."""
+        self._lock = threading.RLock()
+        self._unreported.clear()
+        self._reporting = False
+        if isinstance(self.machine.period, HalfOpen):
+            self.machine.period.probes.clear()
+
+
+def _text_of(outcome: Outcome[Any]) -> str:
+    kind, message = describe(outcome)
+    return f"{kind}: {message[:LONGEST_MESSAGE]}"

@@ -1,0 +1,193 @@
+"""What a Retry knows of one execution: how many attempts, since when, what failed, how long to wait.
+
+A part of Retry's room: after each failure it decides whether there is another attempt and how long to wait for
+it. The policy and the block form both follow it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+from resilience import checks
+from resilience.backoff import Backoff, Randomness
+from resilience.clock import FOREVER, clock
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded, RetriesExhausted
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import AttemptFailed, RetryGaveUp, RetryScheduled
+from resilience.info import Listener
+from resilience.outcome import Failure, Outcome, Success
+from resilience.record import History
+from resilience.runtimes.base import Runtime
+
+_NOTE = "resilience: "
+_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
+
+
+class RetryLimits(NamedTuple):
+    """How often and how long a Retry tries. The fields are the parameters of `Retry`."""
+
+    policy: str
+    attempts: int | None
+    backoff: Backoff
+    rng: Randomness | None
+    max_elapsed: float | None
+    retry_after: bool
+    wrap: bool
+    on_retry: Listener | None
+
+
+@final
+class RetryState:
+    """One execution's attempts, from its first failure on: how many, since when, what failed, how long to wait."""
+
+    __slots__ = ("_began", "_ctx", "_delays", "_history", "_limits", "attempt")
+
+    def __init__(self, limits: RetryLimits, ctx: Context, began: float | None) -> None:
+        self._limits = limits
+        self._ctx = ctx
+        self._began = clock.now() if began is None else began
+        self._delays = limits.backoff.delays(limits.rng)
+        self._history = History()
+        self.attempt: int = 1  # the one that is running, or will be next
+
+    async def wait_for_next(self, outcome: Outcome[Any], runtime: Runtime) -> bool:
+        """Wait for the next attempt (true), unless this failure is the last (false)."""
+        delay = self.delay_after(outcome)
+        if delay is None:
+            return False
+        await self.sleep(outcome, delay, runtime)
+        if self.may_start(outcome):
+            return True
+        if isinstance(outcome, Success) and not self._limits.wrap:
+            raise DeadlineExceeded(
+                "time ran out in a wait that took too long, and the last result was closed before it",
+                policy=self._limits.policy,
+            )
+        return False
+
+    async def sleep(self, outcome: Outcome[Any], delay: float, runtime: Runtime) -> None:
+        """Close what this failure leaves behind, and wait."""
+        discarded = _discarded(outcome)
+        if discarded is not None:
+            await runtime.close(discarded)
+        await runtime.sleep(delay, self._ctx._timer)
+
+    def delay_after(self, outcome: Outcome[Any]) -> float | None:
+        """Return the seconds to wait after this failure, None if it is the last; report which."""
+        limits, ctx = self._limits, self._ctx
+        self._history.add(outcome)
+        ctx._note(outcome)
+        elapsed = clock.now() - self._began
+        if subscribers.retries or ctx._info.listeners:
+            emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
+        delay = self._next_delay(outcome, elapsed)
+        if isinstance(delay, str):
+            self._give_up(delay, outcome)
+            return None
+        if subscribers.retries or ctx._info.listeners or limits.on_retry is not None:
+            numbers = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
+            emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
+        return delay
+
+    def _next_delay(self, outcome: Outcome[Any], elapsed: float) -> float | _Reason:
+        """Return the seconds to wait, or why there is no other attempt."""
+        limits, ctx = self._limits, self._ctx
+        if self.attempt == limits.attempts:
+            return "attempts"
+        carrier = outcome.value if isinstance(outcome, Success) else outcome.error
+        if _read(carrier, "repeatable") is False or _read(ctx._function, "repeatable") is False:
+            return "unrepeatable"
+        delay = next(self._delays)
+        if limits.retry_after and (asked := _asked_delay(carrier)) > delay:
+            delay = asked
+        if delay >= ctx.remaining():
+            return "deadline"
+        if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
+            return "max_elapsed"
+        return delay
+
+    def may_start(self, outcome: Outcome[Any]) -> bool:
+        """Begin the next attempt; false if the wait took so long that its time is over."""
+        limits, ctx = self._limits, self._ctx
+        if ctx.expired:
+            self._give_up("deadline", outcome)
+            return False
+        if limits.max_elapsed is not None and clock.now() - self._began >= limits.max_elapsed:
+            self._give_up("max_elapsed", outcome)
+            return False
+        if ctx._info.record is not None:
+            ctx._info.record.expect_failure()
+        self.attempt += 1
+        return True
+
+    def _give_up(self, reason: _Reason, outcome: Outcome[Any]) -> None:
+        emit(
+            RetryGaveUp,
+            self._limits.policy,
+            self._ctx,
+            attempts=self.attempt,
+            elapsed=clock.now() - self._began,
+            outcome=outcome,
+            reason=reason,
+        )
+
+    # --- the end ---
+
+    def conclude(self, error: Exception) -> None:
+        """Put the note on the last exception, or raise what stands for it."""
+        if self._limits.wrap:
+            raise self._exhausted(Failure(error)) from error
+        _annotate(error, _NOTE + self._summary())
+
+    def conclude_with(self, result: object) -> None:
+        """Leave the last result as it is, or raise what stands for it."""
+        if self._limits.wrap:
+            raise self._exhausted(Success(result))
+
+    def _exhausted(self, last: Outcome[Any]) -> RetriesExhausted:
+        return RetriesExhausted(self._summary(), policy=self._limits.policy, attempts=self.attempt, last=last)
+
+    def _summary(self) -> str:
+        times = "1 attempt" if self.attempt == 1 else f"{self.attempt} attempts"
+        return f"{times} in {clock.now() - self._began:.3g} s, failed with {self._history}"
+
+
+def too_late(policy: str) -> DeadlineExceeded:
+    """Return the error for an execution whose time was over before it began."""
+    return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
+
+
+def _discarded(outcome: Outcome[Any]) -> Any:
+    """Return what no caller will see, and is to be closed: the result, or the response that an error carries."""
+    return outcome.value if isinstance(outcome, Success) else _read(outcome.error, "response")
+
+
+def _asked_delay(carrier: object) -> float:
+    """Return the delay in seconds that an error or a result asks for, 0 for none. Unparsable values are ignored."""
+    asked = _read(carrier, "retry_after")
+    if asked is None:
+        return 0.0
+    try:
+        return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _read(carrier: object, attribute: str) -> Any:
+    """Read an attribute that a foreign object may or may not have. A property that raises has nothing to tell."""
+    try:
+        return getattr(carrier, attribute, None)
+    except Exception:
+        return None
+
+
+def _annotate(error: Exception, note: str) -> None:
+    """Put our note on an exception, in the place of an earlier one of ours."""
+    try:
+        notes = getattr(error, "__notes__", None)
+        if isinstance(notes, list):
+            notes[:] = [it for it in notes if not (isinstance(it, str) and it.startswith(_NOTE))]
+        error.add_note(note)
+    except Exception:  # an exception that refuses attributes (a frozen dataclass, say) goes without
+        return

@@ -1,7 +1,7 @@
 """A real HTTP server on loopback that fails by a script, so that every run sees the same failures.
 
 The first part of a path names a script: what happens to the first request for that path, to the second,
-and so on; the last step repeats. `/flaky/trio` and `/flaky/threads` so go through the same, each for itself.
+and so on; the last step repeats. So `/flaky/trio` and `/flaky/threads` follow the same script independently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BODY = b"sunny"
 
 
 class FlakyServer(ThreadingHTTPServer):
-    """Serves inside its `with` block, and counts what it is asked for."""
+    """Serves inside its `with` block, and counts the requests."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -51,26 +51,26 @@ class FlakyServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.outage = False  # set it, and every request gets a 503
         self.requests: Counter[str] = Counter()  # path -> how many
-        self.at_once = 0  # slow answers that are under way ...
+        self.at_once = 0  # slow answers that are running ...
         self.most_at_once = 0  # ... and the most there ever were
         self.counting = threading.Lock()
         self.closing = threading.Event()
 
     @override
     def __enter__(self) -> Self:
-        for name in ("NO_PROXY", "no_proxy"):  # no proxy is to be asked for what is on this machine
+        for name in ("NO_PROXY", "no_proxy"):  # no proxy for what is on this machine
             os.environ[name] = "127.0.0.1"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     @override
     def __exit__(self, *exc: object) -> None:
-        self.closing.set()  # lets go of those who hang
+        self.closing.set()  # ends the requests that hang
         self.shutdown()
         self.server_close()
 
     def next_step(self, path: str) -> Step:
-        """Count a request, and say what is to happen to it."""
+        """Count a request, and return what is to happen to it."""
         with self.counting:
             number = self.requests[path]
             self.requests[path] += 1
@@ -80,7 +80,7 @@ class FlakyServer(ThreadingHTTPServer):
         return script[min(number, len(script) - 1)]
 
     def take_a_moment(self) -> None:
-        """Be busy, and note how many are busy at once."""
+        """Answer slowly, and record how many requests do so at once."""
         with self.counting:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -90,7 +90,7 @@ class FlakyServer(ThreadingHTTPServer):
 
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone."""
+        """Ignore a client that has disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -118,4 +118,4 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet: the clients tell the story."""
+        """Print nothing: the clients print what happens."""

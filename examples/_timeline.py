@@ -1,4 +1,4 @@
-"""What the quickstart prints: each call as one line of what it went through, then sums and promises."""
+"""What the quickstart prints: each call as one line of what happened to it, then sums and promises."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ CHART = 48  # columns
 
 @dataclass(eq=False)
 class Visit:
-    """One call: who makes it, with how much time, and what it went through."""
+    """One call: where it is made, with how much time, and what happened to it."""
 
-    world: str
+    runtime: str
     url: str
     budget: float
     delay: float = 0.0
@@ -45,7 +45,7 @@ class Visit:
 
     @property
     def path(self) -> str:
-        """What is asked for, without the server and without the world."""
+        """The path of the URL, without the runtime at its end."""
         return "/" + self.url.split("/")[3]
 
     def begin(self) -> Context:
@@ -55,7 +55,7 @@ class Visit:
         return self.ctx
 
     def enter(self) -> str:
-        """Note when the pipeline first lets the call through to the client, and say what to fetch."""
+        """Record when the pipeline first lets the call through to the client, and return what to fetch."""
         self.entered = min(self.entered, time.monotonic())
         return self.url
 
@@ -79,7 +79,7 @@ class Visit:
         return self.count(FallbackUsed) > 0
 
     @property
-    def mended(self) -> bool:
+    def answered(self) -> bool:
         """Whether the server itself answered in the end."""
         return self.answer is not None and not self.fell_back
 
@@ -88,7 +88,7 @@ class Visit:
 
 
 class Timeline:
-    """Prints, in colours on a terminal and as plain text elsewhere, and keeps what it was told."""
+    """Prints, in colours on a terminal and as plain text elsewhere, and keeps the calls and the promises."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
@@ -116,21 +116,21 @@ class Timeline:
         self.say(blurb)
 
     def heading(self) -> None:
-        self.say(f"{'at':>5}  {'world':<7}  {'path':<11}  {'tries':>5}  {'took':>6}  {'left':>6}  what it went through")
+        self.say(f"{'at':>5}  {'runtime':<7}  {'path':<11}  {'tries':>5}  {'took':>6}  {'left':>6}  what happened")
 
     def tell(self, visits: Iterable[Visit]) -> None:
-        """Print what each of these went through, in the order in which they came back."""
+        """Print what happened to each of these, in the order in which they ended."""
         for visit in sorted(visits, key=lambda visit: visit.ended):
             self.visits.append(visit)
             line = Text(f"{visit.began - self._began:5.2f}  ")
-            line.append(f"{visit.world:<7}  ", style=COLOURS[visit.world])
+            line.append(f"{visit.runtime:<7}  ", style=COLOURS[visit.runtime])
             line.append(f"{visit.path:<11}  {visit.ctx.attempts:5}  {visit.ctx.elapsed:4.2f} s  {visit.left:4.2f} s  ")
             for row in self._folded(_steps(visit), start=len(line)):
                 self._console.print(line + row)
                 line = Text(" " * len(line))
 
     def chart(self, visits: list[Visit]) -> None:
-        """Draw who waited and who was being served, when, one row a call."""
+        """Draw when each call waited and when it ran, one row a call."""
         self.visits += visits
         first, last = min(visit.began for visit in visits), max(visit.ended for visit in visits)
         wait, work = (".", "#") if self._plain else ("·", "█")
@@ -140,9 +140,9 @@ class Timeline:
                 for at in (visit.began, min(visit.entered, visit.ended), visit.ended)
             )
             row = Text(f"{visit.began - self._began:5.2f}  ")
-            row.append(f"{visit.world:<9}{' ' * came}", style=COLOURS[visit.world])
+            row.append(f"{visit.runtime:<9}{' ' * came}", style=COLOURS[visit.runtime])
             row.append(wait * (entered - came), style="dim")
-            row.append(work * (left - entered), style=COLOURS[visit.world])
+            row.append(work * (left - entered), style=COLOURS[visit.runtime])
             waited = f"waited {visit.entered - visit.began:.2f} s" if visit.ctx.attempts else "not let in"
             row.append(f"{' ' * (CHART - left)}  {waited}", style="dim")
             self._console.print(row)
@@ -164,23 +164,23 @@ class Timeline:
     # --- the end ---
 
     def promise(self, text: str, evidence: str, held: bool) -> None:
-        """Note a promise, and what shows that it was kept or broken."""
+        """Record a promise, and what shows that it was kept or broken."""
         self._promises.append((held, f"{text}: {evidence}"))
         if not held:
             self.broken.append(f"{text}: {evidence}")
 
     def summary(self) -> None:
-        """Print the sums of each world, and which promises were kept."""
+        """Print the sums of each runtime, and which promises were kept."""
         self.act("Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s.")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="" if self._plain else "dim")
-        for heading in ("world", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
-            table.add_column(heading, justify="left" if heading == "world" else "right")
-        for world, colour in COLOURS.items():
-            visits = [visit for visit in self.visits if visit.world == world]
+        for heading in ("runtime", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
+            table.add_column(heading, justify="left" if heading == "runtime" else "right")
+        for runtime, colour in COLOURS.items():
+            visits = [visit for visit in self.visits if visit.runtime == runtime]
             table.add_row(
-                Text(world, style=colour),
+                Text(runtime, style=colour),
                 str(len(visits)),
-                str(sum(visit.mended for visit in visits)),
+                str(sum(visit.answered for visit in visits)),
                 str(sum(visit.fell_back for visit in visits)),
                 str(sum(visit.ctx.attempts for visit in visits)),
                 *(str(sum(visit.count(kind) for visit in visits)) for kind in (RetryScheduled, TimedOut, CallRejected)),
@@ -194,7 +194,7 @@ class Timeline:
 
 
 def _steps(visit: Visit) -> Iterator[Text]:
-    """Return what a call went through, and how it ended."""
+    """Return what happened to a call, and how it ended."""
     for event in _outcome_first(visit.events):
         text, style = _in_words(event)
         if text:
@@ -206,16 +206,16 @@ def _steps(visit: Visit) -> Iterator[Text]:
 
 
 def _outcome_first(events: list[Event]) -> list[Event]:
-    """Put a failed attempt before what the circuit made of it: the breaker sits inside the retry and speaks first."""
-    told = list(events)
+    """Put a failed attempt before the change of the circuit: the breaker is inside the retry and reports first."""
+    ordered = list(events)
     for at, (event, after) in enumerate(pairwise(events)):
         if isinstance(event, CircuitChanged) and isinstance(after, AttemptFailed):
-            told[at : at + 2] = [after, event]
-    return told
+            ordered[at : at + 2] = [after, event]
+    return ordered
 
 
 def _in_words(event: Event) -> tuple[str, str]:
-    """Return what an event says in the line of its call, and in which style; nothing where another one has said it."""
+    """Return what an event says in the line of its call, and in which style; nothing if another event says it."""
     match event:
         case AttemptFailed(outcome=outcome):
             cut_off = isinstance(outcome, Failure) and isinstance(outcome.error, TimeoutExceeded)

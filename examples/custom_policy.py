@@ -1,7 +1,7 @@
 """A policy of your own: one coroutine, and it runs in threads, asyncio and trio, and keeps one state for all three.
 
-Look at `Spaced`: it is the whole policy. Then at the output: three calls from each world go through the same object,
-and all nine take turns, a tenth of a second apart.
+Look at `Spaced`: it is the whole policy. Then at the output: threads, asyncio and trio make three calls each through
+the same object, and all nine take turns, a tenth of a second apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Spaced(Policy):
-    """Let calls begin one every `gap` seconds, in whatever world they are made."""
+    """Let calls begin one every `gap` seconds, in threads, asyncio and trio together."""
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
@@ -32,7 +32,7 @@ class Spaced(Policy):
         with self._lock:  # decide under the lock ...
             begins = max(time.monotonic(), self._next)
             self._next = begins + self._gap
-        await ctx.sleep(max(0.0, begins - time.monotonic()))  # ... and wait outside it, as this world waits
+        await ctx.sleep(max(0.0, begins - time.monotonic()))  # ... and wait outside it
         return await call(ctx)
 
 
@@ -41,13 +41,13 @@ started = time.monotonic()
 begun: list[float] = []
 
 
-def note(world: str) -> None:
+def note(runtime: str) -> None:
     begun.append(time.monotonic() - started)
-    sys.stdout.write(f"{begun[-1]:.1f} s  {world}\n")  # in one piece: three threads do this
+    sys.stdout.write(f"{begun[-1]:.1f} s  {runtime}\n")  # in one piece: three threads do this
 
 
-async def anote(world: str) -> None:
-    note(world)
+async def anote(runtime: str) -> None:
+    note(runtime)
 
 
 def in_threads() -> None:
@@ -55,18 +55,18 @@ def in_threads() -> None:
         spaced.call(note, "threads")
 
 
-async def main(world: str) -> None:
+async def main(runtime: str) -> None:
     for _ in range(3):
-        await spaced.call(anote, world)
+        await spaced.call(anote, runtime)
 
 
 if __name__ == "__main__":
     with ThreadPoolExecutor() as pool:
-        worlds = [
+        runs = [
             pool.submit(in_threads),
             pool.submit(asyncio.run, main("asyncio")),
             pool.submit(trio.run, main, "trio"),
         ]
-    for world in worlds:
-        world.result()
+    for run in runs:
+        run.result()
     print(f"{len(begun)} calls, one every {(begun[-1] - begun[0]) / (len(begun) - 1):.2f} s")

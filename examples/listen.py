@@ -1,7 +1,7 @@
-"""Hear what happens: every event of every pipeline into `logging`, and those of one pipeline into a counter.
+"""Listen to events: those of every pipeline go to `logging`, and those of one pipeline to a counter.
 
-Look at `to_log`: one plain function of one event is all that a listener is. Nobody needs to change the code that makes
-the calls. Where nobody listens, no event is even built.
+Look at `to_log`: a listener is a plain function of one event. The code that makes the calls does not change. Without a
+listener, no event is built.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Depot:
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)-8s %(message)s")
     depot = Depot()
-    unsubscribe = events.subscribe(to_log)  # all pipelines of this process; kinds may be named
+    unsubscribe = events.subscribe(to_log)  # all pipelines of this process, all kinds of events
     for user in ("ada", "bob", "cyd"):
         answer = pipeline.execute(depot.stock, Context(operation="GET /stock", properties={"user": user}))
         print(f"{user} reads: {answer}")

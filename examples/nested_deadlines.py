@@ -1,8 +1,8 @@
 """A deadline travels with the call: whatever is nested inside inherits it, and can only shorten it.
 
-Look at the numbers that each function prints. Nobody hands a timeout from one to the next; `current_context()` knows,
-through pipelines, tasks and threads. At the end a budget runs out: no further attempt is begun, and `async with` cuts
-off what still runs.
+Look at the numbers that each function prints. No function passes a timeout to the next one: `current_context()` has
+it, through pipelines, tasks and threads. At the end a budget is used up: no further attempt begins, and `async with`
+cancels its block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import anyio
 
 from resilience import Context, DeadlineExceeded, Retry, Timeout, current_context, deadline
 
-depot = Timeout(5.0, name="depot")  # generous when it is asked alone
+depot = Timeout(5.0, name="depot")  # long, if nothing outside is shorter
 prices = Timeout(0.2, name="prices")  # never has more than this
 patient = Retry(10, on=ConnectionError, backoff=[0.3], name="patient")
 
@@ -25,7 +25,7 @@ def say(who: str) -> None:
 
 def stock(ctx: Context) -> int:
     say("    depot")
-    client_timeout = ctx.timeout(30.0)  # the number to hand to a client: 30 s, or what is left
+    client_timeout = ctx.timeout(30.0)  # the timeout to pass to a client: 30 s, or the time left
     print(f"{'':24} asks its client to take at most {client_timeout:.1f} s")
     return prices.execute(price)
 
@@ -37,7 +37,7 @@ def price(ctx: Context) -> int:
 
 def checkout() -> None:
     say("checkout")
-    time.sleep(0.3)  # takes its own time first
+    time.sleep(0.3)  # some work of its own first
     depot.execute(stock)
 
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     with deadline(1.0), deadline(60.0):
         say("the earlier one holds")
 
-    print("-- no wait that cannot pay off")
+    print("-- no wait that ends after the deadline")
     began = time.monotonic()
     try:
         with deadline(0.8):

@@ -2,10 +2,10 @@
 
     python examples/quickstart.py
 
-Look at the policies and the two functions at the top: that is all that a program of yours needs. Then read the
-timeline. Each line is one call: how often the server was tried, what it took, how much of its budget was left, and
-what it went through. The server (`_flaky_server.py`) is real, and fails by a script, so that every run tells the same
-story. At the end the promises are checked; a broken one makes the exit status 1. See that they can be broken:
+Look at the policies and the two functions at the top: your program needs nothing more. Then read the timeline. Each
+line is one call: how many attempts it made, how long it took, how much of its budget was left, and what happened to it.
+The server (`_flaky_server.py`) is real, and fails by a script, so every run shows the same. At the end the promises are
+checked; a broken one makes the exit status 1. You can break them:
 
     python examples/quickstart.py --break breaker       # or: fallback, retry, bulkhead, timeout
 """
@@ -33,21 +33,21 @@ from _timeline import Timeline, Visit
 from resilience import Bulkhead, CircuitBreaker, CircuitOpen, Fallback, Policy, Retry, Timeout, events, transient
 from resilience.backoff import Exponential
 
-# --- what a program of yours needs -----------------------------------------------------------
+# --- what your program needs -----------------------------------------------------------------
 
 
 def temporary(error: Exception) -> bool:
-    """Whether a later try may succeed: network errors, our own timeout, and answers with a status of 5xx."""
+    """Whether another attempt may succeed: network errors, our own timeout, and answers with a status of 5xx."""
     return transient(error) or getattr(getattr(error, "response", None), "status_code", 0) >= 500
 
 
-fallback = Fallback("yesterday's forecast")  # when nothing else has helped
-retry = Retry(3, on=temporary, backoff=Exponential(0.1), rng=Random(42))  # three tries, waits of up to 0.1 and 0.2 s
-breaker = CircuitBreaker(5, on=temporary, open_for=1.5)  # after five failures in a row, leave the server alone
+fallback = Fallback("yesterday's forecast")  # when all else has failed
+retry = Retry(3, on=temporary, backoff=Exponential(0.1), rng=Random(42))  # waits of up to 0.1 and 0.2 s
 bulkhead = Bulkhead(4, queue=16)  # four calls at once, over all threads, tasks and event loops
-timeout = Timeout(0.5)  # for each try
+breaker = CircuitBreaker(5, on=temporary, open_for=1.5)  # after five failures in a row, stop calling the server
+timeout = Timeout(0.5)  # for each attempt
 
-pipeline = Policy.wrap(fallback, retry, breaker, bulkhead, timeout)  # outermost first
+pipeline = Policy.wrap(fallback, retry, bulkhead, breaker, timeout)  # outermost first
 
 
 def fetch(url: str) -> str:
@@ -65,10 +65,10 @@ async def afetch(client: httpx2.AsyncClient, url: str) -> str:
 #     pipeline.call(fetch, url)                           in a thread
 #     await pipeline.call(afetch, client, url)            in asyncio and in trio, the same
 
-# --- the three worlds ------------------------------------------------------------------------
+# --- threads, asyncio and trio ---------------------------------------------------------------
 
-# Each makes its calls at the same time, through a pipeline, and notes what came out. `ready` is called when the client
-# is there; it returns when all the worlds that take part have come so far.
+# Each makes its calls at the same time, through a pipeline, and records the outcomes. `ready` is called when the client
+# is ready; it returns when all the runtimes that take part are.
 
 
 def in_threads(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
@@ -107,7 +107,7 @@ def in_trio(through: Policy[str], visits: list[Visit], ready: Callable[[], objec
     trio.run(main)
 
 
-WORLDS: dict[str, Callable[[Policy[str], list[Visit], Callable[[], object]], None]] = {
+RUNTIMES: dict[str, Callable[[Policy[str], list[Visit], Callable[[], object]], None]] = {
     "threads": in_threads,
     "asyncio": in_asyncio,
     "trio": in_trio,
@@ -115,8 +115,8 @@ WORLDS: dict[str, Callable[[Policy[str], list[Visit], Callable[[], object]], Non
 
 # --- the story -------------------------------------------------------------------------------
 
-BUDGET = 1.5  # seconds that a call has, whatever happens to it
-GRACE = 0.4  # seconds that a loaded machine may take to notice that the time is over
+BUDGET = 1.5  # seconds that a call may take in all
+GRACE = 0.4  # seconds by which a loaded machine may react late
 
 
 class Story:
@@ -127,7 +127,7 @@ class Story:
         self.timeline = timeline
         self.pipelines = pipelines
         self.transitions: list[events.CircuitChanged] = []
-        self.walked_away = 0
+        self.abandoned = 0
 
     def play(self) -> None:
         self.fair_weather()
@@ -142,38 +142,38 @@ class Story:
     def fair_weather(self) -> None:
         self.timeline.act("Fair weather", "The server answers, and the pipeline changes nothing.")
         self.timeline.heading()
-        visits = [self.one("/forecast", world) for world in WORLDS]
+        visits = [self.one("/forecast", runtime) for runtime in RUNTIMES]
         self.timeline.promise(
             "what works is left alone",
-            f"answered at try {_each(visit.ctx.attempts for visit in visits)}",
-            all(visit.mended for visit in visits),
+            f"answered at attempt {_each(visit.ctx.attempts for visit in visits)}",
+            all(visit.answered for visit in visits),
         )
 
     def small_failures(self) -> None:
-        self.timeline.act("Small failures", "A 503, then a dropped connection: nobody but the retry notices.")
-        visits = [self.one("/flaky", world) for world in WORLDS]
+        self.timeline.act("Small failures", "A 503, then a dropped connection: only the retry notices.")
+        visits = [self.one("/flaky", runtime) for runtime in RUNTIMES]
         self.timeline.promise(
-            "small failures were mended",
-            f"answered at try {_each(visit.ctx.attempts for visit in visits)}",
-            all(visit.mended and visit.ctx.attempts > 1 for visit in visits),
+            "small failures were retried",
+            f"answered at attempt {_each(visit.ctx.attempts for visit in visits)}",
+            all(visit.answered and visit.ctx.attempts > 1 for visit in visits),
         )
 
     def a_hang(self) -> None:
-        self.timeline.act("A hang", "The server says nothing. Each try has half a second; the second is answered.")
+        self.timeline.act("A hang", "The server hangs. Each attempt has half a second; the second one succeeds.")
         visits = self.all_at_once("/hangs-once")
         self.timeline.tell(visits)
         self.timeline.promise(
-            "the hang was cut off, and mended",
+            "the hang was cut off, and retried",
             f"in {_each(f'{visit.ctx.elapsed:.2f} s' for visit in visits)}",
-            all(visit.mended and visit.count(events.TimedOut) for visit in visits),
+            all(visit.answered and visit.count(events.TimedOut) for visit in visits),
         )
 
     def an_outage(self) -> None:
         self.timeline.act("Outage", "Everything is 503. Failures of threads and asyncio together open the one circuit.")
         self.server.outage = True
-        fell_back = [self.one("/forecast", world) for world in WORLDS]
+        fell_back = [self.one("/forecast", runtime) for runtime in RUNTIMES]
         seen = self.server.requests.total()
-        refused = [self.one("/forecast", world) for world in WORLDS]
+        refused = [self.one("/forecast", runtime) for runtime in RUNTIMES]
         self.timeline.promise(
             "the fallback answered during the outage",
             f"{sum(visit.fell_back for visit in fell_back + refused)} of {len(fell_back + refused)} calls",
@@ -181,10 +181,10 @@ class Story:
         )
         last = fell_back[-1]
         self.timeline.promise(
-            "one circuit for three worlds",
-            f"tries {_each(visit.ctx.attempts for visit in fell_back)}; "
-            f"opened by {_each(self.opened_by()) or 'nobody'}, "
-            f"{last.world} was {'refused' if last.count(events.CallRejected) else 'let through'}",
+            "one circuit for threads, asyncio and trio",
+            f"attempts {_each(visit.ctx.attempts for visit in fell_back)}; "
+            f"opened by {_each(self.opened_by()) or 'none'}, "
+            f"{last.runtime} was {'refused' if last.count(events.CallRejected) else 'let through'}",
             self.opened_by() == ["asyncio"] and last.count(events.CallRejected) == 1,
         )
         self.timeline.promise(
@@ -200,36 +200,36 @@ class Story:
         )
         self.server.outage = False
         time.sleep(open_for + 0.02)
-        visits = [self.one("/forecast", world) for world in reversed(WORLDS)]
+        visits = [self.one("/forecast", runtime) for runtime in reversed(RUNTIMES)]
         states = [change.new.name for change in self.transitions]
         self.timeline.promise(
             "the circuit opened, probed and closed",
             " > ".join(states) or "it never changed",
-            states == ["OPEN", "HALF_OPEN", "CLOSED"] and all(visit.mended for visit in visits),
+            states == ["OPEN", "HALF_OPEN", "CLOSED"] and all(visit.answered for visit in visits),
         )
 
     def rush_hour(self) -> None:
-        self.timeline.act("Rush hour", "Twelve calls of 0.15 s, from the worlds in turn; four may run at a time.")
+        self.timeline.act("Rush hour", "Twelve calls of 0.15 s, from the runtimes in turn; four may run at a time.")
         visits = self.all_at_once("/busy", each=4)
         self.timeline.chart(visits)
-        # A try that was cut off may still be running at the server when the next one is let in.
+        # An attempt that was cut off may still be running at the server when the next one begins.
         allowed = 4 + sum(visit.count(events.TimedOut) for visit in visits)
         self.timeline.promise(
-            "one bulkhead for three worlds",
+            "one bulkhead for threads, asyncio and trio",
             f"{self.server.most_at_once} at once of {len(visits)} calls",
-            1 < self.server.most_at_once <= allowed and all(visit.mended for visit in visits),
+            1 < self.server.most_at_once <= allowed and all(visit.answered for visit in visits),
         )
 
     def little_time(self) -> None:
         self.timeline.act(
-            "Little time", "The server hangs, and these calls have 0.25 s in all: no try may take longer."
+            "Little time", "The server hangs, and these calls have 0.25 s in all: no attempt may take longer."
         )
         visits = self.all_at_once("/hangs", budget=0.25)
-        self.walked_away = Timeout.abandoned()
+        self.abandoned = Timeout.abandoned()
         self.timeline.tell(visits)
         self.timeline.promise(
             "no retry began without time for it",
-            f"tries {_each(visit.ctx.attempts for visit in visits)}",
+            f"attempts {_each(visit.ctx.attempts for visit in visits)}",
             all(visit.ctx.attempts == 1 and not visit.count(events.RetryScheduled) for visit in visits),
         )
 
@@ -245,7 +245,7 @@ class Story:
             all(visit.answer is not None for visit in visits),
         )
         retried = sum(_retries_of_an_open_circuit(visit) for visit in visits)
-        self.timeline.promise("nobody retried an open circuit", f"{retried} did", retried == 0)
+        self.timeline.promise("no call retried an open circuit", f"{retried} did", retried == 0)
         stats = bulkhead.stats()
         self.timeline.promise(
             "every permit came back",
@@ -258,37 +258,37 @@ class Story:
         while Timeout.abandoned() and time.monotonic() < patience:
             time.sleep(0.01)
         self.timeline.promise(
-            "no thread was left behind",
-            f"{self.walked_away} while the server hung, {Timeout.abandoned()} since it has let go",
+            "no thread stayed abandoned",
+            f"{self.abandoned} while the server hung, {Timeout.abandoned()} after that",
             Timeout.abandoned() == 0,
         )
 
     # --- how calls are made ---
 
-    def one(self, path: str, world: str) -> Visit:
-        visit = Visit(world, f"{self.server.url}{path}/{world}", BUDGET)
-        WORLDS[world](self.pipelines[world], [visit], lambda: None)
+    def one(self, path: str, runtime: str) -> Visit:
+        visit = Visit(runtime, f"{self.server.url}{path}/{runtime}", BUDGET)
+        RUNTIMES[runtime](self.pipelines[runtime], [visit], lambda: None)
         self.timeline.tell([visit])
         return visit
 
     def all_at_once(self, path: str, each: int = 1, budget: float = BUDGET) -> list[Visit]:
-        """Let each world make so many calls, one after another arriving in turn, a few milliseconds apart."""
-        ready = threading.Barrier(len(WORLDS), timeout=5.0).wait
+        """Let each runtime make so many calls; they arrive in turn, a few milliseconds apart."""
+        ready = threading.Barrier(len(RUNTIMES), timeout=5.0).wait
         arrivals = [
-            Visit(world, f"{self.server.url}{path}/{world}", budget, delay=0.01 * number)
-            for number, world in enumerate(list(WORLDS) * each)
+            Visit(runtime, f"{self.server.url}{path}/{runtime}", budget, delay=0.01 * number)
+            for number, runtime in enumerate(list(RUNTIMES) * each)
         ]
-        with ThreadPoolExecutor(len(WORLDS)) as pool:
+        with ThreadPoolExecutor(len(RUNTIMES)) as pool:
             runs = [
-                pool.submit(run, self.pipelines[world], [it for it in arrivals if it.world == world], ready)
-                for world, run in WORLDS.items()
+                pool.submit(run, self.pipelines[runtime], [it for it in arrivals if it.runtime == runtime], ready)
+                for runtime, run in RUNTIMES.items()
             ]
         for run in runs:
             run.result()
         return arrivals
 
     def opened_by(self) -> list[str]:
-        return [it.properties["visit"].world for it in self.transitions if it.new.name == "OPEN"]
+        return [it.properties["visit"].runtime for it in self.transitions if it.new.name == "OPEN"]
 
 
 def _each(values: Any) -> str:
@@ -305,12 +305,12 @@ def _retries_of_an_open_circuit(visit: Visit) -> int:
 # --- breaking promises on purpose ------------------------------------------------------------
 
 
-#: One policy of the five, made wrong: what a call then meets is no longer what was promised.
+#: One of the five policies, made wrong, so that a promise is broken.
 SABOTAGE: dict[str, tuple[Policy[Any], Callable[[], Policy[Any]]]] = {
-    "fallback": (fallback, lambda: Fallback("nothing", on=KeyError)),  # for what never happens
-    "retry": (retry, lambda: Retry(3, on=(Exception, CircuitOpen), backoff=[0.05], retry_after=False)),  # knocks on
-    "breaker": (breaker, lambda: CircuitBreaker(5, on=temporary, open_for=1.5)),  # one for each world
-    "bulkhead": (bulkhead, lambda: Bulkhead(4, queue=16)),  # one for each world
+    "fallback": (fallback, lambda: Fallback("nothing", on=KeyError)),  # for an error that never occurs
+    "retry": (retry, lambda: Retry(3, on=(Exception, CircuitOpen), backoff=[0.05], retry_after=False)),  # also refusals
+    "breaker": (breaker, lambda: CircuitBreaker(5, on=temporary, open_for=1.5)),  # one for each runtime
+    "bulkhead": (bulkhead, lambda: Bulkhead(4, queue=16)),  # one for each runtime
     "timeout": (timeout, lambda: Timeout(0.5, cooperative=True)),  # cuts nothing off
 }
 
@@ -323,12 +323,14 @@ def sabotaged(what: str) -> Policy[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--break", dest="sabotage", choices=SABOTAGE, help="make one policy wrong, to see it noticed")
+    parser.add_argument(
+        "--break", dest="sabotage", choices=SABOTAGE, help="break one policy, to see which promise breaks"
+    )
     sabotage = parser.parse_args().sabotage
-    faulthandler.dump_traceback_later(19, exit=True)  # whatever happens, it ends, and tells where it stood
+    faulthandler.dump_traceback_later(19, exit=True)  # it always ends, and a hang shows where it stood
 
     timeline = Timeline()
-    pipelines = {world: sabotaged(sabotage) if sabotage else pipeline for world in WORLDS}
+    pipelines = {runtime: sabotaged(sabotage) if sabotage else pipeline for runtime in RUNTIMES}
     timeline.say(pipelines["threads"].describe())
     with FlakyServer() as server:
         story = Story(server, timeline, pipelines)

@@ -1,7 +1,7 @@
 """Protect the clients that you already have: `proxy` and `aproxy` put a pipeline around their methods.
 
-Look at the three calls of `proxy` and `aproxy`; the code around them is what it was before. The server fails twice
-before it answers, and nobody who uses the client notices. Its type, other methods and `with` block stay its own.
+Look at the three calls of `proxy` and `aproxy`; the code around them is unchanged. The server fails twice before it
+answers, and the code that uses the client does not notice. Its type, other methods and `with` block are unchanged.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ pipeline = Policy.wrap(
 
 
 def blocking(url: str) -> None:
-    """The named methods are protected, everything else is the client's own."""
+    """The named methods are protected, everything else is unchanged."""
     session = pipeline.proxy(requests.Session(), "get", "post")
-    with session:  # enters the client, hands out the proxy
+    with session:  # enters the client, returns the proxy
         print("requests.Session")
         print(f"    {session.get(f'{url}/flaky/threads').text}")
         print(f"    still a Session: {isinstance(session, requests.Session)}")
 
 
 async def asynchronous(url: str) -> None:
-    """The same call for an asynchronous client; what is protected follows from its methods."""
+    """The same call for an asynchronous client, whose methods are `async def`."""
     async with pipeline.proxy(httpx2.AsyncClient(), "get", "post") as client:
         print("httpx2.AsyncClient")
         print(f"    {(await client.get(f'{url}/flaky/asyncio')).text}")

@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "examples.service"]
 
 #: What is made wrong -> promises that are then broken.
 BROKEN = {
-    "wire": ["every request tells the depot", "the depot stops when nobody waits any more"],
+    "wire": ["every request says how long the depot may take", "the depot stops when the caller has left"],
     "bulkhead": ["at most 6 calls at once"],
     "breaker": ["an open circuit spares the depot", "the circuit opened, probed and closed"],
 }

@@ -1,11 +1,11 @@
 """Two services, a dependency that fails, and a pipeline between them.
 
-    python -m examples.service              a story that ends by itself, and checks what it promises
+    python -m examples.service              runs for a few seconds, and checks its promises
     python -m examples.service --serve      keeps running: look at the dashboard
 
 The customers call the shop, the shop calls the depot, and the depot fails in all the usual ways (`depot.py`). Look at
-`shop.py`: the first lines of its constructor are all that a service of yours needs. Indented lines are the telemetry,
-as it would be in your log. A broken promise makes the exit status 1. See that they can be broken:
+`shop.py`: your service needs only the first lines of its constructor. Indented lines are the telemetry, as it would be
+in your log. A broken promise makes the exit status 1. You can break them:
 
     python -m examples.service --break wire         # or: bulkhead, breaker
 """
@@ -32,7 +32,7 @@ from .serving import serving
 from .shop import Shop
 from .story import BUDGET, HEADER, Story
 
-#: One thing made wrong: what the customers then meet is no longer what was promised.
+#: One thing made wrong, so that a promise is broken.
 SABOTAGE: dict[str, dict[str, Any]] = {
     "wire": {"tell": False},
     "bulkhead": {"at_once": 100},
@@ -48,7 +48,7 @@ async def tell_story(shop: Shop, depot: Depot, url: str) -> Story:
             await story.play()
         finally:
             unsubscribe()
-        print("\n-- Metrics --\nSums of what a scrape of /metrics finds.")
+        print("\n-- Metrics --\nSums of a scrape of /metrics.")
         for name, value in sorted((await story.metrics()).items()):
             if name.endswith(("_total", "_duration_seconds_count")):
                 print(f"  {name:<48}{value:6g}")
@@ -56,7 +56,7 @@ async def tell_story(shop: Shop, depot: Depot, url: str) -> Story:
 
 
 async def keep_busy(depot: Depot, url: str) -> None:
-    """Let customers come for ever, and the depot be in one mood after another."""
+    """Simulate customers for ever, with the depot in one mood after another."""
 
     async def come() -> None:
         while True:
@@ -73,7 +73,7 @@ async def keep_busy(depot: Depot, url: str) -> None:
 
 
 def show_telemetry() -> None:
-    """Print what the policies tell, as a log would."""
+    """Print the events of the policies, as a log would."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("      %(levelname)s %(message)s"))
     logger = logging.getLogger("resilience.events")
@@ -87,7 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="examples.service", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", action="store_true", help="keep running, with customers, until Ctrl-C")
     parser.add_argument("--port", type=int, default=0, help="where the shop listens; any free port by default")
-    parser.add_argument("--break", dest="sabotage", choices=SABOTAGE, help="make one thing wrong, to see it noticed")
+    parser.add_argument(
+        "--break", dest="sabotage", choices=SABOTAGE, help="break one thing, to see which promise breaks"
+    )
     options = parser.parse_args()
 
     depot = Depot()
@@ -102,7 +104,7 @@ def main() -> int:
                     asyncio.run(keep_busy(depot, url))
                 except KeyboardInterrupt:
                     return 0
-            faulthandler.dump_traceback_later(25, exit=True)  # whatever happens, it ends, and tells where it stood
+            faulthandler.dump_traceback_later(25, exit=True)  # it always ends, and a hang shows where it stood
             show_telemetry()
             began = time.monotonic()
             print(shop.pipeline.describe())

@@ -1,7 +1,7 @@
 """The depot: the second service. It knows what is in stock, and it fails.
 
-Look at the end of the constructor: the middleware opens the deadline that the caller has sent. With `cut_off=True` work
-ends with it, as nobody would read the answer.
+Look at the end of the constructor: the middleware opens the deadline that the caller has sent. With `cut_off=True` the
+work is cancelled then, because the caller has left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Depot:
     def __init__(self) -> None:
         self.mood = Mood.FAIR
         self.requests = 0
-        self.given: list[float] = []  # seconds that each caller would wait; infinity where it did not say
+        self.given: list[float] = []  # seconds that each caller would wait; infinity if it sent no deadline
         self.worked: list[float] = []  # seconds that were spent on each request
         self.at_once = 0
         self.most_at_once = 0

@@ -1,4 +1,4 @@
-"""An ASGI application served by uvicorn on a free port of this machine, in a thread and event loop of its own."""
+"""An ASGI application served by uvicorn on a free port of this machine, in its own thread and event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvicorn
 
 @contextlib.contextmanager
 def serving(app: Any, port: int = 0) -> Iterator[str]:
-    """Serve the application for the time of the block, and say where."""
+    """Serve the application inside the block; yield its URL."""
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -1,8 +1,8 @@
-"""The shop: the first service. It asks the depot, through a pipeline.
+"""The shop: the first service. It calls the depot, through a pipeline.
 
-Look at the first lines of the constructor: that is all that a service of yours needs. The client runs every request
-through the pipeline, and tells the depot how much time is left. The middleware opens the deadline that the shop's own
-caller has sent; whatever the shop does for him inherits it.
+Look at the first lines of the constructor: your service needs nothing more. The client runs every request through the
+pipeline, and sends the time left to the depot. The middleware opens the deadline that the shop's own caller has sent;
+everything that the shop does for that request inherits it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ YESTERDAY = {"left": "a few, as of yesterday"}
 
 
 class Shop:
-    """An ASGI application that answers `/offer/{item}`, and shows how it is at `/metrics` and `/resilience/`."""
+    """An ASGI application that answers `/offer/{item}`, and shows its state at `/metrics` and `/resilience/`."""
 
     ATTEMPT = 0.4  # seconds that the depot has for one answer
     AT_ONCE = 6  # calls of the depot
@@ -42,13 +42,13 @@ class Shop:
         self.pipeline = Policy.wrap(
             Timeout(2.0, name="in all"),
             Retry(3, backoff=Exponential(0.05)),
-            self.breaker,
             Bulkhead(at_once, queue=50, name="depot"),
+            self.breaker,
             Timeout(self.ATTEMPT, name="attempt"),
             name="stock",
         )
-        told = [urlsplit(depot).netloc] if tell else []
-        transport = AsyncResilienceTransport(self.pipeline, propagate_to=told)
+        hosts = [urlsplit(depot).netloc] if tell else []
+        transport = AsyncResilienceTransport(self.pipeline, propagate_to=hosts)
         self._client = httpx2.AsyncClient(base_url=depot, transport=transport)
         self._or_yesterday = Fallback(YESTERDAY, name="yesterday")
 

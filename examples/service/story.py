@@ -17,7 +17,7 @@ from .shop import Shop
 
 HEADER = "x-envoy-expected-rq-timeout-ms"
 BUDGET = 1.5  # seconds that a customer waits
-GRACE = 0.4  # seconds that a loaded machine may take to notice that the time is over
+GRACE = 0.4  # seconds by which a loaded machine may react late
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Order:
     status: int
     fresh: bool | None  # None where there was no offer
     took: float
-    late: float  # seconds after he had said that he would be gone
+    late: float  # seconds after the customer's own deadline
 
 
 class Story:
-    """Seven parts. Each lets customers come, tells what they got, and checks promises."""
+    """Seven parts. Each sends orders, prints the answers, and checks promises."""
 
     def __init__(self, shop: Shop, depot: Depot, customer: httpx2.AsyncClient) -> None:
         self.shop = shop
@@ -60,7 +60,7 @@ class Story:
         self.begin("Small failures", Mood.FLAKY)
         orders = await self.in_turn("figs", "dates")
         self.promise(
-            "small failures are mended",
+            "small failures are retried",
             f"fresh: {_each(it.fresh for it in orders)}, after {self.attempts(2)} attempts",
             all(it.fresh for it in orders) and self.attempts(2) == 6,
         )
@@ -70,14 +70,14 @@ class Story:
         worked = len(self.depot.worked)
         orders = await self.at_once("oats", "bran")
         self.promise(
-            "a hang is cut off, and mended",
+            "a hang is cut off, and retried",
             f"in {_each(f'{it.took:.2f} s' for it in orders)}",
             all(it.fresh and it.took < BUDGET for it in orders),
         )
         await asyncio.sleep(0.1)
         longest = max(self.depot.worked[worked:], default=Depot.HANG)
         self.promise(
-            "the depot stops when nobody waits any more",
+            "the depot stops when the caller has left",
             f"after {longest:.2f} s of {Depot.HANG:g}",
             len(self.depot.worked) == worked + 4 and longest < Shop.ATTEMPT + GRACE,
         )
@@ -126,32 +126,32 @@ class Story:
         (hurried,) = await self.in_turn("bread", budget=little)
         given = self.depot.given[-1]
         self.promise(
-            "who has little time gets yesterday's stock in time",
+            "a customer with little time gets yesterday's stock in time",
             f"in {hurried.took:.2f} s, with {self.attempts(1)} attempt",
             hurried.fresh is False and self.attempts(1) == 1,
         )
-        self.promise("the depot knows how little", f"{given:.3f} s", given <= little)
+        self.promise("the depot knows how little time", f"{given:.3f} s", given <= little)
         asked = self.depot.requests
         (gone,) = await self.in_turn("bread", budget=0.0)
         self.promise(
-            "for who has none, no work is begun",
+            "for a customer without time, no work is begun",
             f"status {gone.status}, {self.depot.requests - asked} requests",
             gone.status == 504 and self.depot.requests == asked,
         )
 
     async def the_whole(self) -> None:
-        told = [seconds for seconds in self.depot.given if seconds <= BUDGET]
+        sent = [seconds for seconds in self.depot.given if seconds <= BUDGET]
         self.promise(
-            "every request tells the depot how long it may take",
-            f"{len(told)} of {len(self.depot.given)}",
-            len(told) == len(self.depot.given),
+            "every request says how long the depot may take",
+            f"{len(sent)} of {len(self.depot.given)}",
+            len(sent) == len(self.depot.given),
         )
         latest = max(it.late for it in self.orders)
-        self.promise("nobody waits longer than he said", f"the latest by {latest * 1000:.0f} ms", latest <= GRACE)
+        self.promise("no customer waits too long", f"the latest by {latest * 1000:.0f} ms", latest <= GRACE)
         samples = await self.metrics()
         counted = int(samples.get("resilience_rejections_total", 0))
         refused = self.shop.breaker.stats().rejected
-        self.promise("the metrics tell the same", f"{counted} of {refused} refusals", counted == refused > 0)
+        self.promise("the metrics show the same", f"{counted} of {refused} refusals", counted == refused > 0)
         shown = (await self.customer.get("/resilience/state")).json()["now"]["circuits"][0]
         self.promise(
             "and so does the dashboard",
@@ -168,7 +168,7 @@ class Story:
         return list(await asyncio.gather(*(self.order(item, BUDGET) for item in items)))
 
     async def order(self, item: str, budget: float) -> Order:
-        """Ask the shop as any client may that knows the header: a browser, another language, a proxy."""
+        """Send a request with the header, as any client could: a browser, another language, a proxy."""
         began = time.monotonic()
         response = await self.customer.get(f"/offer/{item}", headers={HEADER: f"{budget * 1000:.0f}"})
         took = time.monotonic() - began
@@ -180,7 +180,7 @@ class Story:
         return order
 
     async def metrics(self) -> dict[str, float]:
-        """Add up what a scrape finds, by name."""
+        """Add up the samples of a scrape, by name."""
         found: dict[str, float] = {}
         for line in (await self.customer.get("/metrics")).text.splitlines():
             if not line.startswith("#"):
@@ -188,7 +188,7 @@ class Story:
                 found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    # --- telling ---
+    # --- printing and recording ---
 
     def begin(self, title: str, mood: Mood) -> None:
         self.depot.mood = mood
@@ -205,7 +205,7 @@ class Story:
             self.finished.append(event)
 
     def attempts(self, orders: int) -> int:
-        """How many attempts the last so many orders took."""
+        """How many attempts the last orders took, of which there are `orders`."""
         return sum(it.attempts for it in self.finished[-orders:])
 
 

@@ -525,15 +525,12 @@ def test_what_is_drawn_has_to_be_seconds(backoff: Backoff, bad: Any, kind: type[
         first(backoff, 1, Broken(bad))
 
 
-def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says_so(world: World) -> None:
+async def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says_so(world: World) -> None:
     """With what it drew, as a backoff of the user's own would; the failure before it is its context."""
 
-    async def main() -> None:
-        error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
-        assert str(error) == "what rng.uniform() returned must not be NaN"
-        assert type(error.__context__) is Boom
-
-    world.run(main)
+    error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
+    assert str(error) == "what rng.uniform() returned must not be NaN"
+    assert type(error.__context__) is Boom
 
 
 @pytest.mark.parametrize("bad", [42, "random", random, object()])

@@ -29,7 +29,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from tests.conftest import Boom
+from tests.conftest import Boom, shown
 
 NAN, INF = math.nan, math.inf
 
@@ -52,7 +52,7 @@ class Case(NamedTuple):
     told: str  # how the message tells the value
 
     def __str__(self) -> str:
-        return f"{self.where} {self.parameter}={self.told}"
+        return f"{self.where} {self.parameter}={shown(self.value)}"
 
 
 def table(

@@ -192,6 +192,7 @@ def test_no_delay_is_ever_negative_nan_or_infinite(backoff: Backoff, at: float) 
         assert 0 <= delay < math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter", ["full", "equal", "none", 0.25, 1.0])
 @pytest.mark.parametrize("cap", [None, 2.0, 1e308])
 @pytest.mark.parametrize("base", [0, 5e-324, 0.1, 86_400, 1e308])

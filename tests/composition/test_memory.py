@@ -551,6 +551,7 @@ SHARED: dict[str, Callable[[], Policy[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [False, True], ids=["succeeding", "failing"])
 @pytest.mark.parametrize("name", SHARED)
 async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str, failing: bool) -> None:
@@ -598,6 +599,7 @@ async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str,
     assert objects < (CANCELLED_TIMERS if timers else ODDS_AND_ENDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["decorated", "proxied", "awaited through a proxy", "blocks"])
 async def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> None:
     """Decorators, proxies and blocks make small objects for each call: they are gone afterwards."""

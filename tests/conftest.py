@@ -55,7 +55,7 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def shown(value: object) -> str:
     """Show a value in the id of a test: as `repr` does, without the addresses, which differ from run to run."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(r" (at 0x[0-9a-f]+|id='\d+')", "", repr(value))
 
 
 class World:

@@ -37,7 +37,7 @@ from resilience import (
     transient,
 )
 from resilience.errors import AwaitableMisuse, Misuse, SuspensionMisuse
-from resilience.matching import _BY_CONTENT, _NETWORK_ERRORS, _PERMANENT_ERRORS, Matcher
+from resilience.matching import Matcher
 from tests.conftest import Boom, FakeClock, Script, World, shown
 
 
@@ -441,28 +441,6 @@ def test_certificates_and_credentials_do_not_get_better(path: str) -> None:
     parent = fake(PERMANENT[path])
     assert transient(parent("reset"))
     assert not transient(fake(path, parent)("bad certificate"))
-
-
-def test_every_entry_of_the_table_is_tested_here() -> None:
-    """An entry that is added to the library's table needs a line above."""
-
-    def entries(table: dict[str, frozenset[str]]) -> set[tuple[str, str]]:
-        return {(package, name) for package, names in table.items() for name in names}
-
-    def top(path: str) -> tuple[str, str]:
-        return path.partition(".")[0], path.rpartition(".")[2]
-
-    assert entries(_NETWORK_ERRORS) == {top(path) for path in paths(TRANSIENT)}
-    assert entries(_PERMANENT_ERRORS) == {top(path) for path in PERMANENT}
-    assert set(_BY_CONTENT) == {
-        ("grpc", "RpcError"),
-        ("openai", "APIStatusError"),
-        ("anthropic", "APIStatusError"),
-        ("sqlalchemy", "DBAPIError"),
-        ("psycopg", "OperationalError"),
-        ("urllib3", "MaxRetryError"),
-        ("urllib", "URLError"),
-    }
 
 
 @pytest.mark.parametrize(

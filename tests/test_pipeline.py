@@ -27,7 +27,6 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from resilience.execution import Chain
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -453,24 +452,3 @@ def test_a_copy_of_a_pipeline_is_a_pipeline_of_the_same_policies(again: Callable
 
 
 # --- composing -------------------------------------------------------------------------------
-
-
-async def test_a_pipeline_with_listeners_is_composed_once_for_each_world(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every call takes the long way, to tell of its end, but through the same chain."""
-    composed: list[Chain] = []
-    compose = Chain.compose
-    seen: list[Any] = []
-    pipeline = Policy.wrap(Fallback("no"), listeners=[seen.append])
-
-    def counting(chain: Chain, stage: Any, inner: Any) -> Any:
-        if chain._policy is pipeline:
-            composed.append(chain)
-        return compose(chain, stage, inner)
-
-    monkeypatch.setattr(Chain, "compose", counting)
-
-    assert [await world.execute(pipeline, Script("fine").function()) for _ in range(3)] == ["fine"] * 3
-    assert len(composed) == 1
-    assert len(seen) == 3  # the end of each execution

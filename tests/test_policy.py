@@ -346,7 +346,7 @@ async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
     with anyio.move_on_after(0.01) as scope:
         await quick().acapture(lambda ctx: anyio.sleep(4))
         reached.append("captured")
-    assert bool(scope.cancelled_caught) is True
+    assert scope.cancelled_caught
     assert reached == []
 
 
@@ -836,7 +836,7 @@ async def test_a_cancellation_is_neutral_to_every_policy(tasks_world: World, nam
 
     with anyio.move_on_after(0.05) as scope:
         await policy.aexecute(fn)
-    assert bool(scope.cancelled_caught) is True
+    assert scope.cancelled_caught
     assert calls == [1]
     assert seen == []
     assert released(policy)

@@ -1012,7 +1012,6 @@ async def test_a_managers_own_exit_may_swallow_an_error(tasks_world: World) -> N
     async with quick().aproxy(Forgiving()).transaction() as value:
         assert value == "in it"
         raise KeyError
-    assert "swallowed" == "swallowed"
 
 
 async def test_an_entry_that_fails_for_good_raises_its_own_error(tasks_world: World) -> None:
@@ -1126,7 +1125,7 @@ async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> No
             scope.cancel()
             async with proxy.acquire():
                 raise AssertionError("never entered")
-        assert bool(scope.cancelled_caught) is True
+        assert scope.cancelled_caught
     assert pool.out == []
     assert answered == []
 

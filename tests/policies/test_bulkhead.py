@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import gc
 import pickle
 import threading
@@ -17,7 +16,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
-from math import inf, nan
 from typing import Any
 
 import anyio
@@ -131,18 +129,6 @@ async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: 
         assert facts(bulkhead) == (1, 0, 0, 0)
         assert await works(world, bulkhead) == "fine"
     world.release()
-
-
-def test_a_misuse_gives_the_permit_back(threads: World) -> None:
-    """A coroutine function handed to a blocking call."""
-    bulkhead = Bulkhead(1)
-
-    async def fn(ctx: Context) -> None: ...
-
-    for _ in range(3):
-        with pytest.raises(TypeError, match="aexecute"):
-            bulkhead.execute(lambda ctx: fn(ctx))
-    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 def test_all_worlds_share_one_limit() -> None:
@@ -385,28 +371,6 @@ async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
-    """A permit lies there already, given back by somebody who has not come to look at the queue: no wake-up is lost."""
-    bulkhead = Bulkhead(1, queue=2)
-    served: list[str] = []
-
-    def call(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
-        thread.start()
-        return thread
-
-    assert bulkhead._permits.take()
-    first = call("first")
-    wait_until(lambda: bulkhead.stats().queued == 1)
-    bulkhead._permits.free.append(None)  # the first half of giving back
-    second = call("second")
-    first.join(PATIENCE)
-    second.join(PATIENCE)
-    assert served == ["first", "second"]
-    assert bulkhead._permits.settle() == []  # the second half
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
 async def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> None:
     """It cuts nothing off, but what waits inside obeys the deadline that it carries."""
     bulkhead = Bulkhead(1, queue=1)
@@ -621,7 +585,7 @@ def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() ->
         second = call("second")
         wait_until(lambda: bulkhead.stats().queued == 2)
         third = call("third")
-        wait_until(lambda: (first := bulkhead._permits.first_if_full()) is not None and first.waiter.is_alive())
+        time.sleep(SHORT)  # until it has taken that place: the number of those who wait is the same
         assert facts(bulkhead) == (1, 1, 2, 0)
     second.join(PATIENCE)
     third.join(PATIENCE)
@@ -1075,16 +1039,6 @@ def test_each_refusal_is_an_exception_of_its_own_and_pickles(threads: World) -> 
     assert str(again) == str(one)
 
 
-def test_stats_are_facts() -> None:
-    """A frozen dataclass: it does not change with the bulkhead, nor by a hand."""
-    bulkhead = Bulkhead(2)
-    before = bulkhead.stats()
-    with bulkhead.slot():
-        assert before.in_flight == 0
-    with pytest.raises(AttributeError):
-        before.limit = 9  # type: ignore[misc]
-
-
 # --- with others -----------------------------------------------------------------------------
 
 
@@ -1099,15 +1053,6 @@ async def test_outcomes_are_none_of_its_business(world: World) -> None:
         await group.inside(bulkhead)
         assert isinstance(await works(world, pipeline), BulkheadFull)
     assert await works(world, pipeline) == "fine"
-
-
-async def test_one_bulkhead_in_two_pipelines_counts_together(world: World) -> None:
-    """A policy may be in many pipelines, and then shares its state between them."""
-    bulkhead = Bulkhead(1)
-
-    async with beside(world) as group:
-        await group.inside(Retry().wrap(bulkhead))
-        assert isinstance(await works(world, bulkhead.wrap(Timeout(LONG))), BulkheadFull)
 
 
 def test_it_is_built_without_a_loop_and_used_in_several() -> None:
@@ -1142,48 +1087,6 @@ async def test_the_happy_path_does_not_suspend(tasks_world: World) -> None:
 
 # --- building --------------------------------------------------------------------------------
 
-WRONG: list[tuple[dict[str, Any], type[Exception]]] = [
-    ({"limit": 0}, ValueError),
-    ({"limit": -1}, ValueError),
-    ({"limit": True}, TypeError),
-    ({"limit": 2.0}, TypeError),
-    ({"limit": inf}, TypeError),
-    ({"limit": "3"}, TypeError),
-    ({"limit": None}, TypeError),
-    ({"queue": -1}, ValueError),
-    ({"queue": True}, TypeError),
-    ({"queue": 1.5}, TypeError),
-    ({"queue": None}, TypeError),
-    ({"max_wait": 0}, ValueError),
-    ({"max_wait": -1.0}, ValueError),
-    ({"max_wait": nan}, ValueError),
-    ({"max_wait": inf}, ValueError),
-    ({"max_wait": True}, TypeError),
-    ({"max_wait": "1"}, TypeError),
-    ({"max_wait": timedelta(0)}, ValueError),
-    ({"name": ""}, ValueError),
-    ({"name": 3}, TypeError),
-]
-
-
-@pytest.mark.parametrize(("settings", "kind"), WRONG, ids=lambda it: str(it) if isinstance(it, dict) else "")
-def test_nonsense_is_refused(settings: dict[str, Any], kind: type[Exception]) -> None:
-    """Wrong arguments fail in the constructor, with the parameter and the value in the message."""
-    with pytest.raises(kind) as caught:
-        Bulkhead(**{"limit": 1, **settings})
-    ((name, value),) = settings.items()
-    assert name in str(caught.value)
-    if "nan" not in repr(value) and value not in ("", timedelta(0)):  # these are told in words
-        assert repr(value) in str(caught.value)
-
-
-def test_everything_but_the_limit_is_named() -> None:
-    """`Bulkhead(5, 10)` would have to be looked up to be read."""
-    with pytest.raises(TypeError):
-        Bulkhead(5, 10)  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Bulkhead()  # type: ignore[call-arg]
-
 
 def test_repr_and_description_tell_every_number() -> None:
     """`repr` shows how it was built, `describe()` what it does."""
@@ -1196,13 +1099,6 @@ def test_repr_and_description_tell_every_number() -> None:
     assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
     assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"
     assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, nobody waits"
-
-
-def test_it_is_one_object_and_cannot_be_copied() -> None:
-    """Two copies would let twice as many in."""
-    for make in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError):
-            make(Bulkhead(1))  # type: ignore[operator]
 
 
 # --- a thread, an asyncio loop and a trio loop -----------------------------------------------

@@ -22,7 +22,6 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
-from resilience.runtimes import tasks
 from tests.conftest import Boom, FakeClock, Watched, World, drive, no_collector
 
 #: What a block does in its n-th attempt: raise this, or nothing.
@@ -299,12 +298,8 @@ def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(seconds: float) -> None:
         clock.advance(60)
 
-    async def late_task(runtime: object, seconds: float, ctx: Context) -> None:
-        clock.advance(60)
-        await anyio.sleep(0)
-
     monkeypatch.setattr(process_clock, "sleep", late)
-    monkeypatch.setattr(tasks.TaskRuntime, "sleep", late_task)
+    monkeypatch.setattr(process_clock, "shorten", lambda seconds: late(seconds) or 0.0)
 
 
 async def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
@@ -451,41 +446,6 @@ def test_loops_inside_one_another_count_for_themselves(threads: World, clock: Fa
                         numbers.append((outer.number, inner.number))
                         raise Boom
     assert numbers == [(1, 1), (1, 2), (2, 1), (2, 2)]
-
-
-async def test_a_predicate_that_raises_comes_out_of_the_block(world: World, clock: FakeClock) -> None:
-    """With the failure of the block as its context."""
-    error = Boom()
-
-    def broken(_: Exception) -> bool:
-        raise LookupError("the predicate is broken")
-
-    assert (await failing(world, Retry(on=broken), [error], LookupError)).__context__ is error
-
-
-async def ignored(policy: Retry, world: World, watched: Watched) -> None:
-    """Run a block that makes its own errors, and let go of the last one."""
-    try:
-        if world.blocking:
-            for attempt in policy.attempts():
-                with attempt:
-                    watched.fail()
-        else:
-            async for attempt in policy.attempts():
-                with attempt:
-                    watched.fail()
-    except Exception:
-        pass
-
-
-@pytest.mark.parametrize("wrap", [False, True], ids=["last", "wrap"])
-async def test_no_failed_block_needs_the_cyclic_collector(world: World, clock: FakeClock, wrap: bool) -> None:
-    """When the caller lets go of the error, it is gone, and every frame with it."""
-    watched = Watched()
-    with no_collector():
-        await ignored(Retry(3, on=Boom, backoff=[0], wrap=wrap), world, watched)
-        assert watched.seen
-        assert watched.alive == []
 
 
 async def test_the_error_that_was_held_back_is_let_go_of(

@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
-from math import inf, nan
+from math import inf
 from typing import Any, Never
 
 import anyio
@@ -42,7 +42,7 @@ from resilience import (
     events,
 )
 from resilience.testing import virtual_time
-from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
 
 SHORT = 0.02
 LONG = 60.0
@@ -191,15 +191,6 @@ async def test_executions_at_the_same_time_have_their_own_timers(tasks_world: Wo
     assert {type(results[n]) for n in range(1, 10, 2)} == {TimeoutExceeded}
 
 
-def test_a_timeout_can_be_built_without_a_loop_and_used_in_many(world: World) -> None:
-    """At import time, before any event loop exists."""
-    timeout = Timeout(0.01)
-    for name in (world.name, "asyncio", "trio", "asyncio"):
-        it = World(name)
-        assert isinstance(it.run(lambda it=it: it.attempt(timeout, hanging(it))), TimeoutExceeded)  # type: ignore[misc]
-        it.release()
-
-
 # --- what is not a timeout ---
 
 
@@ -233,15 +224,6 @@ async def test_a_result_that_is_late_and_was_never_cut_off_is_returned(tasks_wor
         return "late"
 
     assert await tasks_world.attempt(Timeout(0.01), fn) == "late"
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupt_passes(threads: World, kind: type[BaseException]) -> None:
-    """It is no outcome, and nothing that a timeout could have to do with."""
-    told: list[object] = []
-    with pytest.raises(kind):
-        Timeout(LONG, on_timeout=told.append).execute(threads.native(Script(kind()).function()))
-    assert told == []
 
 
 # --- who is named ---
@@ -383,16 +365,6 @@ async def test_the_budget_of_an_outer_block_counts(world: World) -> None:
         assert type(await world.attempt(Timeout(LONG), hanging(world))) is DeadlineExceeded
 
 
-async def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
-    """It only obliges what waits or tries again."""
-
-    async def fn(ctx: Context) -> str:
-        await world.sleep(ctx.remaining() + 0.005)
-        return "late"
-
-    assert await world.attempt(Retry(), fn, Context(timeout=0.1)) == "late"  # a busy machine has to begin in that time
-
-
 @pytest.mark.parametrize("cooperative", [False, True])
 async def test_a_budget_that_is_over_is_not_begun(world: World, cooperative: bool, clock: FakeClock) -> None:
     """An enforced timeout does not enter the function; a cooperative one leaves that to what looks at the deadline."""
@@ -417,19 +389,6 @@ async def test_on_timeout_is_told_once(world: World) -> None:
     assert isinstance(event, events.TimedOut)
     assert (event.timeout, event.by_deadline) == (SHORT, False)
     assert (event.policy, event.operation, event.properties["tenant"]) == ("quick", "fetch", 7)
-
-
-async def test_what_on_timeout_raises_is_logged_and_changes_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It observes."""
-
-    def broken(event: object) -> None:
-        raise LookupError
-
-    error = await world.attempt(Timeout(SHORT, on_timeout=broken), hanging(world))
-    assert type(error) is TimeoutExceeded
-    assert [record.name for record in caplog.records] == ["resilience"]
 
 
 # --- between the timer and the function ---
@@ -542,16 +501,6 @@ async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeCloc
 
 
 # --- cancellation, in both worlds of tasks ---
-
-
-async def test_the_cancellation_of_the_caller_passes(tasks_world: World) -> None:
-    """It is never turned into a timeout."""
-    told: list[object] = []
-
-    with anyio.move_on_after(0.01) as scope:
-        await Timeout(LONG, on_timeout=told.append).aexecute(hanging(tasks_world))
-    assert scope.cancelled_caught
-    assert told == []
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
@@ -1276,21 +1225,6 @@ def test_what_is_no_outcome_is_never_replaced_by_a_warning(
 # --- memory ---
 
 
-@pytest.mark.parametrize("cooperative", [False, True])
-def test_no_failed_call_needs_the_cyclic_collector(threads: World, cooperative: bool) -> None:
-    """When the caller lets go of the error, it is gone, and every frame with it."""
-    watched = Watched()
-    with no_collector():
-        for _ in range(3):
-            with pytest.raises(Boom):
-                Timeout(LONG, cooperative=cooperative).execute(lambda ctx: watched.fail())
-        end = time.monotonic() + 5
-        while watched.alive and time.monotonic() < end:
-            time.sleep(0.001)  # the worker lets go of its job just after it has handed it over
-        assert watched.seen
-        assert watched.alive == []
-
-
 async def test_a_deadline_error_that_became_a_timeout_needs_no_cyclic_collector(world: World, clock: FakeClock) -> None:
     """The error that was found inside is not held by the frame that raised the other one."""
     alive: list[weakref.ref[Any]] = []
@@ -1358,52 +1292,6 @@ async def test_no_timeout_needs_the_cyclic_collector(world: World) -> None:
 
 
 # --- building one ---
-
-
-@pytest.mark.parametrize("bad", [0, 0.0, -1, nan, inf, -inf, timedelta(0), timedelta(seconds=-1)])
-def test_a_senseless_limit_is_refused(bad: Any) -> None:
-    """Zero, negative, NaN, infinite: with the value in the message."""
-    with pytest.raises(ValueError, match="seconds"):
-        Timeout(bad)
-
-
-@pytest.mark.parametrize("bad", [True, "5", None, [5], 5j])
-def test_a_limit_that_is_no_number_is_refused(bad: Any) -> None:
-    """`Timeout(True)` is a slip, not a second."""
-    with pytest.raises(TypeError, match="seconds") as refused:
-        Timeout(bad)
-    assert repr(bad) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "bad"),
-    [
-        ("cooperative", 1),
-        ("cooperative", None),
-        ("on_timeout", "fn"),
-        ("on_timeout", asyncio.sleep),
-        ("name", ""),
-        ("name", 3),
-    ],
-)
-def test_other_senseless_arguments_are_refused(parameter: str, bad: Any) -> None:
-    """By the constructor, with the name of the parameter."""
-    with pytest.raises((TypeError, ValueError), match=parameter):
-        Timeout(5, **{parameter: bad})
-
-
-def test_only_the_limit_is_positional() -> None:
-    """Everything else is said by name."""
-    with pytest.raises(TypeError):
-        Timeout(5, True)  # type: ignore[misc]
-
-
-def test_a_timeout_shows_how_it_was_built_and_says_what_it_does() -> None:
-    """`repr` and `describe`."""
-    assert repr(Timeout(5, cooperative=True, name="slow")) == "Timeout(seconds=5.0, cooperative=True, name='slow')"
-    assert "5 s" in Timeout(5).describe()
-    assert Timeout(5).describe() != Timeout(5, cooperative=True).describe()
-    assert Timeout(5, name="slow").name == "slow"
 
 
 @pytest.mark.parametrize(("operation", "who"), [(None, "patience"), ("GET /users", "patience (GET /users)")])

@@ -477,7 +477,6 @@ def test_what_is_drawn_has_to_be_seconds(backoff: Backoff, bad: Any, kind: type[
 
 async def test_a_source_of_randomness_that_is_broken_ends_the_execution_and_says_so(world: World) -> None:
     """With what it drew, as a backoff of the user's own would; the failure before it is its context."""
-
     error = await world.attempt(Retry(3, on=Boom, rng=Broken(math.nan)), Script(Boom()).function())
     assert str(error) == "what rng.uniform() returned must not be NaN"
     assert type(error.__context__) is Boom

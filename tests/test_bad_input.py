@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,6 +39,12 @@ NAN, INF = math.nan, math.inf
 
 async def later(*args: object) -> None:
     """What nobody would await."""
+
+
+class Later:
+    """An object that is called as a coroutine function."""
+
+    async def __call__(self, *args: object) -> None: ...
 
 
 def plain(*args: object) -> None: ...
@@ -72,7 +79,7 @@ def tell(value: Any) -> str:
     """How a message tells a value: as `repr` does, a duration in seconds, a function by its name."""
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}"
-    if value is later:
+    if value is later or isinstance(value, (Later, partial)):
         return "later"
     if isinstance(value, str) and not value:
         return "empty"
@@ -89,7 +96,10 @@ NO_COUNT = {"type_errors": ["3", 3.0, True, False, [3], NAN], "value_errors": [0
 NO_RATIO = {"type_errors": ["0.5", True, None, [0.5]], "value_errors": [0, -0.1, 1.1, NAN, INF]}
 NO_FLAG = {"type_errors": [1, 0, "yes", None], "value_errors": []}
 NO_NAME = {"type_errors": [5, b"db", ["db"]], "value_errors": [""]}
-NO_LISTENER: dict[str, list[Any]] = {"type_errors": [5, "print", [print], later], "value_errors": []}
+NO_LISTENER: dict[str, list[Any]] = {
+    "type_errors": [5, "print", [print], later, partial(later), Later()],
+    "value_errors": [],
+}
 NO_PREDICATE: dict[str, list[Any]] = {"type_errors": [5, "yes", [plain], True, later], "value_errors": []}
 NO_EXCEPTIONS: dict[str, list[Any]] = {
     "type_errors": [5, "ValueError", Boom("instance"), [ValueError], int, (ValueError, 5), (int,), None, later],
@@ -129,7 +139,7 @@ CASES: list[Case] = [
         "CircuitBreaker",
         lambda it: CircuitBreaker(it),
         "trip",
-        type_errors=["5", 5.0, True, None, [5], ConsecutiveFailures],
+        type_errors=["5", 5.0, 0.5, True, None, [5], ConsecutiveFailures],
         value_errors=[0, -1],
     ),
     *table(
@@ -233,13 +243,17 @@ CASES: list[Case] = [
     ),
     # --- listeners of the process
     *table(
-        "subscribe", lambda it: events.subscribe(it), "listener", type_errors=[5, "print", later, None], value_errors=[]
+        "subscribe",
+        lambda it: events.subscribe(it),
+        "listener",
+        type_errors=[*NO_LISTENER["type_errors"], None],
+        value_errors=[],
     ),
     *table(
         "subscribe",
         lambda it: events.subscribe(print, it),
         "kinds",
-        type_errors=[5, "RetryScheduled", ValueError, None],
+        type_errors=[5, "RetryScheduled", ValueError, Boom, events.Event, None],
         value_errors=[],
     ),
 ]
@@ -312,6 +326,10 @@ def test_a_missing_argument_is_pythons_own_error() -> None:
         lambda: SlowRatio(0.5),  # type: ignore[call-arg]
         lambda: deadline(),  # type: ignore[call-arg]
         lambda: Retry(3, Boom),  # type: ignore[misc]
+        lambda: CircuitBreaker(5, 30.0),  # type: ignore[misc]
+        lambda: Fallback("value", plain),  # type: ignore[call-overload]
+        lambda: FailureRatio(0.5, 10),  # type: ignore[misc]
+        lambda: SlowRatio(0.5, 10),  # type: ignore[misc]
         lambda: Timeout(1.0, True),  # type: ignore[misc]
         lambda: Bulkhead(1, 2),  # type: ignore[misc]
         lambda: Context(5.0),  # type: ignore[misc]

@@ -97,7 +97,6 @@ async def test_nested_blocks_only_shorten(
     world: World, how: str, outer: float, inner: float, left: float, clock: FakeClock
 ) -> None:
     """The earlier deadline holds inside, and the outer one again outside."""
-
     async with block(world, how, outer):
         async with block(world, how, inner) as ctx:
             assert ctx.remaining() == left
@@ -126,7 +125,6 @@ async def test_a_block_inside_an_execution_shortens_its_budget_and_keeps_the_res
 @each_block
 async def test_what_a_block_raises_comes_out_and_the_budget_ends(world: World, how: str) -> None:
     """The block changes nothing about errors."""
-
     with pytest.raises(Boom):
         async with block(world, how, 8.0):
             raise Boom
@@ -136,7 +134,6 @@ async def test_what_a_block_raises_comes_out_and_the_budget_ends(world: World, h
 @each_block
 async def test_a_block_without_a_limit_is_none(world: World, how: str) -> None:
     """Infinity: for whoever takes the limit from a setting."""
-
     async with block(world, how, INF) as ctx:
         assert ctx.deadline == INF
         await world.sleep(0.001)
@@ -150,7 +147,6 @@ def test_a_block_may_be_given_a_timedelta(clock: FakeClock) -> None:
 
 async def test_a_plain_block_cuts_nothing_off(world: World) -> None:
     """It runs late to its own end; whoever asks inside is told."""
-
     with deadline(0.005) as ctx:
         await world.sleep(0.02)
         assert ctx.expired
@@ -208,7 +204,6 @@ async def test_an_async_block_is_cut_off(tasks_world: World) -> None:
 
 async def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World) -> None:
     """Nor is anything after it."""
-
     async with deadline(0.1):
         await anyio.sleep(0)
     await anyio.sleep(0.12)
@@ -267,7 +262,6 @@ def test_an_unshielded_clean_up_completes_under_asyncio() -> None:
 
 async def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: World) -> None:
     """The inner one, and the outer goes on."""
-
     async with deadline(5.0):
         with pytest.raises(DeadlineExceeded) as caught:
             async with deadline(0.01):
@@ -278,7 +272,6 @@ async def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: Wor
 
 async def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_number(tasks_world: World) -> None:
     """Nothing inside lasts longer than the outer budget; "not within 5 s" after 10 ms would be a lie."""
-
     with quickly():
         with pytest.raises(DeadlineExceeded) as caught:
             async with deadline(0.01):
@@ -294,7 +287,6 @@ async def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_w
 
 async def test_an_async_block_in_a_plain_one_tells_what_was_left(tasks_world: World) -> None:
     """The plain block cuts nothing off, so the inner one does it, after the time that it really had."""
-
     with quickly():
         with pytest.raises(DeadlineExceeded) as caught, deadline(0.01):
             async with deadline(5.0):
@@ -313,7 +305,6 @@ def quickly() -> Iterator[None]:
 
 async def test_swallowing_the_inner_error_does_not_outlive_the_outer_block(tasks_world: World) -> None:
     """The outer budget is over as well: its block ends with `DeadlineExceeded`, whatever was caught inside."""
-
     with quickly(), pytest.raises(DeadlineExceeded):
         async with deadline(0.01):
             try:
@@ -380,7 +371,6 @@ def test_a_block_that_swallows_its_cancellation_ends_as_it_ends() -> None:
 
 async def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(tasks_world: World) -> None:
     """Raised in answer to the cancellation, it is what happened last."""
-
     with pytest.raises(Boom):
         async with deadline(0.01):
             try:
@@ -391,7 +381,6 @@ async def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(t
 
 async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
     """Over already, and noticed where it can be."""
-
     with quickly(), pytest.raises(DeadlineExceeded):
         async with deadline(0):
             await anyio.sleep(5)

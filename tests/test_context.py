@@ -160,17 +160,6 @@ def test_the_error_of_a_context_is_a_timeout_error(clock: FakeClock) -> None:
     assert isinstance(caught.value, DeadlineExceeded)
 
 
-def test_each_error_of_a_context_is_a_fresh_one(clock: FakeClock) -> None:
-    """One shared exception would grow its traceback with each raise."""
-    ctx = Context(timeout=0)
-    seen = []
-    for _ in range(2):
-        with pytest.raises(DeadlineExceeded) as caught:
-            ctx.check()
-        seen.append(caught.value)
-    assert seen[0] is not seen[1]
-
-
 async def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
     """Only a Timeout and `async with deadline` do: what is running comes to its own end."""
 
@@ -826,7 +815,6 @@ def test_a_plain_thread_begins_without_a_context(threads: World) -> None:
 
 async def test_the_ambient_context_is_put_back_whatever_happens(world: World) -> None:
     """After a failure, and after an interrupt."""
-
     for error in (Boom(), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             await world.execute(PASSING, Script(error).function(), Context(timeout=5.0))

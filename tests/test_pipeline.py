@@ -126,38 +126,6 @@ def test_policies_is_flat_however_deep_it_is_nested() -> None:
     assert pipeline.policies == tuple(letters)
 
 
-@pytest.mark.parametrize("deep", ["flat", "nested", "nested with names"])
-async def test_two_hundred_policies_deep(world: World, deep: str) -> None:
-    """Built by a loop somewhere: it runs, in every world, and says what it is."""
-    count = 200
-    log: list[str] = []
-    policies = tags("x" * count, log)
-    if deep == "flat":
-        pipeline = Policy.wrap(*policies)
-    else:
-        pipeline = Policy.wrap(policies[-1])
-        for number, policy in enumerate(policies[-2::-1]):
-            pipeline = policy.wrap(pipeline, name=f"level-{number}" if deep == "nested with names" else None)
-
-    assert await world.execute(pipeline, Script("fine").function()) == "fine"
-    assert len(log) == 2 * count
-    assert len(pipeline.policies) == count
-    assert repr(pipeline).count("Tag(x)") == count
-    assert pipeline.describe().count("Tag(x)") == count
-
-
-async def test_two_hundred_of_our_own_deep(world: World, clock: FakeClock) -> None:
-    """A failure on its way out meets all of them."""
-    policies: list[Policy[Any]] = [
-        kind
-        for _ in range(40)
-        for kind in (Retry(1), CircuitBreaker(), Bulkhead(1), Timeout(5.0), Fallback("x", on=ValueError))
-    ]
-    pipeline = Policy.wrap(*policies)
-
-    assert isinstance(await world.attempt(pipeline, Script(Boom("deep")).function()), Boom)
-
-
 # --- shared state ----------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from resilience import (
     Fallback,
     Pipeline,
     Policy,
+    ResilienceError,
     RetriesExhausted,
     Retry,
     Success,
@@ -31,7 +32,7 @@ from resilience import (
     current_context,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited, shown
+from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 
 
 def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
@@ -334,7 +335,6 @@ async def test_capture_gives_the_outcome_as_a_value(world: World, clock: FakeClo
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 async def test_capture_raises_what_is_no_exception(world: World, kind: type[BaseException]) -> None:
     """An interrupt is no outcome of the call."""
-
     with pytest.raises(kind):
         await captured(world, quick(), Script(kind()).function())
 
@@ -594,13 +594,6 @@ def test_a_generator_function_is_refused_when_it_is_decorated(fn: Any, name: str
         quick()(fn)
 
 
-@pytest.mark.parametrize("fn", [42, None, "fetch", [len], property(len)], ids=shown)
-def test_what_is_not_callable_is_refused_when_it_is_decorated(fn: Any) -> None:
-    """At once, not at the first call."""
-    with pytest.raises(TypeError, match="decorates callables"):
-        quick()(fn)
-
-
 # --- usage errors are no outcomes ------------------------------------------------------------
 
 
@@ -786,6 +779,28 @@ def test_a_handler_that_is_asynchronous_in_blocking_code_is_a_misuse() -> None:
     """Nobody there can await it, and a coroutine is not taken for an answer."""
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="coroutine"):
         Fallback(handler=coroutine).execute(lambda ctx: 1 / 0)
+
+
+# --- our own errors --------------------------------------------------------------------------
+
+
+def test_each_error_of_ours_is_a_fresh_one(threads: World) -> None:
+    """One shared exception would collect the tracebacks of all callers."""
+    breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
+    breaker.capture(lambda ctx: 1 / 0)
+    ways: list[Callable[[], Any]] = [
+        lambda: breaker.capture(lambda ctx: None),
+        lambda: bulkhead.capture(lambda ctx: None),
+        lambda: Timeout(1e-9).capture(lambda ctx: None),
+        lambda: Retry().capture(lambda ctx: None, Context(timeout=0)),
+        lambda: Retry(1, on=Boom, wrap=True).capture(threads.native(Script(Boom("no")).function())),
+    ]
+    with bulkhead.slot():
+        for way in ways:
+            first, second = way().error, way().error
+            assert isinstance(first, ResilienceError)
+            assert type(first) is type(second)
+            assert first is not second
 
 
 # --- what is no outcome at all ---------------------------------------------------------------
@@ -1011,7 +1026,6 @@ async def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(
 
 async def test_a_stop_async_iteration_passes_in_every_world(world: World) -> None:
     """It needs no carrier: `async for` over a protected `__anext__` ends."""
-
     assert isinstance(
         await world.attempt(quick().wrap(Driven(), Timeout(5.0)), Script(StopAsyncIteration("end")).function()),
         StopAsyncIteration,

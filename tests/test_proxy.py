@@ -547,7 +547,6 @@ def tried_of(client: Client) -> int:
 
 async def test_entering_the_proxy_asynchronously_does_the_same(tasks_world: World) -> None:
     """For `proxy` and `aproxy`."""
-
     for make in (quick().proxy, quick().aproxy):
         client = Entered()
         proxy = make(client, "get")
@@ -803,7 +802,6 @@ def test_what_was_not_begun_can_be_closed() -> None:
 
 async def test_aproxy_refuses_a_method_that_returns_nothing_to_await(tasks_world: World) -> None:
     """The error names it."""
-
     proxy: Any = quick().aproxy(Client())
     with pytest.raises(TypeError, match=r"Client\.get.*str"):
         await proxy.get("a")
@@ -978,7 +976,6 @@ async def test_a_connection_in_the_manner_of_asyncpg_is_awaited_and_entered(task
 
 async def test_the_whole_client_is_wrapped_without_naming_its_methods(tasks_world: World) -> None:
     """`get` of the session and `acquire` of the pool are found."""
-
     async with quick().aproxy(Session(Boom(), 200)).get("a") as response:
         assert response.status == 200
     async with quick().aproxy(Pool(failures=1)).acquire() as connection:

@@ -433,25 +433,6 @@ def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, t
         all_free(bulkhead)
 
 
-@pytest.mark.parametrize("first", ["caller", "queue"])
-def test_a_caller_who_cancels_at_the_moment_when_the_queue_gives_up_is_cancelled(first: str) -> None:
-    """Both are due when the loop looks again: `BulkheadFull` is not raised in the place of a cancellation."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=0.01)
-
-    async def main() -> None:
-        async with bulkhead.slot():
-            task = asyncio.create_task(bulkhead.aexecute(work))
-            asyncio.get_running_loop().call_later(0.005 if first == "caller" else 0.015, task.cancel)
-            while not bulkhead.stats().queued:
-                await asyncio.sleep(0)
-            time.sleep(0.03)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
-    all_free(bulkhead)
-
-
 async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
     """Half of those in a queue go away together, in the very turn in which permits come back."""
     bulkhead = Bulkhead(2, queue=40)

@@ -21,7 +21,6 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
-    deadline,
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
@@ -211,33 +210,6 @@ async def test_a_retry_that_names_open_circuits_waits_until_a_probe_is_admitted(
     assert breaker.state is CircuitState.CLOSED
 
 
-async def test_a_breaker_counts_the_timeouts_inside_it_and_not_those_around_it(world: World) -> None:
-    """Who is cut off from outside has said nothing about the dependency."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    around, inside, budget = CircuitBreaker(1), CircuitBreaker(1), CircuitBreaker(1)
-    await world.attempt(Policy.wrap(Timeout(0.01), inside), hang)
-    assert inside.state is CircuitState.CLOSED
-    await world.attempt(Policy.wrap(around, Timeout(0.01)), hang)
-    assert around.state is CircuitState.OPEN
-    await world.attempt(Policy.wrap(budget, Timeout(60)), hang, Context(timeout=0.01))
-    assert budget.state is CircuitState.CLOSED
-
-
-async def test_a_full_bulkhead_inside_a_breaker_is_no_failure_of_the_dependency(world: World) -> None:
-    """It was not even asked; a probe that met it gives its slot back."""
-    breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
-
-    with bulkhead.slot():
-        for _ in range(3):
-            result = await world.attempt(Policy.wrap(breaker, bulkhead), Script("fine").function())
-            assert isinstance(result, BulkheadFull)
-    assert await world.execute(Policy.wrap(breaker, bulkhead), Script("fine").function()) == "fine"
-    assert breaker.state is CircuitState.CLOSED
-
-
 async def test_an_open_circuit_takes_no_permit(world: World) -> None:
     """Around the bulkhead it refuses before the queue; inside it, the permit comes back at once."""
     for wrap in (lambda c, b: Policy.wrap(c, b), lambda c, b: Policy.wrap(b, c)):
@@ -289,14 +261,6 @@ async def test_the_same_policy_twice_in_one_pipeline(world: World, clock: FakeCl
     script = Script(Boom())
     await run(world, Policy.wrap(retry, retry), script)
     assert script.calls == 4
-
-
-async def test_policies_share_their_state_between_pipelines(world: World, clock: FakeClock) -> None:
-    """One breaker for one dependency, whatever is around it."""
-    breaker = CircuitBreaker(2)
-    await run(world, Policy.wrap(Fallback("instead"), breaker), Script(Boom()))
-    await run(world, Policy.wrap(Retry(1, on=Boom), breaker), Script(Boom()))
-    assert isinstance(await run(world, breaker, Script("fine")), CircuitOpen)
 
 
 # --- all five ---
@@ -360,48 +324,3 @@ async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: Fake
 
 
 # --- executions inside executions ---
-
-
-async def test_an_execution_inside_another_inherits_its_deadline(world: World, clock: FakeClock) -> None:
-    """And operation and properties; its own limits can only shorten it."""
-    seen: list[Any] = []
-    inner = Policy.wrap(Retry(None, on=Boom, backoff=[2]), Timeout(100))
-
-    async def failing(ctx: Context) -> None:
-        seen.append((ctx.deadline, ctx.operation, ctx.properties["tenant"], ctx.attempt))
-        raise Boom
-
-    async def fn(ctx: Context) -> Any:
-        return await world.attempt(inner, failing)
-
-    ctx = Context(operation="outer", properties={"tenant": 7})
-    assert isinstance(await world.execute(Timeout(5), fn, ctx), Boom)
-    assert seen == [(1005, "outer", 7, n) for n in (1, 2, 3)]
-    assert clock.sleeps == [2, 2]
-
-
-async def test_an_explicit_context_inside_an_ambient_deadline_has_the_earlier_of_the_two(
-    world: World, clock: FakeClock
-) -> None:
-    """Whichever way round."""
-    seen: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append(ctx.deadline)
-
-    with deadline(5):
-        await world.execute(Retry(), fn, Context(timeout=60))
-        await world.execute(Retry(), fn, Context(timeout=2))
-    await world.execute(Retry(), fn, Context(timeout=60))
-    assert seen == [1005, 1002, 1060]
-
-
-async def test_nested_budgets_only_shorten(world: World, clock: FakeClock) -> None:
-    """A longer one inside a shorter one changes nothing."""
-
-    seen = []
-    with deadline(5) as outer:
-        seen.append(outer.deadline)
-        with deadline(60) as longer, deadline(2) as shorter:
-            seen += [longer.deadline, shorter.deadline]
-    assert seen == [1005, 1005, 1002]

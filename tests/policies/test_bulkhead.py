@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import pickle
 import threading
 import time
 import tracemalloc
@@ -88,32 +87,6 @@ async def test_a_permit_comes_back_however_the_call_ends(world: World) -> None:
         assert await works(world, bulkhead) == "fine"
         assert await world.attempt(bulkhead, Script(error).function()) is error
     assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_a_permit_comes_back_from_an_interrupted_call(threads: World, raised: type[BaseException]) -> None:
-    """What is held is given back in `finally`, whatever it was."""
-    bulkhead = Bulkhead(1)
-
-    def interrupt(ctx: Context) -> None:
-        raise raised
-
-    for _ in range(3):
-        with pytest.raises(raised):
-            bulkhead.execute(interrupt)
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-async def test_a_permit_comes_back_from_a_cancelled_call(tasks_world: World) -> None:
-    """The caller lost patience with a call that was running."""
-    bulkhead = Bulkhead(1)
-
-    async with beside(tasks_world) as group:
-        for _ in range(3):
-            call = await group.inside(bulkhead)
-            call.cancel()
-            await call.result()
-            assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: World) -> None:
@@ -381,77 +354,7 @@ async def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> N
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-async def test_a_retry_around_may_queue_again(world: World) -> None:
-    """`Retry(on=BulkheadFull)`: the second attempt finds room."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
-    pipeline = Retry(on=BulkheadFull, backoff=[0], on_retry=lambda event: holder[0].let_go()).wrap(bulkhead)
-    holder: list[Call] = []
-
-    async with beside(world) as group:
-        holder.append(await group.inside(bulkhead))
-        assert await works(world, pipeline) == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 1)
-
-
 # --- leaving ---------------------------------------------------------------------------------
-
-
-async def test_a_cancelled_waiter_leaves_the_queue(tasks_world: World) -> None:
-    """Its place is free, those behind it move up, and it is not called rejected."""
-    bulkhead = Bulkhead(1, queue=2)
-
-    async with beside(tasks_world) as group:
-        holder = await group.inside(bulkhead)
-        first, second = await group.queued(bulkhead), await group.queued(bulkhead)
-        first.cancel()
-        await first.result()
-        assert first.cancelled
-        assert facts(bulkhead) == (1, 1, 1, 0)
-        third = await group.queued(bulkhead)
-        holder.let_go()
-        await second.is_inside()
-        second.let_go()
-        await third.is_inside()
-    assert not first.entered.is_set()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_waiter_leaves_the_queue(
-    threads: World, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the main thread, while it waits."""
-    bulkhead = Bulkhead(1, queue=1)
-
-    def interrupted(lock: object, seconds: float | None) -> bool:
-        assert facts(bulkhead) == (1, 1, 1, 0)
-        raise raised
-
-    with bulkhead.slot():
-        monkeypatch.setattr(process_clock, "wait", interrupted)
-        with pytest.raises(raised):
-            bulkhead.execute(lambda ctx: None)
-        assert facts(bulkhead) == (1, 1, 0, 0)
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-def test_an_interrupted_waiter_that_was_granted_passes_the_permit_on(
-    threads: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the very moment in which the permit comes."""
-    bulkhead = Bulkhead(1, queue=1)
-    slot = bulkhead.slot()
-    slot.__enter__()
-
-    def interrupted(lock: object, seconds: float | None) -> bool:
-        slot.__exit__(None, None, None)
-        assert facts(bulkhead) == (1, 1, 0, 0)  # granted to us
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process_clock, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        bulkhead.execute(lambda ctx: None)
-    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,27 +369,6 @@ def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypat
 
     monkeypatch.setattr(process_clock, "wait", too_late)
     assert bulkhead.execute(lambda ctx: "fine") == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("others", [0, 2])
-async def test_a_waiter_that_is_cancelled_after_its_grant_passes_it_on(tasks_world: World, others: int) -> None:
-    """Granted and cancelled in one breath, before it could run: the permit goes to the next, or lies free."""
-    bulkhead = Bulkhead(1, queue=3)
-
-    async with beside(tasks_world) as group:
-        slot = bulkhead.slot()
-        await slot.__aenter__()
-        first = await group.queued(bulkhead)
-        behind = [await group.queued(bulkhead) for _ in range(others)]
-        await slot.__aexit__(None, None, None)  # grants; the task has not run yet
-        assert facts(bulkhead) == (1, 1, others, 0)
-        first.cancel()
-        await first.result()
-        assert not first.entered.is_set()
-        for call in behind:
-            await call.is_inside()
-            call.let_go()
     assert facts(bulkhead) == (1, 0, 0, 0)
 
 
@@ -987,25 +869,6 @@ def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
 # --- what is told ----------------------------------------------------------------------------
 
 
-async def test_a_refusal_is_told(world: World) -> None:
-    """`CallRejected`, to subscribers and to the listeners of the pipeline, with the facts of the context."""
-    heard: list[Any] = []
-    bulkhead = Bulkhead(1, name="inventory")
-    pipeline = bulkhead.wrap(Timeout(LONG), listeners=[heard.append])
-    unsubscribe = events.subscribe(heard.append, events.CallRejected)
-
-    try:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            await works(world, pipeline, Context(operation="get-stock"))
-    finally:
-        unsubscribe()
-    told = [it for it in heard if isinstance(it, events.CallRejected)]
-    assert [(it.policy, it.reason, it.retry_after, it.operation) for it in told] == [
-        ("inventory", "BulkheadFull", None, "get-stock")
-    ] * 2
-
-
 def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
     """It looks at the bulkhead, resizes it, and waits for another thread that does."""
     done: list[bool] = []
@@ -1025,18 +888,6 @@ def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
     finally:
         unsubscribe()
     assert done == [True]
-
-
-def test_each_refusal_is_an_exception_of_its_own_and_pickles(threads: World) -> None:
-    """With its numbers."""
-    bulkhead = Bulkhead(1, name="inventory")
-    with bulkhead.slot():
-        one, other = (bulkhead.capture(lambda ctx: None).error for _ in range(2))  # type: ignore[union-attr]
-    assert one is not other
-    again = pickle.loads(pickle.dumps(one))
-    assert type(again) is BulkheadFull
-    assert vars(again) == vars(one)
-    assert str(again) == str(one)
 
 
 # --- with others -----------------------------------------------------------------------------

@@ -6,12 +6,8 @@ under contention in `tests/contention`; here is what its users see, in each of t
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import logging
-import pickle
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -292,49 +288,6 @@ async def test_on_result_makes_an_answer_a_failure(world: World) -> None:
     assert refused.last_failure == "result: int"
 
 
-@pytest.mark.parametrize(
-    "raised", [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), asyncio.CancelledError()], ids=lambda it: repr(it)
-)
-@pytest.mark.parametrize("on", [BaseException, lambda error: True], ids=["type", "predicate"])
-def test_only_an_exception_is_an_outcome(threads: World, clock: FakeClock, raised: BaseException, on: Any) -> None:
-    """An interrupt does not count, does not end a row, gives a probe's slot back, and comes out as it is."""
-    breaker = CircuitBreaker(2, on=on)
-
-    def interrupt(ctx: Context) -> None:
-        raise raised
-
-    def refuse(ctx: Context) -> None:
-        raise Boom("no")
-
-    def interrupted(times: int) -> None:
-        for _ in range(times):
-            with pytest.raises(type(raised)) as caught:
-                breaker.execute(interrupt)
-            assert caught.value is raised
-
-    breaker.capture(refuse)
-    interrupted(5)
-    assert breaker.state is CLOSED
-    breaker.capture(refuse)
-    assert breaker.state is OPEN
-    clock.advance(30.0)
-    interrupted(3)  # three probes, one after another
-    assert breaker.state is HALF_OPEN
-    assert breaker.execute(lambda ctx: "fine") == "fine"
-    assert breaker.state is CLOSED
-
-
-async def test_a_cancelled_call_does_not_count(tasks_world: World) -> None:
-    """However often callers lose patience, the dependency has not failed."""
-    breaker = CircuitBreaker(1, on=BaseException)
-
-    for _ in range(3):
-        with anyio.move_on_after(0.001) as scope:
-            await breaker.aexecute(lambda ctx: anyio.sleep(10))
-        assert scope.cancelled_caught
-    assert breaker.state is CLOSED
-
-
 def raising(error: Exception) -> Callable[[object], bool]:
     def predicate(value: object) -> bool:
         raise error
@@ -545,19 +498,6 @@ def test_a_backoff_that_raises_is_heard_and_leaves_the_breaker_whole(threads: Wo
     assert moves.states == [OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED]
 
 
-def test_each_refusal_is_an_exception_of_its_own(threads: World) -> None:
-    """One shared exception would grow a traceback with every refusal."""
-    breaker = CircuitBreaker(1)
-    breaker.capture(lambda ctx: 1 / 0)
-    errors: list[CircuitOpen] = []
-    for _ in range(20):
-        with pytest.raises(CircuitOpen) as caught:
-            breaker.execute(lambda ctx: None)
-        errors.append(caught.value)
-    assert len({id(error) for error in errors}) == 20
-    assert len({len(traceback.extract_tb(error.__traceback__)) for error in errors}) == 1
-
-
 def test_an_open_circuit_keeps_no_failure_alive(threads: World) -> None:
     """The failure is kept as text: its frames, and what they hold, are free."""
 
@@ -597,22 +537,6 @@ def test_a_failure_without_a_message_is_told_all_the_same(threads: World, clock:
 
     assert fail(Silent()).startswith("Silent")
     assert fail(Boom("x" * 100_000)) == "Boom: " + "x" * 200
-
-
-def test_refusals_pickle(threads: World) -> None:
-    """They cross process boundaries with everything they carry."""
-    breaker = CircuitBreaker(1, name="inventory")
-    breaker.capture(lambda ctx: 1 / 0)
-    for error in (breaker.capture(lambda ctx: None).error, _isolated(breaker)):  # type: ignore[union-attr]
-        again = pickle.loads(pickle.dumps(error))
-        assert type(again) is type(error)
-        assert vars(again) == vars(error)
-        assert str(again) == str(error)
-
-
-def _isolated(breaker: CircuitBreaker) -> Exception:
-    breaker.isolate()
-    return breaker.capture(lambda ctx: None).error  # type: ignore[union-attr]
 
 
 # --- half-open -------------------------------------------------------------------------------
@@ -1226,25 +1150,6 @@ async def test_an_event_tells_of_the_call_that_moved_the_circuit(world: World) -
     ]
 
 
-async def test_what_a_listener_raises_is_logged_and_changes_nothing(
-    world: World, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Listeners observe."""
-
-    def listener(event: events.CircuitChanged) -> None:
-        raise ZeroDivisionError("a bug in the listener")
-
-    breaker = CircuitBreaker(1, open_for=5.0, on_transition=listener)
-
-    with caplog.at_level(logging.ERROR, logger="resilience"):
-        error = Boom("no")
-        assert await fails(world, breaker, error) is error
-        clock.advance(5.0)
-        assert await works(world, breaker) == "fine"
-        assert breaker.state is CLOSED
-    assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 3
-
-
 def test_an_interrupted_listener_does_not_lose_a_probe(threads: World, clock: FakeClock) -> None:
     """Ctrl-C in a listener comes out; the call that it kept from being made leaves its slot free."""
     armed = [True]
@@ -1298,23 +1203,6 @@ def test_a_listener_may_make_a_call(threads: World, clock: FakeClock) -> None:
     assert breaker.execute(lambda ctx: "fine") == "fine"
     assert isinstance(outcomes[1].error, CircuitOpen)  # half-open: the probe whose admission it hears of is out
     assert outcomes[2].value == "from closed"
-
-
-def test_a_listener_runs_outside_the_lock() -> None:
-    """While it takes its time, other threads use the breaker and move it."""
-    done: list[bool] = []
-
-    def listener(event: events.CircuitChanged) -> None:
-        if event.new is OPEN:
-            thread = threading.Thread(target=lambda: (breaker.stats(), breaker.close()), daemon=True)
-            thread.start()
-            thread.join(5.0)
-            done.append(not thread.is_alive())
-
-    breaker = CircuitBreaker(1, on_transition=listener)
-    breaker.capture(lambda ctx: 1 / 0)
-    assert done == [True]
-    assert breaker.state is CLOSED
 
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result", "str"])

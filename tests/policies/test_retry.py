@@ -19,7 +19,6 @@ import anyio
 import pytest
 
 from resilience import (
-    CircuitOpen,
     Context,
     DeadlineExceeded,
     Failure,
@@ -412,13 +411,6 @@ async def test_wrap_leaves_errors_alone_that_are_not_tried_again(world: World, c
     assert await run(world, Retry(on=Boom, wrap=True), Script(error)) is error
 
 
-async def test_each_retries_exhausted_is_a_fresh_one(world: World, clock: FakeClock) -> None:
-    """A shared one would collect tracebacks."""
-    retry = Retry(1, on=Boom, wrap=True)
-    script = Script(Boom())
-    assert await run(world, retry, script) is not await run(world, retry, script)
-
-
 async def test_notes_that_are_no_text_are_left_where_they_are(world: World, clock: FakeClock) -> None:
     """Somebody may have put anything there; ours is added all the same, and once."""
     error = Boom("no")
@@ -731,13 +723,6 @@ async def test_a_result_that_carries_a_delay_raises_the_wait_too(world: World, c
     responses = [Response(retry_after=7), Response(retry_after=1), Response(200)]
     await run(world, Retry(on_result=bad, backoff=[2]), Script(*responses))
     assert clock.sleeps == [7, 2]
-
-
-async def test_a_refusal_by_a_circuit_says_when_to_come_back(world: World, clock: FakeClock) -> None:
-    """`CircuitOpen.retry_after` is such a delay."""
-    error = CircuitOpen("open", retry_after=12.5)
-    await run(world, Retry(2, on=CircuitOpen, backoff=[1]), Script(error))
-    assert clock.sleeps == [12.5]
 
 
 async def test_retry_after_may_be_switched_off(world: World, clock: FakeClock) -> None:

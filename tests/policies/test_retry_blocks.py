@@ -148,7 +148,6 @@ async def test_a_cancellation_is_not_held_back(tasks_world: World) -> None:
 
 async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
     """From inside and from outside of the `with`; nothing is left behind."""
-
     numbers: list[int] = []
     for where in ("inside", "outside"):
         retry = Retry(9, on=Boom, backoff=[1])
@@ -198,7 +197,6 @@ async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeC
 
 async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
     """The block has ended without an exception, so there is nothing to try again."""
-
     numbers: list[int] = []
     if world.blocking:
         for attempt in Retry(on=Boom).attempts():
@@ -226,7 +224,6 @@ async def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, c
 
 async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:
     """Only the block itself is protected."""
-
     with pytest.raises(Boom, match="outside"):
         if world.blocking:
             for attempt in Retry(on=Boom, backoff=[0]).attempts():
@@ -254,7 +251,6 @@ async def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
 
 async def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, clock: FakeClock) -> None:
     """As it does for a call."""
-
     with pytest.raises(RetriesExhausted) as raised, deadline(5):
         await block(world, Retry(9, on=Boom, backoff=[3], wrap=True), [Boom()])
     assert raised.value.attempts == 2
@@ -266,7 +262,6 @@ async def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, c
 
 async def test_the_ambient_deadline_holds_for_a_block(world: World, clock: FakeClock) -> None:
     """No wait that does not fit, and the failure at hand comes out."""
-
     with pytest.raises(Boom) as raised, deadline(5):
         await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
     assert clock.sleeps == [2, 2]
@@ -275,7 +270,6 @@ async def test_the_ambient_deadline_holds_for_a_block(world: World, clock: FakeC
 
 async def test_no_block_is_entered_when_the_deadline_is_over(world: World, clock: FakeClock) -> None:
     """`DeadlineExceeded` from the loop itself, with the name of the policy."""
-
     with pytest.raises(DeadlineExceeded) as raised, deadline(0):
         await block(world, Retry(name="reader"), [None])
     assert raised.value.numbers == []  # type: ignore[attr-defined]

@@ -132,13 +132,6 @@ async def test_a_limit_that_is_next_to_nothing_fires_at_once(world: World) -> No
         assert error.timeout == seconds
 
 
-async def test_each_error_is_a_fresh_one(world: World) -> None:
-    """A shared one would collect the tracebacks of all callers."""
-    timeout = Timeout(0.01)
-    errors = [await world.attempt(timeout, hanging(world)) for _ in range(2)]
-    assert errors[0] is not errors[1]
-
-
 async def test_the_error_does_not_depend_on_the_uptime_of_the_machine(world: World, clock: FakeClock) -> None:
     """`(now + seconds) - now` is a hair less than `seconds` for half of all instants. No budget has run out there."""
     for exponent in range(24):
@@ -360,7 +353,6 @@ async def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(th
 
 async def test_the_budget_of_an_outer_block_counts(world: World) -> None:
     """`with deadline(...)` cuts nothing off; an enforced timeout inside it does."""
-
     with deadline(SHORT):
         assert type(await world.attempt(Timeout(LONG), hanging(world))) is DeadlineExceeded
 
@@ -561,7 +553,6 @@ async def test_a_function_that_turns_its_cancellation_into_an_error_has_it_raise
 
 async def test_a_users_scope_around_that_ends_first_is_served(tasks_world: World) -> None:
     """`anyio.fail_after` raises its own `TimeoutError`, `move_on_after` moves on."""
-
     with pytest.raises(TimeoutError) as raised, anyio.fail_after(0.01):
         await Timeout(LONG).aexecute(hanging(tasks_world))
     assert type(raised.value) is TimeoutError
@@ -569,7 +560,6 @@ async def test_a_users_scope_around_that_ends_first_is_served(tasks_world: World
 
 async def test_a_users_scope_around_that_ends_later_sees_our_error(tasks_world: World) -> None:
     """And is not cancelled itself."""
-
     with anyio.move_on_after(LONG) as scope:
         with pytest.raises(TimeoutExceeded):
             await Timeout(0.01).aexecute(hanging(tasks_world))
@@ -656,7 +646,6 @@ async def test_a_task_group_around_that_is_cancelled_by_a_sibling_is_served(task
 
 async def test_a_timeout_is_one_error_of_a_group_like_others(tasks_world: World) -> None:
     """It cancels the siblings, and the group raises it."""
-
     with pytest.raises(ExceptionGroup) as raised:
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep, 10)
@@ -666,7 +655,6 @@ async def test_a_timeout_is_one_error_of_a_group_like_others(tasks_world: World)
 
 async def test_a_cancelled_scope_around_is_served_at_once(tasks_world: World) -> None:
     """A call that is made where everything is cancelled already ends at its first wait."""
-
     with anyio.CancelScope() as scope:
         scope.cancel()
         await Timeout(LONG).aexecute(hanging(tasks_world))

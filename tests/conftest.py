@@ -7,6 +7,7 @@ to the library as the plain blocking functions that they then are.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import inspect
 import os
@@ -26,7 +27,7 @@ import anyio
 import hypothesis  # noqa: F401  # before anything is frozen: it looks for who refers to trio's random numbers
 import pytest
 
-from resilience import Context, Policy, current_context
+from resilience import Context, Policy, current_context, events
 from resilience.clock import clock as process_clock
 
 try:
@@ -307,3 +308,16 @@ def nothing_is_left_unawaited() -> Iterator[None]:
 def script() -> type[Script]:
     """`script(Boom(), "fine").function()` fails once and then answers."""
     return Script
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Any]]:
+    """Every event of the process, while the test runs."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append)
+    yield seen
+    unsubscribe()
+    for event in seen:
+        fields = {field.name: field.default for field in dataclasses.fields(event)}
+        told = [name for name, default in fields.items() if default is dataclasses.MISSING or name in vars(event)]
+        assert list(vars(event)) == told, "every field without a default, in their order, and nothing else"

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 import pytest
 
 from resilience import Retry
+from resilience.callables import is_generator_function
 from tests.conftest import shown
 
 
@@ -176,6 +177,7 @@ def test_everything_else_is_decorated_as_a_plain_function(fn: Callable[..., Any]
 def test_a_mock_of_a_function_is_a_plain_function(mock: Mock) -> None:
     """It says that it is a function, and answers every question about its code with a mock."""
     assert Retry().call(mock) is mock.return_value
+    assert not is_generator_function(mock)
 
 
 @pytest.mark.parametrize("fn", GENERATORS, ids=shown)

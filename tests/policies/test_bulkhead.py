@@ -1,19 +1,11 @@
-"""Bulkhead: at most so many calls at once, over all threads, tasks and event loops together.
-
-Waits are real and last some milliseconds; a limit that must not be reached is 60 s. The permits by themselves
-are tested in `tests/state`, the bulkhead under contention in `tests/contention`.
-"""
+"""Bulkhead: the limit, the queue, how long a call waits, and what is told of it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -34,29 +26,14 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
-    deadline,
     events,
 )
-from resilience.clock import clock as process_clock
-from resilience.runtimes.tasks import TaskWaiter
 from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.contention.beside import PATIENCE, Call, Group, beside, until
+from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
 
-SHORT = 0.02
-LONG = 60.0
-
-
-def facts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
-    it = bulkhead.stats()
-    return it.limit, it.in_flight, it.queued, it.rejected
-
-
-async def works(world: World, bulkhead: Any, ctx: Context | None = None) -> Any:
-    return await world.attempt(bulkhead, Script("fine").function(), ctx)
-
-
-# --- the limit -------------------------------------------------------------------------------
+# --- the limit ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -118,7 +95,7 @@ def test_all_worlds_share_one_limit() -> None:
     assert facts(bulkhead) == (3, 0, 0, 1)
 
 
-# --- the queue -------------------------------------------------------------------------------
+# --- the queue ---------------------------------------------------------------------------------
 
 
 async def test_a_few_may_wait_and_the_next_is_turned_away(world: World) -> None:
@@ -189,7 +166,7 @@ def test_permits_are_granted_in_the_order_of_arrival_across_worlds() -> None:
     assert facts(bulkhead) == (1, 0, 0, 0)
 
 
-# --- how long to wait ------------------------------------------------------------------------
+# --- how long to wait --------------------------------------------------------------------------
 
 
 async def test_a_wait_ends_after_max_wait(world: World) -> None:
@@ -354,519 +331,7 @@ async def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> N
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-# --- leaving ---------------------------------------------------------------------------------
-
-
-def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Granted after the wait was over, but before anybody was told: the call is made."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-    slot = bulkhead.slot()
-    slot.__enter__()
-
-    def too_late(lock: object, seconds: float | None) -> bool:
-        slot.__exit__(None, None, None)
-        return False
-
-    monkeypatch.setattr(process_clock, "wait", too_late)
-    assert bulkhead.execute(lambda ctx: "fine") == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("limit", [{"max_wait": 0.2}, {"timeout": 0.2}, {"budget": 0.2}])
-async def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, limit: dict[str, float]) -> None:
-    """The loop was busy: when it comes round, permit and alarm are both there. Either may win; the permit is kept."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=limit.get("max_wait"))
-    pipeline = Timeout(limit["timeout"]).wrap(bulkhead) if "timeout" in limit else bulkhead
-
-    async with beside(tasks_world) as group:
-        slot = bulkhead.slot()
-        await slot.__aenter__()
-        waiting = await group.queued(bulkhead, pipeline, Context(timeout=limit.get("budget")))
-        waiting.let_go()
-        time.sleep(0.2)
-        await slot.__aexit__(None, None, None)
-        outcome = await waiting.result()
-        assert outcome == "fine" or isinstance(outcome, TimeoutExceeded)
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("cancelled_first", [True, False])
-@pytest.mark.parametrize("limit", ["max_wait", "timeout"])
-def test_a_cancellation_is_never_taken_for_the_end_of_the_wait(cancelled_first: bool, limit: str) -> None:
-    """Cancelled by the caller in the same turn of the loop in which the wait is over: cancelled is what comes out."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT if limit == "max_wait" else None)
-    pipeline = bulkhead if limit == "max_wait" else Timeout(SHORT).wrap(bulkhead)
-
-    async def main() -> None:
-        async with bulkhead.slot():
-            task = asyncio.ensure_future(pipeline.aexecute(Script("fine").function()))
-            await asyncio.sleep(SHORT / 4)
-            if cancelled_first:
-                task.cancel()
-                time.sleep(SHORT)
-            else:
-                time.sleep(SHORT)
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert facts(bulkhead) == (1, 1, 0, 0)
-
-    asyncio.run(main())
-
-
-def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:
-    """Its loop was closed while it waited: the permit goes past it, to the next in the queue."""
-    bulkhead = Bulkhead(1, queue=2)
-    ended: list[Any] = []
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-        thread = threading.Thread(target=lambda: ended.append(bulkhead.execute(lambda ctx: "fine")), daemon=True)
-        thread.start()
-        wait_until(lambda: bulkhead.stats().queued == 2)
-    thread.join(PATIENCE)
-    assert ended == ["fine"]
-    assert facts(bulkhead) == (1, 0, 0, 0)
-    coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-def test_a_closed_loops_waiter_with_nobody_behind_it_costs_nobody_a_permit() -> None:
-    """The permit that was meant for it lies free again."""
-    bulkhead = Bulkhead(1, queue=1)
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-    assert facts(bulkhead) == (1, 0, 0, 0)
-    coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-    assert bulkhead.call(len, "four") == 4
-
-
-def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:
-    """The queue is full of the dead: a living caller may wait all the same."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-        with pytest.raises(BulkheadFull, match="in the queue"):  # it has waited
-            bulkhead.execute(lambda ctx: None)
-        coroutine.close()
-    assert facts(bulkhead)[:3] == (1, 0, 0)
-
-
-def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() -> None:
-    """The next caller takes its place at the end of the queue, and is served after them."""
-    bulkhead = Bulkhead(1, queue=2)
-    served: list[str] = []
-
-    def call(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
-        thread.start()
-        return thread
-
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-        second = call("second")
-        wait_until(lambda: bulkhead.stats().queued == 2)
-        third = call("third")
-        time.sleep(SHORT)  # until it has taken that place: the number of those who wait is the same
-        assert facts(bulkhead) == (1, 1, 2, 0)
-    second.join(PATIENCE)
-    third.join(PATIENCE)
-    assert served == ["second", "third"]
-    coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-def test_a_waiter_whose_trio_run_has_ended_costs_nobody_a_place_in_the_queue() -> None:
-    """As one of a closed loop: the next caller gets its place, and waits as long as its budget allows."""
-    bulkhead = Bulkhead(1, queue=1)
-
-    async def begin() -> Any:
-        coroutine: Any = bulkhead.aexecute(Script("never").function())
-        coroutine.send(None)
-        return coroutine
-
-    with bulkhead.slot():
-        coroutine = anyio.run(begin, backend="trio")
-        assert bulkhead.stats().queued == 1
-        with pytest.raises(DeadlineExceeded):
-            bulkhead.execute(lambda ctx: None, Context(timeout=SHORT))
-        coroutine.close()
-    assert facts(bulkhead)[:3] == (1, 0, 0)
-
-
-def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited, was served, and its loop is closed by the time that somebody looks for the dead: no permit is made."""
-    bulkhead = Bulkhead(1, queue=1)
-    slot = bulkhead.slot()
-    slot.__enter__()
-    thread = threading.Thread(
-        target=lambda: asyncio.run(bulkhead.aexecute(Script("fine").function())),  # type: ignore[arg-type]
-        daemon=True,
-    )
-    thread.start()
-    wait_until(lambda: bulkhead.stats().queued == 1)
-    is_alive = TaskWaiter.is_alive
-
-    def meanwhile(waiter: TaskWaiter) -> bool:
-        slot.__exit__(None, None, None)
-        thread.join(PATIENCE)  # served, and its loop closed
-        return is_alive(waiter)
-
-    monkeypatch.setattr(TaskWaiter, "is_alive", meanwhile)
-    bulkhead.capture(lambda ctx: None)
-    assert facts(bulkhead)[1:3] == (0, 0)
-    monkeypatch.undo()
-    with bulkhead.slot():
-        assert facts(bulkhead)[1:3] == (1, 0)
-
-
-def _left_waiting(bulkhead: Bulkhead) -> Any:
-    """A coroutine that waits in the queue, in a loop that has been closed over it."""
-    loop = asyncio.new_event_loop()
-
-    async def begin() -> Any:
-        coroutine: Any = bulkhead.aexecute(Script("never").function())
-        coroutine.send(None)
-        return coroutine
-
-    coroutine = loop.run_until_complete(begin())
-    assert bulkhead.stats().queued == 1
-    loop.close()
-    return coroutine
-
-
-@pytest.mark.parametrize("max_wait", [None, LONG])
-@pytest.mark.parametrize("granted", [False, True])
-def test_a_waiter_that_is_thrown_away_leaves_quietly(max_wait: float | None, granted: bool) -> None:
-    """A coroutine that nobody finishes is closed by the collector, in whatever thread: without a word."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=max_wait)
-    slot = bulkhead.slot()
-    slot.__enter__()
-    loop = asyncio.new_event_loop()
-
-    box: list[Any] = []
-    box.append(box)  # only the collector finds it
-
-    async def begin(box: list[Any]) -> None:
-        box.append(bulkhead.aexecute(Script("never").function()))
-        box[1].send(None)
-
-    loop.run_until_complete(begin(box))
-    assert bulkhead.stats().queued == 1
-    if granted:
-        slot.__exit__(None, None, None)
-    del box
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join()
-    loop.close()
-    assert facts(bulkhead) == (1, 0 if granted else 1, 0, 0)
-
-
-def test_a_call_that_is_thrown_away_gives_its_permit_back() -> None:
-    """The same for one that was inside."""
-    bulkhead = Bulkhead(1)
-
-    class Forever:
-        def __await__(self) -> Iterator[None]:
-            yield
-
-    coroutine: Any = bulkhead.aexecute(lambda ctx: Forever())
-    coroutine.send(None)
-    assert facts(bulkhead) == (1, 1, 0, 0)
-    del coroutine
-    gc.collect()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-# --- resize ----------------------------------------------------------------------------------
-
-
-async def test_a_larger_limit_lets_waiters_in_at_once(world: World) -> None:
-    """In order, as many as there is room for."""
-    bulkhead = Bulkhead(1, queue=5)
-
-    async with beside(world) as group:
-        await group.inside(bulkhead)
-        waiting = [await group.queued(bulkhead) for _ in range(4)]
-        bulkhead.resize(3)
-        for call in waiting[:2]:
-            await call.is_inside()
-        assert facts(bulkhead) == (3, 3, 2, 0)
-        assert not any(call.entered.is_set() for call in waiting[2:])
-        for call in waiting:
-            call.let_go()
-    assert facts(bulkhead) == (3, 0, 0, 0)
-
-
-async def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
-    """Nobody is thrown out; nobody comes in before fewer than the new limit are inside."""
-    bulkhead = Bulkhead(3, queue=5)
-
-    async with beside(world) as group:
-        inside = [await group.inside(bulkhead) for _ in range(3)]
-        waiting = await group.queued(bulkhead)
-        bulkhead.resize(1)
-        assert facts(bulkhead) == (1, 3, 1, 0)
-        for number, call in enumerate(inside):
-            assert not waiting.entered.is_set()
-            call.let_go()
-            await call.result()
-            await until(world, lambda number=number: bulkhead.stats().in_flight == max(1, 2 - number))  # type: ignore[misc]
-        await waiting.is_inside()
-        assert isinstance(await works(world, Bulkhead(1).wrap(bulkhead), Context(timeout=SHORT)), DeadlineExceeded)
-    assert facts(bulkhead)[:3] == (1, 0, 0)
-
-
-def test_a_smaller_limit_without_a_queue_turns_newcomers_away(threads: World) -> None:
-    """Three inside, and the limit is now two: the next one is refused until two have left."""
-    bulkhead = Bulkhead(3)
-    slots = [bulkhead.slot() for _ in range(3)]
-    for slot in slots:
-        slot.__enter__()
-    bulkhead.resize(2)
-    for left, fits in [(1, False), (2, True)]:
-        slots.pop().__exit__(None, None, None)
-        assert facts(bulkhead)[:2] == (2, 3 - left)
-        outcome = bulkhead.capture(lambda ctx: "fine")
-        assert (getattr(outcome, "value", None) == "fine") is fits
-
-
-@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
-def test_a_limit_that_means_nothing_is_refused_and_changes_nothing(limit: Any) -> None:
-    """As in the constructor."""
-    bulkhead = Bulkhead(2)
-    with pytest.raises((TypeError, ValueError), match="limit"):
-        bulkhead.resize(limit)
-    assert bulkhead.stats().limit == 2
-
-
-@pytest.mark.parametrize("limit", [10**9, 10**15])
-def test_a_huge_limit_costs_nothing(limit: int) -> None:
-    """A bulkhead that is to be no limit is built at once, and small."""
-    tracemalloc.start()
-    try:
-        bulkhead = Bulkhead(limit)
-        with ExitStack() as stack:
-            for _ in range(3000):
-                stack.enter_context(bulkhead.slot())
-            assert facts(bulkhead) == (limit, 3000, 0, 0)
-        bulkhead.resize(2 * limit)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert facts(bulkhead) == (2 * limit, 0, 0, 0)
-    assert peak < 2_000_000
-
-
-# --- slot: a block ---------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
-    """`with bulkhead.slot()` in threads, `async with` in tasks."""
-    if world.blocking:
-        with bulkhead.slot() as it:
-            yield it
-    else:
-        async with bulkhead.slot() as it:
-            yield it
-
-
-async def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
-    """It counts, it refuses, it queues, and it is given back however the block ends."""
-    bulkhead = Bulkhead(1)
-
-    async with slot_of(world, bulkhead):
-        assert facts(bulkhead) == (1, 1, 0, 0)
-        assert isinstance(await works(world, bulkhead), BulkheadFull)
-        with pytest.raises(BulkheadFull):
-            async with slot_of(world, bulkhead):
-                pytest.fail("entered")
-    with pytest.raises(Boom):
-        async with slot_of(world, bulkhead):
-            raise Boom("no")
-    assert facts(bulkhead) == (1, 0, 0, 2)
-
-
-async def test_a_slot_that_waits_is_in_use(world: World) -> None:
-    """Who enters the same one meanwhile is told, and no permit is lost."""
-    bulkhead = Bulkhead(1, queue=2, max_wait=2.0)
-    slot: Any = bulkhead.slot()
-    refused: list[str] = []
-
-    async def enter_it() -> None:
-        try:
-            if world.blocking:
-                with slot:
-                    pass
-            else:
-                async with slot:
-                    pass
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    async with beside(world) as group:
-        holder = await group.inside(bulkhead)
-        group.run(enter_it)
-        await until(world, lambda: bulkhead.stats().queued == 1)
-        await enter_it()
-        holder.let_go()
-    assert refused == ["this slot is in use: ask for another one"]
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-async def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
-    """In order of arrival, whichever they are."""
-    bulkhead = Bulkhead(1, queue=5)
-    order: list[int] = []
-
-    async def main() -> None:
-        async with beside(world) as group:
-
-            async def in_a_slot() -> None:
-                async with slot_of(world, bulkhead):
-                    order.append(1)
-
-            async def in_a_call() -> None:
-                await world.execute(bulkhead, fn)
-
-            async def fn(ctx: Context) -> None:
-                order.append(2)
-
-            holder = await group.inside(bulkhead)
-            for number, main in enumerate([in_a_slot, in_a_call, in_a_slot, in_a_call], 1):
-                group.run(main)
-                await until(world, lambda number=number: bulkhead.stats().queued == number)  # type: ignore[misc]
-            holder.let_go()
-
-    await main()
-    assert order == [1, 2, 1, 2]
-
-
-async def test_a_slot_waits_no_longer_than_max_wait(world: World) -> None:
-    """As a call does."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
-
-    async with slot_of(world, bulkhead):
-        with pytest.raises(BulkheadFull):
-            async with slot_of(world, bulkhead):
-                pytest.fail("entered")
-
-
-async def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
-    """Blocks use the ambient context: `with deadline(...)` around them, or the execution that they are in."""
-    bulkhead = Bulkhead(1, queue=1)
-
-    async def another(ctx: Context | None = None) -> Any:
-        try:
-            async with slot_of(world, bulkhead):
-                pytest.fail("entered")
-        except DeadlineExceeded:
-            return "no time left"
-
-    async with slot_of(world, bulkhead):
-        with deadline(SHORT):
-            assert await another() == "no time left"
-        assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
-    assert facts(bulkhead)[:3] == (1, 0, 0)
-
-
-async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_it(tasks_world: World) -> None:
-    """A context follows new tasks, the timer does not: the budget that it stands for holds all the same."""
-    bulkhead = Bulkhead(1, queue=1)
-    came_out: list[type[BaseException]] = []
-
-    async with anyio.create_task_group() as tasks, bulkhead.slot():
-
-        async def waits() -> None:
-            try:
-                async with bulkhead.slot():
-                    pytest.fail("entered")
-            except BaseException as error:
-                came_out.append(type(error))
-
-        async def starts_it(ctx: Context) -> None:
-            tasks.start_soon(waits)
-            await anyio.sleep(LONG)
-
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(SHORT).aexecute(starts_it)
-        await until(tasks_world, lambda: came_out)
-    assert came_out == [DeadlineExceeded]
-
-
-async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -> None:
-    """`anyio.to_thread` takes the context along: what has run out is the budget, not `max_wait`."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-    came_out: list[Exception] = []
-
-    def waits() -> None:
-        try:
-            with bulkhead.slot():
-                pytest.fail("entered")
-        except Exception as error:
-            came_out.append(error)
-
-    async def fn(ctx: Context) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(waits)
-
-    async with bulkhead.slot():
-        await tasks_world.attempt(Timeout(SHORT), fn)
-        await until(tasks_world, lambda: came_out)
-    assert [type(error) for error in came_out] == [DeadlineExceeded]
-
-
-def test_a_slot_in_a_loop_inside_a_worker_ends_with_the_budget(threads: World) -> None:
-    """`asyncio.run` inside a blocking function under a Timeout: the worker comes free."""
-    bulkhead = Bulkhead(1, queue=1)
-    came_out: list[type[Exception]] = []
-
-    async def waits() -> None:
-        try:
-            async with bulkhead.slot():
-                pytest.fail("entered")
-        except Exception as error:
-            came_out.append(type(error))
-
-    with bulkhead.slot():
-        with contextlib.suppress(TimeoutExceeded):  # both end at the same instant; either may come first
-            Timeout(SHORT).execute(lambda ctx: asyncio.run(waits()))
-        wait_until(lambda: came_out and not Timeout.abandoned())
-    assert came_out == [DeadlineExceeded]
-
-
-def test_a_slot_in_use_is_refused(threads: World) -> None:
-    """One slot, one block at a time; afterwards it can be used again."""
-    bulkhead = Bulkhead(5)
-    slot = bulkhead.slot()
-    with slot:
-        with pytest.raises(RuntimeError, match="in use"):
-            slot.__enter__()
-        assert facts(bulkhead) == (5, 1, 0, 0)
-    with slot:
-        assert facts(bulkhead) == (5, 1, 0, 0)
-    assert facts(bulkhead) == (5, 0, 0, 0)
-
-
-def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
-    """Hand-written code may leave what it could not enter, or leave twice: no permit is made from nothing."""
-    bulkhead = Bulkhead(1)
-    refused = bulkhead.slot()
-    with bulkhead.slot():
-        with pytest.raises(BulkheadFull):
-            refused.__enter__()
-        refused.__exit__(None, None, None)
-        assert facts(bulkhead)[:2] == (1, 1)
-        assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
-    refused.__exit__(None, None, None)
-    assert facts(bulkhead)[:2] == (1, 0)
-    with bulkhead.slot():
-        assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
-
-
-# --- what is told ----------------------------------------------------------------------------
+# --- what is told ------------------------------------------------------------------------------
 
 
 def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
@@ -890,7 +355,7 @@ def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
     assert done == [True]
 
 
-# --- with others -----------------------------------------------------------------------------
+# --- with others -------------------------------------------------------------------------------
 
 
 async def test_outcomes_are_none_of_its_business(world: World) -> None:
@@ -936,7 +401,7 @@ async def test_the_happy_path_does_not_suspend(tasks_world: World) -> None:
         assert turns == []
 
 
-# --- building --------------------------------------------------------------------------------
+# --- building ----------------------------------------------------------------------------------
 
 
 def test_repr_and_description_tell_every_number() -> None:
@@ -952,7 +417,7 @@ def test_repr_and_description_tell_every_number() -> None:
     assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, nobody waits"
 
 
-# --- a thread, an asyncio loop and a trio loop -----------------------------------------------
+# --- a thread, an asyncio loop and a trio loop -------------------------------------------------
 
 
 class Place:
@@ -1010,10 +475,3 @@ class everywhere:  # read as a word: "with everywhere() as places"
     def __exit__(self, *exc: object) -> None:
         for place in self._places:
             place.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.0005)

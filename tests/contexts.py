@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilience import (
-    Context,
-    Policy,
-)
+from resilience import Context, Policy
 
 INF = float("inf")
 

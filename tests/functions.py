@@ -7,9 +7,7 @@ from typing import Any
 
 import anyio
 
-from resilience import (
-    Retry,
-)
+from resilience import Retry
 from tests.conftest import Boom
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Fallback,
-    Retry,
-    Timeout,
-    events,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Retry, Timeout, events
 from tests.conftest import Boom
 
 KINDS = (

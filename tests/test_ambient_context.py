@@ -13,16 +13,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-    current_context,
-    deadline,
-)
+from resilience import Bulkhead, Context, Fallback, Policy, Retry, Timeout, current_context, deadline
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contexts import INF, PASSING
 

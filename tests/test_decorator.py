@@ -11,9 +11,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from resilience import (
-    current_context,
-)
+from resilience import current_context
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.functions import quick
 

@@ -12,17 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitState,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Success,
-    Timeout,
-    events,
-)
+from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Success, Timeout, events
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds
 

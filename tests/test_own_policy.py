@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    Context,
-    Policy,
-    Retry,
-    Timeout,
-    events,
-)
+from resilience import CircuitBreaker, Context, Policy, Retry, Timeout, events
 from tests.conftest import Boom, FakeClock, Script, World
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilience import (
-    CircuitState,
-    Policy,
-    events,
-)
+from resilience import CircuitState, Policy, events
 from tests.conftest import Boom, Script, World
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState

@@ -6,10 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience import (
-    Bulkhead,
-    Context,
-)
+from resilience import Bulkhead, Context
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE
 

@@ -13,16 +13,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    Context,
-    DeadlineExceeded,
-    Fallback,
-    Timeout,
-    TimeoutExceeded,
-    deadline,
-)
+from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
 from tests.conftest import Boom, World
 from tests.contention.beside import beside, until
 from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works

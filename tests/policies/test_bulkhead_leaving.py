@@ -14,14 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    Context,
-    DeadlineExceeded,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import TaskWaiter
 from tests.conftest import Script, World

@@ -8,14 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitIsolated,
-    CircuitOpen,
-    CircuitState,
-    DeadlineExceeded,
-    SlowRatio,
-)
+from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, CircuitState, DeadlineExceeded, SlowRatio
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, Other, fails, works

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Context,
-    events,
-)
+from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, events
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
 

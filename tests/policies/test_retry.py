@@ -12,15 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    Failure,
-    Policy,
-    RetriesExhausted,
-    Retry,
-    Success,
-    TimeoutExceeded,
-)
+from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.policies.retries import Other, Response, bad, notes_of, run

@@ -9,13 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import (
-    Context,
-    Failure,
-    Retry,
-    Success,
-    events,
-)
+from resilience import Context, Failure, Retry, Success, events
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Other, Response, Told, bad, run

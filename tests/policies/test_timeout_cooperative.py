@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging

@@ -13,13 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import (
-    Context,
-    Fallback,
-    Policy,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Context, Fallback, Policy, Timeout, TimeoutExceeded
 from tests.conftest import Boom, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
 

@@ -6,9 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from resilience import (
-    Context,
-)
+from resilience import Context
 from tests.conftest import World
 
 SHORT = 0.02

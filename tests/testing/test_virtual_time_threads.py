@@ -15,13 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    Retry,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, BulkheadFull, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, virtual_time
 from tests.conftest import Boom

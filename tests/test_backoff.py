@@ -430,12 +430,6 @@ def test_a_generator_is_refused() -> None:
         Retry(backoff=(number for number in (1.0, 2.0)))  # type: ignore[arg-type]
 
 
-def test_a_number_is_refused_with_the_name_of_what_was_meant() -> None:
-    """The message says how a constant delay is written."""
-    with pytest.raises(TypeError, match=r"Constant\(2\.5\)"):
-        Retry(backoff=2.5)  # type: ignore[arg-type]
-
-
 # --- bad arguments ---
 
 

@@ -279,6 +279,28 @@ def test_a_wrong_argument_is_refused_with_its_name_and_value(case: Case) -> None
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Timeout(0), "more than zero"),
+        (lambda: Timeout("1"), "seconds (a number) or a timedelta"),  # type: ignore[arg-type]
+        (lambda: Bulkhead(0), "at least 1"),
+        (lambda: Bulkhead(1, queue=-1), "at least 0"),
+        (lambda: FailureRatio(2), "at most 1"),
+        (lambda: Retry(on_retry=later), "plain function"),
+        (lambda: Retry(backoff=2.5), "Constant(2.5)"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker(0.5), "a condition such as ConsecutiveFailures(5), or an int"),  # type: ignore[arg-type]
+        (lambda: events.subscribe(print, Boom), "resilience.events"),  # type: ignore[arg-type]
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_the_message_says_what_would_have_been_right(make: Callable[[], object], says: str) -> None:
+    """Bounds, units, and what to write instead."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert says in str(caught.value)
+
+
 def test_the_table_leaves_no_parameter_out() -> None:
     """Each parameter of each constructor is in it, but those that take anything."""
     takes_anything = {("Fallback", "value")}

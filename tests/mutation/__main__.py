@@ -26,7 +26,7 @@ from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.trial import ROOT, Report, Trials, run
 
 _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
-_EVERY_POLICY += ["test_pipeline.py", "composition/test_order.py", "composition/test_any_pipeline.py"]
+_EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
 
 _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import linecache
 import time
-import warnings
 import weakref
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -18,7 +16,6 @@ import pytest
 
 from resilience import (
     Bulkhead,
-    BulkheadFull,
     Call,
     CircuitBreaker,
     CircuitState,
@@ -30,7 +27,6 @@ from resilience import (
     Timeout,
     TimeoutExceeded,
     current_context,
-    deadline,
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
@@ -113,16 +109,6 @@ async def test_what_is_inside_sees_the_limit_as_its_deadline(world: World, clock
     await world.attempt(Timeout(5), fn, ctx)
     assert seen == [3, 3, 1, 3]
     assert ctx.remaining() == inf
-
-
-async def test_the_context_tells_of_a_timeout(world: World) -> None:
-    """As of any attempt that failed."""
-    ctx = Context()
-    await world.attempt(Timeout(SHORT), hanging(world), ctx)
-    assert ctx.attempts == 1
-    [failed] = ctx.failures
-    assert failed.type == "TimeoutExceeded"
-    assert ctx.elapsed >= SHORT
 
 
 async def test_executions_at_the_same_time_have_their_own_timers(tasks_world: World) -> None:
@@ -311,12 +297,6 @@ async def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(th
     assert (error.policy, error.timeout) == ("limit", 5.0)
 
 
-async def test_the_budget_of_an_outer_block_counts(world: World) -> None:
-    """`with deadline(...)` cuts nothing off; an enforced timeout inside it does."""
-    with deadline(SHORT):
-        assert type(await world.attempt(Timeout(LONG), hanging(world))) is DeadlineExceeded
-
-
 @pytest.mark.parametrize("cooperative", [False, True])
 async def test_a_budget_that_is_over_is_not_begun(world: World, cooperative: bool, clock: FakeClock) -> None:
     """An enforced timeout does not enter the function; a cooperative one leaves that to what looks at the deadline."""
@@ -412,34 +392,6 @@ async def test_a_retry_does_not_begin_a_wait_that_the_limit_would_cut_off(world:
     assert took.seconds < 4
 
 
-async def test_a_wait_in_a_queue_ends_with_the_error_of_the_timeout_around_it(world: World) -> None:
-    """And the queue is empty again."""
-    bulkhead = Bulkhead(1, queue=5)
-    script = Script("fine")
-
-    with bulkhead.slot():
-        error = await world.attempt(Policy.wrap(Timeout(SHORT, name="outer"), bulkhead), script.function())
-    assert type(error) is TimeoutExceeded
-    assert error.policy == "outer"
-    assert script.calls == 0
-    stats = bulkhead.stats()
-    assert (stats.in_flight, stats.queued) == (0, 0)
-
-
-async def test_a_wait_in_a_queue_that_has_its_own_limit_ends_with_whichever_is_first(world: World) -> None:
-    """`max_wait` is the bulkhead's own, the budget the execution's."""
-
-    async def main(pipeline: Policy[Any], bulkhead: Bulkhead, budget: float | None) -> Any:
-        with bulkhead.slot():
-            return await world.attempt(pipeline, Script("fine").function(), Context(timeout=budget))
-
-    bulkhead = Bulkhead(1, queue=5, max_wait=SHORT)
-    assert type(await main(Timeout(LONG).wrap(bulkhead), bulkhead, None)) is BulkheadFull
-    patient = Bulkhead(1, queue=5)
-    assert type(await main(Timeout(LONG).wrap(patient), patient, SHORT)) is DeadlineExceeded
-    assert type(await main(patient, patient, SHORT)) is DeadlineExceeded
-
-
 async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeClock) -> None:
     """What policies around it wait for is not taken off."""
     seen: list[float] = []
@@ -453,29 +405,6 @@ async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeCloc
 
 
 # --- memory ------------------------------------------------------------------------------------
-
-
-async def test_a_deadline_error_that_became_a_timeout_needs_no_cyclic_collector(world: World, clock: FakeClock) -> None:
-    """The error that was found inside is not held by the frame that raised the other one."""
-    alive: list[weakref.ref[Any]] = []
-
-    async def fn(ctx: Context) -> None:
-        clock.advance(5.5)
-        try:
-            ctx.check()
-        except DeadlineExceeded as error:
-            alive.append(weakref.ref(error))
-            raise
-
-    async def main() -> None:
-        try:
-            await world.execute(Timeout(5, cooperative=True), fn)
-        except TimeoutExceeded as error:
-            alive.append(weakref.ref(error))
-
-    with no_collector():
-        await main()
-        assert [ref() for ref in alive] == [None, None]
 
 
 def test_no_failed_task_needs_the_cyclic_collector() -> None:
@@ -499,66 +428,3 @@ def test_no_failed_task_needs_the_cyclic_collector() -> None:
 
     with no_collector():
         asyncio.run(main())
-
-
-async def test_no_timeout_needs_the_cyclic_collector(world: World) -> None:
-    """Neither the error nor the context of the call is held by a cycle."""
-    alive: list[weakref.ref[Any]] = []
-
-    class Local:
-        """Something that lives in the caller's frame."""
-
-    async def caller() -> None:
-        local = Local()
-        alive.append(weakref.ref(local))
-        try:
-            await world.execute(Timeout(0.005), hanging(world))
-        except TimeoutExceeded as error:
-            alive.append(weakref.ref(error))
-
-    with no_collector():
-        await caller()
-        assert [ref() for ref in alive] == [None, None]
-
-
-# --- building one ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("operation", "who"), [(None, "patience"), ("GET /users", "patience (GET /users)")])
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
-    clock: FakeClock, operation: str | None, who: str, fails: bool
-) -> None:
-    """The user's line, whatever policies stand between; also where the late call failed."""
-    pipeline = Policy.wrap(Fallback("instead"), Retry(1), Timeout(2.0, cooperative=True, name="patience"))
-
-    def fn(ctx: Context) -> str:
-        clock.advance(7.0)
-        if fails:
-            raise Boom
-        return "late"
-
-    with pytest.warns(RuntimeWarning) as caught:
-        assert pipeline.execute(fn, Context(operation=operation)) == ("instead" if fails else "late")
-    [warning] = caught
-    assert str(warning.message).startswith(f"{who}: a call that had 2 s took 5 s more, so it ignores its deadline")
-    assert warning.filename == __file__
-    assert "pipeline.execute(fn" in linecache.getline(warning.filename, warning.lineno)
-
-
-@pytest.mark.parametrize(("limit", "took", "warned"), [(0.5, 1.5, 0), (0.5, 1.75, 1), (4.0, 8.0, 0), (4.0, 8.25, 1)])
-def test_an_overrun_is_told_from_more_than_a_second_and_more_than_the_limit(
-    clock: FakeClock, limit: float, took: float, warned: int
-) -> None:
-    """Neither at the very second, nor at the very double."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Timeout(limit, cooperative=True).execute(lambda ctx: clock.advance(took))
-    assert len(caught) == warned
-
-
-def test_the_description_says_whether_it_cuts_off() -> None:
-    """In a line, with the number."""
-    assert Timeout(2.5).describe() == "Timeout: 2.5 s for everything inside, then it is cut off"
-    carried = "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off"
-    assert Timeout(2.5, cooperative=True).describe() == carried

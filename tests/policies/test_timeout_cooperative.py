@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import threading
 import warnings
 from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, Context, DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded
+from resilience import Context, DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
@@ -36,17 +37,6 @@ async def test_what_looks_at_the_deadline_keeps_to_a_cooperative_limit(world: Wo
     assert isinstance(await world.attempt(pipeline, script.function()), Boom)
     assert script.calls == 3
     assert script.contexts[2].deadline == 1005
-
-
-async def test_a_queue_inside_a_cooperative_limit_ends_with_a_timeout(world: World) -> None:
-    """The budget that it found used up was the policy's, so the error is the policy's."""
-    bulkhead = Bulkhead(1, queue=5)
-
-    with bulkhead.slot():
-        pipeline = Policy.wrap(Timeout(SHORT, cooperative=True, name="outer"), bulkhead)
-        error = await world.attempt(pipeline, Script("fine").function())
-    assert type(error) is TimeoutExceeded
-    assert error.policy == "outer"
 
 
 @pytest.mark.parametrize(
@@ -190,3 +180,43 @@ def test_what_is_no_outcome_is_never_replaced_by_a_warning(
         warnings.simplefilter("error")
         with pytest.raises(kind):
             Timeout(5, cooperative=True).execute(threads.native(fn))
+
+
+@pytest.mark.parametrize(("operation", "who"), [(None, "patience"), ("GET /users", "patience (GET /users)")])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
+    clock: FakeClock, operation: str | None, who: str, fails: bool
+) -> None:
+    """The user's line, whatever policies stand between; also where the late call failed."""
+    pipeline = Policy.wrap(Fallback("instead"), Retry(1), Timeout(2.0, cooperative=True, name="patience"))
+
+    def fn(ctx: Context) -> str:
+        clock.advance(7.0)
+        if fails:
+            raise Boom
+        return "late"
+
+    with pytest.warns(RuntimeWarning) as caught:
+        assert pipeline.execute(fn, Context(operation=operation)) == ("instead" if fails else "late")
+    [warning] = caught
+    assert str(warning.message).startswith(f"{who}: a call that had 2 s took 5 s more, so it ignores its deadline")
+    assert warning.filename == __file__
+    assert "pipeline.execute(fn" in linecache.getline(warning.filename, warning.lineno)
+
+
+@pytest.mark.parametrize(("limit", "took", "warned"), [(0.5, 1.5, 0), (0.5, 1.75, 1), (4.0, 8.0, 0), (4.0, 8.25, 1)])
+def test_an_overrun_is_told_from_more_than_a_second_and_more_than_the_limit(
+    clock: FakeClock, limit: float, took: float, warned: int
+) -> None:
+    """Neither at the very second, nor at the very double."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Timeout(limit, cooperative=True).execute(lambda ctx: clock.advance(took))
+    assert len(caught) == warned
+
+
+def test_the_description_says_whether_it_cuts_off() -> None:
+    """In a line, with the number."""
+    assert Timeout(2.5).describe() == "Timeout: 2.5 s for everything inside, then it is cut off"
+    carried = "Timeout: 2.5 s for everything inside, carried as a deadline, nothing is cut off"
+    assert Timeout(2.5, cooperative=True).describe() == carried

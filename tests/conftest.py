@@ -152,7 +152,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
     world = next((it for it in arguments.values() if isinstance(it, World)), None)
     if world is None:
-        pytest.fail("an `async def` test takes `world`, `tasks_world` or `threads`, and runs in it", pytrace=False)
+        pytest.fail(
+            "an `async def` test takes a world to run in: world, tasks_world, threads, in_asyncio or in_trio",
+            pytrace=False,
+        )
     world.run(partial(test, **arguments))
     return True
 
@@ -194,6 +197,18 @@ def threads() -> Iterator[World]:
     it = World("threads")
     yield it
     it.release()
+
+
+@pytest.fixture
+def in_asyncio() -> World:
+    """The world of asyncio alone: for what is its own, such as `Task.cancel`."""
+    return World("asyncio")
+
+
+@pytest.fixture
+def in_trio() -> World:
+    """The world of trio alone."""
+    return World("trio")
 
 
 class FakeClock:

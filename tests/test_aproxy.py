@@ -47,26 +47,23 @@ async def test_aproxy_takes_plain_methods_that_return_awaitables(tasks_world: Wo
     assert len(client.calls) == 6
 
 
-def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks() -> None:
+async def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks(in_asyncio: World) -> None:
     """`create_task`, `gather`, `wait_for` and `ensure_future` take it."""
     client = Client()
     proxy = quick().aproxy(client, "later")
 
-    async def main() -> list[str]:
-        pending: Any = proxy.later("a")
-        assert inspect.isawaitable(pending)
-        assert asyncio.iscoroutine(pending)
-        return [
-            await asyncio.create_task(pending),
-            *await asyncio.gather(proxy.later("b"), proxy.later("c")),
-            await asyncio.wait_for(proxy.later("d"), 5.0),
-            await asyncio.ensure_future(proxy.later("e")),
-        ]
-
-    assert asyncio.run(main()) == [f"fetch {x}" for x in "abcde"]
+    pending: Any = proxy.later("a")
+    assert inspect.isawaitable(pending)
+    assert asyncio.iscoroutine(pending)
+    assert [
+        await asyncio.create_task(pending),
+        *await asyncio.gather(proxy.later("b"), proxy.later("c")),
+        await asyncio.wait_for(proxy.later("d"), 5.0),
+        await asyncio.ensure_future(proxy.later("e")),
+    ] == [f"fetch {x}" for x in "abcde"]
 
 
-def test_a_task_of_what_aproxy_returns_can_be_cancelled() -> None:
+async def test_a_task_of_what_aproxy_returns_can_be_cancelled(in_asyncio: World) -> None:
     """The cancellation arrives in the client's method, which cleans up; no policy answers it."""
     log: list[str] = []
 
@@ -81,20 +78,17 @@ def test_a_task_of_what_aproxy_returns_can_be_cancelled() -> None:
                 await asyncio.sleep(0)
                 log.append("cleaned up")
 
-    async def main() -> None:
-        pending: Any = Fallback("instead").aproxy(Hanging(), "get").get()
-        assert not isinstance(pending, types.CoroutineType)
-        task = asyncio.create_task(pending)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    pending: Any = Fallback("instead").aproxy(Hanging(), "get").get()
+    assert not isinstance(pending, types.CoroutineType)
+    task = asyncio.create_task(pending)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert log == ["cleaned up"]
 
 
-def test_what_aproxy_returns_may_be_awaited_in_a_task_of_trios() -> None:
+async def test_what_aproxy_returns_may_be_awaited_in_a_task_of_trios(in_trio: World) -> None:
     """There only functions are started."""
     client = Client(failures=2)
     got: list[str] = []
@@ -102,11 +96,8 @@ def test_what_aproxy_returns_may_be_awaited_in_a_task_of_trios() -> None:
     async def child(proxy: Client) -> None:
         got.append(await proxy.later("a"))
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(child, quick().aproxy(client, "later"))
-
-    anyio.run(main, backend="trio")
+    async with anyio.create_task_group() as group:
+        group.start_soon(child, quick().aproxy(client, "later"))
     assert got == ["fetch a"]
 
 

@@ -243,20 +243,17 @@ async def test_a_clean_up_in_an_async_block_that_is_cut_off_completes(tasks_worl
     assert done == ["cleaned up"]
 
 
-def test_an_unshielded_clean_up_completes_under_asyncio() -> None:
+async def test_an_unshielded_clean_up_completes_under_asyncio(in_asyncio: World) -> None:
     """Clients clean up with a bare `await` in `finally`, as `asyncio.timeout` lets them."""
     done: list[str] = []
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0.01):
-                try:
-                    await asyncio.sleep(5)
-                finally:
-                    await asyncio.sleep(0.005)
-                    done.append("cleaned up")
-
-    asyncio.run(main())
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(0.01):
+            try:
+                await asyncio.sleep(5)
+            finally:
+                await asyncio.sleep(0.005)
+                done.append("cleaned up")
     assert done == ["cleaned up"]
 
 
@@ -327,7 +324,7 @@ async def test_a_callers_cancellation_is_not_taken_for_the_deadlines(tasks_world
     assert reached == []
 
 
-def test_a_cancelled_asyncio_task_stays_cancelled() -> None:
+async def test_a_cancelled_asyncio_task_stays_cancelled(in_asyncio: World) -> None:
     """`Task.cancel` from outside goes through the block, also where it arrives together with the deadline."""
 
     async def body() -> None:
@@ -342,31 +339,24 @@ def test_a_cancelled_asyncio_task_stays_cancelled() -> None:
                 asyncio.current_task().cancel()  # type: ignore[union-attr]
                 raise
 
-    async def main() -> None:
-        task = asyncio.create_task(body())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        task = asyncio.create_task(both())
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(body())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    task = asyncio.create_task(both())
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_a_block_that_swallows_its_cancellation_ends_as_it_ends() -> None:
+async def test_a_block_that_swallows_its_cancellation_ends_as_it_ends(in_asyncio: World) -> None:
     """As with `asyncio.timeout`: what ended by itself is not called late afterwards."""
-
-    async def main() -> str:
-        async with deadline(0.01):
-            try:
-                await asyncio.sleep(5)
-            except asyncio.CancelledError:
-                pass
-            return "ended by itself"
-
-    assert asyncio.run(main()) == "ended by itself"
+    async with deadline(0.01):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            pass
+        assert "ended by itself" == "ended by itself"
 
 
 async def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(tasks_world: World) -> None:
@@ -420,7 +410,7 @@ async def test_blocks_of_other_policies_obey_the_ambient_budget(world: World) ->
     assert bulkhead.stats().in_flight == 0
 
 
-def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline() -> None:
+async def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline(in_asyncio: World) -> None:
     """The timer around the parent does not cut off the child: the child's own wait has to end by itself."""
     bulkhead = Bulkhead(1, queue=1)
     children: list[asyncio.Task[None]] = []
@@ -433,18 +423,15 @@ def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline() -
         children.append(asyncio.create_task(child()))
         await asyncio.sleep(5)
 
-    async def main() -> None:
-        async with bulkhead.slot():
-            with pytest.raises(TimeoutExceeded):
-                await Timeout(0.05).aexecute(fn)
-            with pytest.raises(DeadlineExceeded):
-                await asyncio.wait_for(children[0], 1.0)
-
-    asyncio.run(main())
+    async with bulkhead.slot():
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.05).aexecute(fn)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(children[0], 1.0)
 
 
 @pytest.mark.parametrize("how", ["with", "async with"])
-def test_leaving_a_block_that_was_never_entered_does_nothing(how: str) -> None:
+async def test_leaving_a_block_that_was_never_entered_does_nothing(in_asyncio: World, how: str) -> None:
     """An exit stack that lost its way may do so; the ambient context stays."""
     budget = deadline(5.0)
 
@@ -453,36 +440,32 @@ def test_leaving_a_block_that_was_never_entered_does_nothing(how: str) -> None:
             return budget.__exit__(None, None, None)
         return await budget.__aexit__(None, None, None)
 
-    async def main() -> None:
-        with deadline(8.0) as around:
-            assert not await leave()
-            assert current_context() is around
-            with budget:  # and can be entered later
-                assert current_context() is not around
-            assert current_context() is around
-
-    asyncio.run(main())
+    with deadline(8.0) as around:
+        assert not await leave()
+        assert current_context() is around
+        with budget:  # and can be entered later
+            assert current_context() is not around
+        assert current_context() is around
 
 
-def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(
+    in_asyncio: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Interrupted in the moment in which its timer is set: the budget holds for nobody, and can be opened again."""
 
     def interrupt(timer: object) -> None:
         raise KeyboardInterrupt
 
-    async def main() -> None:
-        budget = deadline(5.0)
-        with deadline(8.0) as around:
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(AsyncioTimer, "start", interrupt)
-                async with budget:
-                    raise AssertionError
-            assert current_context() is around
-            async with budget as ctx:
-                assert current_context() is ctx
-                assert ctx.remaining() <= 5.0
-
-    asyncio.run(main())
+    budget = deadline(5.0)
+    with deadline(8.0) as around:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(AsyncioTimer, "start", interrupt)
+            async with budget:
+                raise AssertionError
+        assert current_context() is around
+        async with budget as ctx:
+            assert current_context() is ctx
+            assert ctx.remaining() <= 5.0
 
 
 async def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
@@ -571,14 +554,10 @@ async def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behi
     assert await Retry().acall(anyio.sleep, 0) is None
 
 
-def test_blocks_of_one_limit_share_a_timer_of_the_loop() -> None:
+async def test_blocks_of_one_limit_share_a_timer_of_the_loop(in_asyncio: World) -> None:
     """Those that end in time leave not one each behind."""
-
-    async def main() -> int:
-        loop: Any = asyncio.get_running_loop()
-        for _ in range(50):
-            async with deadline(61.25):
-                pass
-        return len(loop._scheduled)
-
-    assert asyncio.run(main()) == 1
+    loop: Any = asyncio.get_running_loop()
+    for _ in range(50):
+        async with deadline(61.25):
+            pass
+    assert len(loop._scheduled) == 1

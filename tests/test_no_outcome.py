@@ -184,19 +184,15 @@ def test_a_coroutine_like_object_is_closed_by_duck_type() -> None:
     assert request.closed == 1
 
 
-def test_a_task_or_future_is_refused_and_left_alone() -> None:
+async def test_a_task_or_future_is_refused_and_left_alone(in_asyncio: World) -> None:
     """It is somebody's running work."""
-
-    async def main() -> list[Any]:
-        task = asyncio.create_task(asyncio.sleep(0, "done"))
-        future = asyncio.get_running_loop().create_future()
-        for it in (task, future):
-            with pytest.raises(TypeError, match="acall"):
-                quick().call(lambda it=it: it)
-        assert not future.done()
-        return [await task]
-
-    assert asyncio.run(main()) == ["done"]
+    task = asyncio.create_task(asyncio.sleep(0, "done"))
+    future = asyncio.get_running_loop().create_future()
+    for it in (task, future):
+        with pytest.raises(TypeError, match="acall"):
+            quick().call(lambda it=it: it)
+    assert not future.done()
+    assert await task == "done"
 
 
 def test_an_object_that_is_awaitable_but_no_coroutine_is_refused() -> None:

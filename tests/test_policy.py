@@ -153,19 +153,15 @@ async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) 
     assert calls[:3] == [1, 2, 3]
 
 
-def test_a_future_and_a_task_can_be_awaited_too() -> None:
+async def test_a_future_and_a_task_can_be_awaited_too(in_asyncio: World) -> None:
     """Of asyncio's own; they are what some clients return."""
-
-    async def main() -> list[Any]:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        loop.call_soon(future.set_result, "future")
-        return [
-            await quick().aexecute(lambda ctx: future),
-            await quick().aexecute(lambda ctx: loop.create_task(asyncio.sleep(0, "task"))),
-        ]
-
-    assert asyncio.run(main()) == ["future", "task"]
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    loop.call_soon(future.set_result, "future")
+    assert [
+        await quick().aexecute(lambda ctx: future),
+        await quick().aexecute(lambda ctx: loop.create_task(asyncio.sleep(0, "task"))),
+    ] == ["future", "task"]
 
 
 async def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:

@@ -37,7 +37,7 @@ def test_it_has_to_ask_for_a_world() -> None:
 
     async def homeless() -> None: ...
 
-    with pytest.raises(pytest.fail.Exception, match="`world`, `tasks_world` or `threads`"):
+    with pytest.raises(pytest.fail.Exception, match="takes a world to run in"):
         pytest_pyfunc_call(item(homeless))
 
 

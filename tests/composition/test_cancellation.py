@@ -457,7 +457,7 @@ async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_worl
 # --- before it has begun, and when it has ended ---
 
 
-def test_a_task_that_is_cancelled_before_it_began_has_done_nothing() -> None:
+async def test_a_task_that_is_cancelled_before_it_began_has_done_nothing(in_asyncio: World) -> None:
     """Its coroutine is thrown away unstarted."""
     entered: list[int] = []
     bulkhead = Bulkhead(1)
@@ -465,27 +465,20 @@ def test_a_task_that_is_cancelled_before_it_began_has_done_nothing() -> None:
     async def fn(ctx: Context) -> None:
         entered.append(1)
 
-    async def main() -> None:
-        task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert entered == []
     all_free(bulkhead)
 
 
-def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned() -> None:
+async def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned(in_asyncio: World) -> None:
     """The cancellation is delivered at the next suspension, and there is none inside."""
 
     async def fn(ctx: Context) -> str:
         cancel_task()
         return "fine"
-
-    async def main() -> None:
-        task = asyncio.create_task(call())
-        assert await task == "fine"
 
     async def call() -> Any:
         result = await Policy.wrap(Fallback("instead"), Timeout(LONG), Bulkhead(1)).aexecute(fn)
@@ -496,7 +489,8 @@ def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returne
         task.uncancel()
         return result
 
-    asyncio.run(main())
+    task = asyncio.create_task(call())
+    assert await task == "fine"
 
 
 async def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:

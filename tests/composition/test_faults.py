@@ -199,39 +199,35 @@ async def hanging(ctx: Context) -> None:
     await asyncio.sleep(LONG)
 
 
-def test_a_clock_that_raises_as_an_alarm_rings_loses_no_timer(clock_of: Any) -> None:
+async def test_a_clock_that_raises_as_an_alarm_rings_loses_no_timer(in_asyncio: World, clock_of: Any) -> None:
     """Neither the one that is due nor those behind it; the error goes to whoever hears of such things in this loop."""
     limited = Timeout(SHORT)
     told: list[Any] = []
 
-    async def main() -> list[Any]:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.append(said["exception"]))
-        calls = [asyncio.create_task(limited.acapture(hanging))]
-        await asyncio.sleep(SHORT / 2)
-        calls.append(asyncio.create_task(limited.acapture(hanging)))
-        await asyncio.sleep(0)
-        clock_of(raising_at(1))
-        await asyncio.wait(calls, timeout=10.0)
-        return [type(call.result().error) for call in calls if call.done()]
-
-    assert asyncio.run(main()) == [TimeoutExceeded, TimeoutExceeded]
+    asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.append(said["exception"]))
+    calls = [asyncio.create_task(limited.acapture(hanging))]
+    await asyncio.sleep(SHORT / 2)
+    calls.append(asyncio.create_task(limited.acapture(hanging)))
+    await asyncio.sleep(0)
+    clock_of(raising_at(1))
+    await asyncio.wait(calls, timeout=10.0)
+    assert [type(call.result().error) for call in calls if call.done()] == [TimeoutExceeded, TimeoutExceeded]
     assert [type(error) for error in told] == [Broken]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_clock_that_raises_as_a_limit_begins_leaves_no_timer_behind(clock_of: Any, nth: int) -> None:
+async def test_a_clock_that_raises_as_a_limit_begins_leaves_no_timer_behind(
+    in_asyncio: World, clock_of: Any, nth: int
+) -> None:
     """That call is over, so whatever its task does next is not cut off, though others have the same limit."""
     limited = Timeout(SHORT)
 
-    async def main() -> list[Any]:
-        clock_of(raising_at(nth))
-        over = await limited.acapture(fine)
-        process_clock.restore()
-        other = asyncio.create_task(limited.acapture(hanging))
-        await asyncio.sleep(3 * SHORT)
-        return [over, type((await other).error)]
-
-    assert asyncio.run(main())[1] is TimeoutExceeded
+    clock_of(raising_at(nth))
+    await limited.acapture(fine)
+    process_clock.restore()
+    other = asyncio.create_task(limited.acapture(hanging))
+    await asyncio.sleep(3 * SHORT)
+    assert type((await other).error) is TimeoutExceeded
 
 
 ODD_CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {

@@ -57,26 +57,25 @@ async def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: W
 
 @pytest.mark.parametrize("cancelled_first", [True, False])
 @pytest.mark.parametrize("limit", ["max_wait", "timeout"])
-def test_a_cancellation_is_never_taken_for_the_end_of_the_wait(cancelled_first: bool, limit: str) -> None:
+async def test_a_cancellation_is_never_taken_for_the_end_of_the_wait(
+    in_asyncio: World, cancelled_first: bool, limit: str
+) -> None:
     """Cancelled by the caller in the same turn of the loop in which the wait is over: cancelled is what comes out."""
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT if limit == "max_wait" else None)
     pipeline = bulkhead if limit == "max_wait" else Timeout(SHORT).wrap(bulkhead)
 
-    async def main() -> None:
-        async with bulkhead.slot():
-            task = asyncio.ensure_future(pipeline.aexecute(Script("fine").function()))
-            await asyncio.sleep(SHORT / 4)
-            if cancelled_first:
-                task.cancel()
-                time.sleep(SHORT)
-            else:
-                time.sleep(SHORT)
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert facts(bulkhead) == (1, 1, 0, 0)
-
-    asyncio.run(main())
+    async with bulkhead.slot():
+        task = asyncio.ensure_future(pipeline.aexecute(Script("fine").function()))
+        await asyncio.sleep(SHORT / 4)
+        if cancelled_first:
+            task.cancel()
+            time.sleep(SHORT)
+        else:
+            time.sleep(SHORT)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert facts(bulkhead) == (1, 1, 0, 0)
 
 
 def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:

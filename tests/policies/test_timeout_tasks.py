@@ -189,7 +189,7 @@ async def test_a_cancelled_scope_around_is_served_at_once(tasks_world: World) ->
 # --- asyncio: the semantics of asyncio.timeout -------------------------------------------------
 
 
-def test_a_clean_up_that_awaits_completes() -> None:
+async def test_a_clean_up_that_awaits_completes(in_asyncio: World) -> None:
     """One delivery: what is awaited in a `finally` is not cancelled again."""
     done: list[str] = []
 
@@ -201,15 +201,12 @@ def test_a_clean_up_that_awaits_completes() -> None:
                 await asyncio.sleep(0.005)
                 done.append(step)
 
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(fn)
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).aexecute(fn)
     assert done == ["rollback", "close"]
 
 
-def test_a_swallowed_cancellation_is_not_delivered_again() -> None:
+async def test_a_swallowed_cancellation_is_not_delivered_again(in_asyncio: World) -> None:
     """The function may go on for as long as it likes."""
 
     async def fn(ctx: Context) -> str:
@@ -220,12 +217,9 @@ def test_a_swallowed_cancellation_is_not_delivered_again() -> None:
                 await asyncio.sleep(0.005)
         return "went on"
 
-    async def main() -> None:
-        assert await Timeout(0.01).aexecute(fn) == "went on"
-        assert current_task().cancelling() == 0
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    assert await Timeout(0.01).aexecute(fn) == "went on"
+    assert current_task().cancelling() == 0
+    await asyncio.sleep(0)
 
 
 def current_task() -> asyncio.Task[Any]:
@@ -234,21 +228,17 @@ def current_task() -> asyncio.Task[Any]:
     return task
 
 
-def test_the_count_of_cancellations_is_back_to_what_it_was() -> None:
+async def test_the_count_of_cancellations_is_back_to_what_it_was(in_asyncio: World) -> None:
     """`Task.cancelling()`, after one timer, after nested ones, after many."""
-
-    async def main() -> None:
-        nested = Policy.wrap(Timeout(0.011), Fallback(on=Boom), Timeout(0.01), Timeout(LONG))
-        for policy in (Timeout(0.005), nested, *[Timeout(0.001)] * 20):
-            with pytest.raises(TimeoutExceeded):
-                await policy.aexecute(forever)
-            assert current_task().cancelling() == 0
-        await asyncio.sleep(0)  # and no cancellation is left to be delivered
-
-    asyncio.run(main())
+    nested = Policy.wrap(Timeout(0.011), Fallback(on=Boom), Timeout(0.01), Timeout(LONG))
+    for policy in (Timeout(0.005), nested, *[Timeout(0.001)] * 20):
+        with pytest.raises(TimeoutExceeded):
+            await policy.aexecute(forever)
+        assert current_task().cancelling() == 0
+    await asyncio.sleep(0)  # and no cancellation is left to be delivered
 
 
-def test_nested_timers_that_are_due_at_once_leave_nothing_behind() -> None:
+async def test_nested_timers_that_are_due_at_once_leave_nothing_behind(in_asyncio: World) -> None:
     """Both have fired: the outer one has the word, and both have taken their cancellation back."""
 
     async def fn(ctx: Context) -> None:
@@ -256,38 +246,29 @@ def test_nested_timers_that_are_due_at_once_leave_nothing_behind() -> None:
         time.sleep(0.03)
         await asyncio.sleep(10)
 
-    async def main() -> None:
-        told: list[str] = []
-        tell = lambda event: told.append(event.policy)  # noqa: E731
-        pipeline = Policy.wrap(
-            Timeout(0.011, name="outer", on_timeout=tell), Timeout(0.01, name="inner", on_timeout=tell)
-        )
-        with pytest.raises(TimeoutExceeded) as raised:
-            await pipeline.aexecute(fn)
-        assert [raised.value.policy] == told
-        assert current_task().cancelling() == 0
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    told: list[str] = []
+    tell = lambda event: told.append(event.policy)  # noqa: E731
+    pipeline = Policy.wrap(Timeout(0.011, name="outer", on_timeout=tell), Timeout(0.01, name="inner", on_timeout=tell))
+    with pytest.raises(TimeoutExceeded) as raised:
+        await pipeline.aexecute(fn)
+    assert [raised.value.policy] == told
+    assert current_task().cancelling() == 0
+    await asyncio.sleep(0)
 
 
-def test_a_task_that_had_been_cancelled_before_may_still_time_out() -> None:
+async def test_a_task_that_had_been_cancelled_before_may_still_time_out(in_asyncio: World) -> None:
     """Somebody swallowed an earlier cancellation without `uncancel`: it is still counted, and not ours."""
-
-    async def main() -> None:
-        current_task().cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.sleep(1)
-        assert current_task().cancelling() == 1
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(forever)
-        assert current_task().cancelling() == 1
-
-    asyncio.run(main())
+    current_task().cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(1)
+    assert current_task().cancelling() == 1
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).aexecute(forever)
+    assert current_task().cancelling() == 1
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
-def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first: str) -> None:
+async def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(in_asyncio: World, first: str) -> None:
     """In whichever order the loop comes to the two."""
     told: list[object] = []
     counts: list[int] = []
@@ -308,18 +289,15 @@ def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first:
         finally:
             counts.append(current_task().cancelling())
 
-    async def main() -> None:
-        task = asyncio.create_task(call())
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
-
-    asyncio.run(main())
+    task = asyncio.create_task(call())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
     assert told == []
     assert counts == [1]
 
 
-def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_cancelled() -> None:
+async def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_cancelled(in_asyncio: World) -> None:
     """The caller's word comes later and weighs more."""
 
     async def fn(ctx: Context) -> None:
@@ -329,44 +307,35 @@ def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_cancelle
             current_task().cancel()
             await asyncio.sleep(10)
 
-    async def main() -> None:
-        task = asyncio.create_task(Timeout(0.01).aexecute(fn))
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
-
-    asyncio.run(main())
+    task = asyncio.create_task(Timeout(0.01).aexecute(fn))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
 
 
-def test_asyncio_timeout_around_that_ends_first_raises_its_own_error() -> None:
+async def test_asyncio_timeout_around_that_ends_first_raises_its_own_error(in_asyncio: World) -> None:
     """The builtin `TimeoutError`, as without us."""
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError) as raised:
-            async with asyncio.timeout(0.01):
-                await Timeout(LONG).aexecute(forever)
-        assert type(raised.value) is TimeoutError
-        assert current_task().cancelling() == 0
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(0.01):
+            await Timeout(LONG).aexecute(forever)
+    assert type(raised.value) is TimeoutError
+    assert current_task().cancelling() == 0
 
 
-def test_asyncio_timeout_around_that_ends_later_lets_ours_through() -> None:
+async def test_asyncio_timeout_around_that_ends_later_lets_ours_through(in_asyncio: World) -> None:
     """It is not expired."""
-
-    async def main() -> None:
-        async with asyncio.timeout(LONG) as outer:
-            with pytest.raises(TimeoutExceeded):
-                await Timeout(0.01).aexecute(forever)
-        assert not outer.expired()
-        assert current_task().cancelling() == 0
-
-    asyncio.run(main())
+    async with asyncio.timeout(LONG) as outer:
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(0.01).aexecute(forever)
+    assert not outer.expired()
+    assert current_task().cancelling() == 0
 
 
 @pytest.mark.parametrize("limits", [(0.01, 0.011), (0.011, 0.01)], ids=["outer", "inner"])
 @pytest.mark.parametrize("ours", ["outside", "inside"])
-def test_two_timeouts_of_different_makes_at_the_same_moment(limits: tuple[float, float], ours: str) -> None:
+async def test_two_timeouts_of_different_makes_at_the_same_moment(
+    in_asyncio: World, limits: tuple[float, float], ours: str
+) -> None:
     """The outer one of two that are due at once has the word, whosever it is."""
 
     async def fn(ctx: Any = None) -> None:
@@ -378,21 +347,18 @@ def test_two_timeouts_of_different_makes_at_the_same_moment(limits: tuple[float,
         async with asyncio.timeout(limits[1]):
             await fn()
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError) as raised:
-            if ours == "outside":
-                await Timeout(limits[0]).aexecute(theirs)
-            else:
-                async with asyncio.timeout(limits[0]):
-                    await Timeout(limits[1]).aexecute(fn)
-        assert type(raised.value) is (TimeoutExceeded if ours == "outside" else TimeoutError)
-        assert current_task().cancelling() == 0
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError) as raised:
+        if ours == "outside":
+            await Timeout(limits[0]).aexecute(theirs)
+        else:
+            async with asyncio.timeout(limits[0]):
+                await Timeout(limits[1]).aexecute(fn)
+    assert type(raised.value) is (TimeoutExceeded if ours == "outside" else TimeoutError)
+    assert current_task().cancelling() == 0
+    await asyncio.sleep(0)
 
 
-def test_asyncio_timeout_inside_is_the_functions_own() -> None:
+async def test_asyncio_timeout_inside_is_the_functions_own(in_asyncio: World) -> None:
     """Its `TimeoutError` passes; where ours is first, it passes ours on."""
 
     async def quick(ctx: Context) -> None:
@@ -403,18 +369,15 @@ def test_asyncio_timeout_inside_is_the_functions_own() -> None:
         async with asyncio.timeout(LONG):
             await asyncio.sleep(10)
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError) as raised:
-            await Timeout(LONG).aexecute(quick)
-        assert type(raised.value) is TimeoutError
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(slow)
-        assert current_task().cancelling() == 0
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError) as raised:
+        await Timeout(LONG).aexecute(quick)
+    assert type(raised.value) is TimeoutError
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).aexecute(slow)
+    assert current_task().cancelling() == 0
 
 
-def test_asyncio_wait_for_around_and_inside() -> None:
+async def test_asyncio_wait_for_around_and_inside(in_asyncio: World) -> None:
     """The older way of saying it."""
 
     async def quick(ctx: Context) -> None:
@@ -423,20 +386,17 @@ def test_asyncio_wait_for_around_and_inside() -> None:
     async def slow(ctx: Context) -> None:
         await asyncio.wait_for(asyncio.sleep(10), LONG)
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError) as raised:
-            await Timeout(LONG).aexecute(quick)
-        assert type(raised.value) is TimeoutError
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(slow)
-        with pytest.raises(TimeoutError) as raised:
-            await asyncio.wait_for(Timeout(LONG).aexecute(forever), 0.01)
-        assert type(raised.value) is TimeoutError
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError) as raised:
+        await Timeout(LONG).aexecute(quick)
+    assert type(raised.value) is TimeoutError
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).aexecute(slow)
+    with pytest.raises(TimeoutError) as raised:
+        await asyncio.wait_for(Timeout(LONG).aexecute(forever), 0.01)
+    assert type(raised.value) is TimeoutError
 
 
-def test_asyncio_task_groups_inside_and_around() -> None:
+async def test_asyncio_task_groups_inside_and_around(in_asyncio: World) -> None:
     """Children are cancelled, siblings' errors are served, and the group's own accounting is left intact."""
     ended: list[str] = []
 
@@ -456,22 +416,19 @@ def test_asyncio_task_groups_inside_and_around() -> None:
         await asyncio.sleep(0.005)
         raise Boom
 
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(with_group)
-        assert ended == ["child", "child"]
-        assert current_task().cancelling() == 0
-        with pytest.raises(ExceptionGroup) as raised:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail())
-                await Timeout(LONG).aexecute(forever)
-        assert [type(error) for error in raised.value.exceptions] == [Boom]
-        assert current_task().cancelling() == 0
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.01).aexecute(with_group)
+    assert ended == ["child", "child"]
+    assert current_task().cancelling() == 0
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await Timeout(LONG).aexecute(forever)
+    assert [type(error) for error in raised.value.exceptions] == [Boom]
+    assert current_task().cancelling() == 0
 
 
-def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the_timer() -> None:
+async def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the_timer(in_asyncio: World) -> None:
     """The sibling's failure and the limit are due at once: the group's cancellation is not taken for ours."""
 
     async def fail() -> None:
@@ -483,57 +440,42 @@ def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the
         time.sleep(0.03)
         await asyncio.sleep(10)
 
-    async def main() -> None:
-        with pytest.raises(ExceptionGroup) as raised:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail())
-                await Timeout(0.02).aexecute(fn)
-        assert Boom in [type(error) for error in raised.value.exceptions]
-        assert current_task().cancelling() == 0
-
-    asyncio.run(main())
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await Timeout(0.02).aexecute(fn)
+    assert Boom in [type(error) for error in raised.value.exceptions]
+    assert current_task().cancelling() == 0
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-def test_an_eager_task_can_time_out() -> None:
+async def test_an_eager_task_can_time_out(in_asyncio: World) -> None:
     """It runs before the loop has ever seen it."""
-
-    async def main() -> None:
-        factory: Any = asyncio.eager_task_factory  # type: ignore[attr-defined]
-        asyncio.get_running_loop().set_task_factory(factory)
-        with pytest.raises(TimeoutExceeded):
-            await asyncio.create_task(Timeout(0.01).aexecute(forever))
-        assert await asyncio.create_task(Timeout(LONG).aexecute(Script("at once").function())) == "at once"
-
-    asyncio.run(main())
+    factory: Any = asyncio.eager_task_factory  # type: ignore[attr-defined]
+    asyncio.get_running_loop().set_task_factory(factory)
+    with pytest.raises(TimeoutExceeded):
+        await asyncio.create_task(Timeout(0.01).aexecute(forever))
+    assert await asyncio.create_task(Timeout(LONG).aexecute(Script("at once").function())) == "at once"
 
 
-def test_a_timer_that_did_not_fire_never_does() -> None:
+async def test_a_timer_that_did_not_fire_never_does(in_asyncio: World) -> None:
     """It is taken back when the call ends: the task may live on for longer than the limit."""
-
-    async def main() -> None:
-        for script in (Script("fine"), Script(Boom())):
-            await World("asyncio").attempt(Timeout(0.01), script.function())
-        await asyncio.sleep(0.03)
-
-    asyncio.run(main())
+    for script in (Script("fine"), Script(Boom())):
+        await World("asyncio").attempt(Timeout(0.01), script.function())
+    await asyncio.sleep(0.03)
 
 
 # --- trio --------------------------------------------------------------------------------------
 
 
-def test_trio_scopes_around_are_served() -> None:
+async def test_trio_scopes_around_are_served(in_trio: World) -> None:
     """`trio.fail_after` and `trio.move_on_after`, with their own error and their own word."""
-
-    async def main() -> None:
-        world = World("trio")
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.01):
-            await Timeout(LONG).aexecute(hanging(world))
-        with trio.move_on_after(0.01) as scope:
-            await Timeout(LONG).aexecute(hanging(world))
-        assert scope.cancelled_caught
-
-    trio.run(main)
+    world = World("trio")
+    with pytest.raises(trio.TooSlowError), trio.fail_after(0.01):
+        await Timeout(LONG).aexecute(hanging(world))
+    with trio.move_on_after(0.01) as scope:
+        await Timeout(LONG).aexecute(hanging(world))
+    assert scope.cancelled_caught
 
 
 def test_trio_has_a_clock_of_its_own() -> None:

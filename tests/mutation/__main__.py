@@ -56,7 +56,9 @@ TESTS = {
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
     "policies/bulkhead.py": ["composition/test_processes.py"],
-    "policies/circuit_breaker.py": ["composition/test_processes.py"],
+    "policies/circuit_breaker.py": [
+        *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
+    ],
     "policies/fallback.py": ["composition/test_memory.py"],
 }
 

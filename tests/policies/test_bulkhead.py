@@ -321,6 +321,28 @@ async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
+def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
+    """A permit lies there already, given back by somebody who has not come to look at the queue: no wake-up is lost."""
+    bulkhead = Bulkhead(1, queue=2)
+    served: list[str] = []
+
+    def call(name: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
+        thread.start()
+        return thread
+
+    assert bulkhead._permits.take()
+    first = call("first")
+    wait_until(lambda: bulkhead.stats().queued == 1)
+    bulkhead._permits.free.append(None)  # the first half of giving back
+    second = call("second")
+    first.join(PATIENCE)
+    second.join(PATIENCE)
+    assert served == ["first", "second"]
+    assert bulkhead._permits.settle() == []  # the second half
+    assert facts(bulkhead) == (1, 0, 0, 0)
+
+
 async def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> None:
     """It cuts nothing off, but what waits inside obeys the deadline that it carries."""
     bulkhead = Bulkhead(1, queue=1)

@@ -40,11 +40,11 @@ TESTS = {
     "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
     "state/counter.py": ["state/test_counter.py"],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
-    "policies/attempts.py": [*_RETRY, *_EVERY_POLICY],
+    "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
-    "policies/retry.py": [*_RETRY, *_EVERY_POLICY],
+    "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/timeout.py": [
         *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),
         *_EVERY_POLICY,

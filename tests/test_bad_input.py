@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import random
 from collections.abc import Callable
 from datetime import timedelta
+from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,13 +32,19 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from tests.conftest import Boom
+from tests.conftest import Boom, shown
 
 NAN, INF = math.nan, math.inf
 
 
 async def later(*args: object) -> None:
     """What nobody would await."""
+
+
+class Later:
+    """An object that is called as a coroutine function."""
+
+    async def __call__(self, *args: object) -> None: ...
 
 
 def plain(*args: object) -> None: ...
@@ -52,7 +61,7 @@ class Case(NamedTuple):
     told: str  # how the message tells the value
 
     def __str__(self) -> str:
-        return f"{self.where} {self.parameter}={self.told}"
+        return f"{self.where} {self.parameter}={shown(self.value)}"
 
 
 def table(
@@ -70,7 +79,7 @@ def tell(value: Any) -> str:
     """How a message tells a value: as `repr` does, a duration in seconds, a function by its name."""
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}"
-    if value is later:
+    if value is later or isinstance(value, (Later, partial)):
         return "later"
     if isinstance(value, str) and not value:
         return "empty"
@@ -78,13 +87,19 @@ def tell(value: Any) -> str:
 
 
 #: What is refused by each kind of parameter.
-NO_DURATION = {"type_errors": ["1", True, False, [1], 1j], "value_errors": [0, -1, -0.5, NAN, INF, -INF, timedelta(-1)]}
+NO_DURATION: dict[str, list[Any]] = {
+    "type_errors": ["1", b"1", True, False, [1], 1j, Fraction(1, 2), object],
+    "value_errors": [0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
+}
 NO_DELAY = {"type_errors": ["1", True, [1]], "value_errors": [-1, -0.5, NAN, INF, timedelta(seconds=-1)]}
 NO_COUNT = {"type_errors": ["3", 3.0, True, False, [3], NAN], "value_errors": [0, -1]}
 NO_RATIO = {"type_errors": ["0.5", True, None, [0.5]], "value_errors": [0, -0.1, 1.1, NAN, INF]}
 NO_FLAG = {"type_errors": [1, 0, "yes", None], "value_errors": []}
 NO_NAME = {"type_errors": [5, b"db", ["db"]], "value_errors": [""]}
-NO_LISTENER: dict[str, list[Any]] = {"type_errors": [5, "print", [print], later], "value_errors": []}
+NO_LISTENER: dict[str, list[Any]] = {
+    "type_errors": [5, "print", [print], later, partial(later), Later()],
+    "value_errors": [],
+}
 NO_PREDICATE: dict[str, list[Any]] = {"type_errors": [5, "yes", [plain], True, later], "value_errors": []}
 NO_EXCEPTIONS: dict[str, list[Any]] = {
     "type_errors": [5, "ValueError", Boom("instance"), [ValueError], int, (ValueError, 5), (int,), None, later],
@@ -124,7 +139,7 @@ CASES: list[Case] = [
         "CircuitBreaker",
         lambda it: CircuitBreaker(it),
         "trip",
-        type_errors=["5", 5.0, True, None, [5], ConsecutiveFailures],
+        type_errors=["5", 5.0, 0.5, True, None, [5], ConsecutiveFailures],
         value_errors=[0, -1],
     ),
     *table(
@@ -228,13 +243,17 @@ CASES: list[Case] = [
     ),
     # --- listeners of the process
     *table(
-        "subscribe", lambda it: events.subscribe(it), "listener", type_errors=[5, "print", later, None], value_errors=[]
+        "subscribe",
+        lambda it: events.subscribe(it),
+        "listener",
+        type_errors=[*NO_LISTENER["type_errors"], None],
+        value_errors=[],
     ),
     *table(
         "subscribe",
         lambda it: events.subscribe(print, it),
         "kinds",
-        type_errors=[5, "RetryScheduled", ValueError, None],
+        type_errors=[5, "RetryScheduled", ValueError, Boom, events.Event, None],
         value_errors=[],
     ),
 ]
@@ -258,6 +277,28 @@ def test_a_wrong_argument_is_refused_with_its_name_and_value(case: Case) -> None
     assert case.parameter in message
     assert told(case, message)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Timeout(0), "more than zero"),
+        (lambda: Timeout("1"), "seconds (a number) or a timedelta"),  # type: ignore[arg-type]
+        (lambda: Bulkhead(0), "at least 1"),
+        (lambda: Bulkhead(1, queue=-1), "at least 0"),
+        (lambda: FailureRatio(2), "at most 1"),
+        (lambda: Retry(on_retry=later), "plain function"),
+        (lambda: Retry(backoff=2.5), "Constant(2.5)"),  # type: ignore[arg-type]
+        (lambda: CircuitBreaker(0.5), "a condition such as ConsecutiveFailures(5), or an int"),  # type: ignore[arg-type]
+        (lambda: events.subscribe(print, Boom), "resilience.events"),  # type: ignore[arg-type]
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_the_message_says_what_would_have_been_right(make: Callable[[], object], says: str) -> None:
+    """Bounds, units, and what to write instead."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert says in str(caught.value)
 
 
 def test_the_table_leaves_no_parameter_out() -> None:
@@ -307,6 +348,10 @@ def test_a_missing_argument_is_pythons_own_error() -> None:
         lambda: SlowRatio(0.5),  # type: ignore[call-arg]
         lambda: deadline(),  # type: ignore[call-arg]
         lambda: Retry(3, Boom),  # type: ignore[misc]
+        lambda: CircuitBreaker(5, 30.0),  # type: ignore[misc]
+        lambda: Fallback("value", plain),  # type: ignore[call-overload]
+        lambda: FailureRatio(0.5, 10),  # type: ignore[misc]
+        lambda: SlowRatio(0.5, 10),  # type: ignore[misc]
         lambda: Timeout(1.0, True),  # type: ignore[misc]
         lambda: Bulkhead(1, 2),  # type: ignore[misc]
         lambda: Context(5.0),  # type: ignore[misc]
@@ -410,4 +455,5 @@ def test_right_arguments_at_the_edges_are_taken() -> None:
     Constant(1, jitter=1)
     Context(timeout=0, operation="", properties={})
     Context(timeout=INF)
+    Retry(rng=random)
     assert Retry().wrap(listeners=()).name == "Pipeline"

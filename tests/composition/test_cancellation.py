@@ -433,26 +433,7 @@ def test_a_cancelled_waiter_leaves_the_queue_or_passes_its_permit_on(way: str, t
         all_free(bulkhead)
 
 
-@pytest.mark.parametrize("first", ["caller", "queue"])
-def test_a_caller_who_cancels_at_the_moment_when_the_queue_gives_up_is_cancelled(first: str) -> None:
-    """Both are due when the loop looks again: `BulkheadFull` is not raised in the place of a cancellation."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=0.01)
-
-    async def main() -> None:
-        async with bulkhead.slot():
-            task = asyncio.create_task(bulkhead.aexecute(work))
-            asyncio.get_running_loop().call_later(0.005 if first == "caller" else 0.015, task.cancel)
-            while not bulkhead.stats().queued:
-                await asyncio.sleep(0)
-            time.sleep(0.03)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
-    all_free(bulkhead)
-
-
-def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
+async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
     """Half of those in a queue go away together, in the very turn in which permits come back."""
     bulkhead = Bulkhead(2, queue=40)
     done: list[int] = []
@@ -461,17 +442,14 @@ def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: Wor
         await bulkhead.aexecute(work)
         done.append(n)
 
-    async def main() -> None:
-        with anyio.fail_after(5):
-            async with anyio.create_task_group() as staying, anyio.create_task_group() as going:
-                for n in range(40):
-                    (going if n % 2 else staying).start_soon(call, n)
-                while bulkhead.stats().in_flight < 2:
-                    await anyio.sleep(0)
-                await anyio.sleep(0.0003)
-                going.cancel_scope.cancel()
-
-    tasks_world.run(main)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as staying, anyio.create_task_group() as going:
+            for n in range(40):
+                (going if n % 2 else staying).start_soon(call, n)
+            while bulkhead.stats().in_flight < 2:
+                await anyio.sleep(0)
+            await anyio.sleep(0.0003)
+            going.cancel_scope.cancel()
     assert [n for n in range(0, 40, 2) if n not in done] == []
     all_free(bulkhead)
 
@@ -479,7 +457,7 @@ def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: Wor
 # --- before it has begun, and when it has ended ---
 
 
-def test_a_task_that_is_cancelled_before_it_began_has_done_nothing() -> None:
+async def test_a_task_that_is_cancelled_before_it_began_has_done_nothing(in_asyncio: World) -> None:
     """Its coroutine is thrown away unstarted."""
     entered: list[int] = []
     bulkhead = Bulkhead(1)
@@ -487,27 +465,20 @@ def test_a_task_that_is_cancelled_before_it_began_has_done_nothing() -> None:
     async def fn(ctx: Context) -> None:
         entered.append(1)
 
-    async def main() -> None:
-        task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(Policy.wrap(Retry(on=BaseException), bulkhead, Timeout(LONG)).aexecute(fn))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert entered == []
     all_free(bulkhead)
 
 
-def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned() -> None:
+async def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returned(in_asyncio: World) -> None:
     """The cancellation is delivered at the next suspension, and there is none inside."""
 
     async def fn(ctx: Context) -> str:
         cancel_task()
         return "fine"
-
-    async def main() -> None:
-        task = asyncio.create_task(call())
-        assert await task == "fine"
 
     async def call() -> Any:
         result = await Policy.wrap(Fallback("instead"), Timeout(LONG), Bulkhead(1)).aexecute(fn)
@@ -518,10 +489,11 @@ def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returne
         task.uncancel()
         return result
 
-    asyncio.run(main())
+    task = asyncio.create_task(call())
+    assert await task == "fine"
 
 
-def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
+async def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
     """Nobody has cancelled the task; what travels is no outcome all the same."""
     told: list[Any] = []
     breaker = one_failure_short(on=BaseException)
@@ -540,15 +512,12 @@ def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: Worl
 
     kept: list[BaseException] = []
 
-    async def main() -> None:
-        try:
-            await pipeline.aexecute(fn)
-        except BaseException as error:
-            assert error is kept[0]  # noqa: PT017
-        else:
-            raise AssertionError("the cancellation was swallowed")
-
-    tasks_world.run(main)
+    try:
+        await pipeline.aexecute(fn)
+    except BaseException as error:
+        assert error is kept[0]  # noqa: PT017
+    else:
+        raise AssertionError("the cancellation was swallowed")
     assert [type(event) for event in told] == [events.ExecutionFinished]
     assert told[0].outcome is None
     still_one_failure_short(breaker)

@@ -12,16 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    ConsecutiveFailures,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-)
+from resilience import Bulkhead, CircuitBreaker, ConsecutiveFailures, Context, Fallback, Policy, Retry, Timeout
 from resilience.backoff import Exponential
 from resilience.policy import Call
 from tests.conftest import Boom

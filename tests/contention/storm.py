@@ -19,16 +19,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from resilience import (
-    Bulkhead,
-    BulkheadFull,
-    CircuitOpen,
-    Context,
-    DeadlineExceeded,
-    Policy,
-    Timeout,
-    TimeoutExceeded,
-)
+from resilience import Bulkhead, BulkheadFull, CircuitOpen, Context, DeadlineExceeded, Policy, Timeout, TimeoutExceeded
 from tests.conftest import Boom, World
 
 THREADS = 8

@@ -25,23 +25,28 @@ from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.trial import ROOT, Report, Trials, run
 
-_EVERY_POLICY = ["test_bad_input.py", "test_events.py", "test_pipeline.py"]
-_EVERY_POLICY += ["composition/test_order.py", "composition/test_any_pipeline.py"]
+_EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
+_EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
+
+_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
+_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]
+_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks")]
+_TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
 TESTS = {
     "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
-    "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", "policies/test_circuit_breaker.py"],
-    "state/circuit.py": ["state/test_circuit.py", "policies/test_circuit_breaker.py", "issues"],
+    "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
+    "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
     "state/counter.py": ["state/test_counter.py"],
-    "state/permits.py": ["state/test_permits.py", "policies/test_bulkhead.py", "policies/test_machines.py", "issues"],
-    "policies/attempts.py": ["policies/test_retry.py", "policies/test_retry_blocks.py", *_EVERY_POLICY],
-    "policies/bulkhead.py": ["policies/test_bulkhead.py", "policies/test_machines.py", *_EVERY_POLICY],
-    "policies/circuit_breaker.py": ["policies/test_circuit_breaker.py", "policies/test_machines.py", *_EVERY_POLICY],
+    "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
+    "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
+    "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
+    "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
-    "policies/retry.py": ["policies/test_retry.py", "policies/test_retry_blocks.py", *_EVERY_POLICY],
+    "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/timeout.py": [
-        *("policies/test_timeout.py", "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),
+        *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),
         *_EVERY_POLICY,
     ],
 }
@@ -51,7 +56,9 @@ TESTS = {
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
     "policies/bulkhead.py": ["composition/test_processes.py"],
-    "policies/circuit_breaker.py": ["composition/test_processes.py"],
+    "policies/circuit_breaker.py": [
+        *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
+    ],
     "policies/fallback.py": ["composition/test_memory.py"],
 }
 

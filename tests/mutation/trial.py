@@ -49,7 +49,17 @@ WAITING_SECONDS = 10
 LONGEST_TEST, LONGEST = 180, 1200
 
 _COPIED = ["resilience", "tests", "pyproject.toml"]
-_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-o", "faulthandler_timeout=0"]
+_OPTIONS = [
+    "-x",
+    "-q",
+    "-m",
+    "",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-profile=mutation",
+    "-o",
+    "faulthandler_timeout=0",
+]
 _OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is in memory already
 
 #: Told of each mutant, and whether it was killed.

@@ -1,0 +1,30 @@
+"""Functions and awaitables that the tests call, and a retry that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import anyio
+
+from resilience import Retry
+from tests.conftest import Boom
+
+
+def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
+    return Retry(attempts, on=on, backoff=[0], **settings)
+
+
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self) -> Generator[Any, Any, str]:
+        yield from anyio.sleep(0).__await__()
+        return "later"
+
+
+# --- usage errors are no outcomes --------------------------------------------------------------
+
+
+async def coroutine(*args: object) -> str:
+    return "never awaited"

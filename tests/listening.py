@@ -1,0 +1,48 @@
+"""What the tests of events share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Retry, Timeout, events
+from tests.conftest import Boom
+
+KINDS = (
+    events.AttemptFailed,
+    events.RetryScheduled,
+    events.RetryGaveUp,
+    events.TimedOut,
+    events.CallRejected,
+    events.CircuitChanged,
+    events.FallbackUsed,
+    events.ExecutionFinished,
+)
+
+#: Told only to who asks for it by name.
+ASKED_FOR = events.CallFinished
+
+
+def facts(event: events.Event) -> dict[str, Any]:
+    """What an event tells, without its class."""
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def kinds(seen: list[Any]) -> list[type]:
+    return [type(event) for event in seen]
+
+
+# --- subscribing -------------------------------------------------------------------------------
+
+
+def everything() -> None:
+    """Make an event of each kind."""
+    Fallback("x").wrap(Retry(2, on=Boom, backoff=[0])).execute(fails)
+    Timeout(5.0).capture(fails, Context(timeout=0))
+    CircuitBreaker(1).capture(fails)
+    full = Bulkhead(1)
+    full.execute(lambda ctx: full.capture(fails))
+
+
+def fails(ctx: Context) -> None:
+    raise Boom

@@ -1,0 +1,34 @@
+"""What the tests of bulkheads share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from resilience import Bulkhead, Context
+from tests.conftest import Script, World
+from tests.contention.beside import PATIENCE
+
+SHORT = 0.02
+
+LONG = 60.0
+
+
+def facts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
+    it = bulkhead.stats()
+    return it.limit, it.in_flight, it.queued, it.rejected
+
+
+async def works(world: World, bulkhead: Any, ctx: Context | None = None) -> Any:
+    return await world.attempt(bulkhead, Script("fine").function(), ctx)
+
+
+# --- a thread, an asyncio loop and a trio loop -------------------------------------------------
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.0005)

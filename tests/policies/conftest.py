@@ -1,0 +1,20 @@
+"""What holds for each test of a policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from resilience import Timeout
+
+
+@pytest.fixture(autouse=True)
+def _no_call_is_left_behind() -> Iterator[None]:
+    """The functions that a test walked away from have ended when the next one begins."""
+    yield
+    end = time.monotonic() + 5
+    while Timeout.abandoned() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert Timeout.abandoned() == 0

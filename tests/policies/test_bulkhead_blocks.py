@@ -1,0 +1,305 @@
+"""Bulkhead: resized, and around a block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
+from tests.conftest import Boom, World
+from tests.contention.beside import beside, until
+from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
+
+# --- resize ------------------------------------------------------------------------------------
+
+
+async def test_a_larger_limit_lets_waiters_in_at_once(world: World) -> None:
+    """In order, as many as there is room for."""
+    bulkhead = Bulkhead(1, queue=5)
+
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        waiting = [await group.queued(bulkhead) for _ in range(4)]
+        bulkhead.resize(3)
+        for call in waiting[:2]:
+            await call.is_inside()
+        assert facts(bulkhead) == (3, 3, 2, 0)
+        assert not any(call.entered.is_set() for call in waiting[2:])
+        for call in waiting:
+            call.let_go()
+    assert facts(bulkhead) == (3, 0, 0, 0)
+
+
+async def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
+    """Nobody is thrown out; nobody comes in before fewer than the new limit are inside."""
+    bulkhead = Bulkhead(3, queue=5)
+
+    async with beside(world) as group:
+        inside = [await group.inside(bulkhead) for _ in range(3)]
+        waiting = await group.queued(bulkhead)
+        bulkhead.resize(1)
+        assert facts(bulkhead) == (1, 3, 1, 0)
+        for number, call in enumerate(inside):
+            assert not waiting.entered.is_set()
+            call.let_go()
+            await call.result()
+            await until(world, lambda number=number: bulkhead.stats().in_flight == max(1, 2 - number))  # type: ignore[misc]
+        await waiting.is_inside()
+        assert isinstance(await works(world, Bulkhead(1).wrap(bulkhead), Context(timeout=SHORT)), DeadlineExceeded)
+    assert facts(bulkhead)[:3] == (1, 0, 0)
+
+
+def test_a_smaller_limit_without_a_queue_turns_newcomers_away(threads: World) -> None:
+    """Three inside, and the limit is now two: the next one is refused until two have left."""
+    bulkhead = Bulkhead(3)
+    slots = [bulkhead.slot() for _ in range(3)]
+    for slot in slots:
+        slot.__enter__()
+    bulkhead.resize(2)
+    for left, fits in [(1, False), (2, True)]:
+        slots.pop().__exit__(None, None, None)
+        assert facts(bulkhead)[:2] == (2, 3 - left)
+        outcome = bulkhead.capture(lambda ctx: "fine")
+        assert (getattr(outcome, "value", None) == "fine") is fits
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
+def test_a_limit_that_means_nothing_is_refused_and_changes_nothing(limit: Any) -> None:
+    """As in the constructor."""
+    bulkhead = Bulkhead(2)
+    with pytest.raises((TypeError, ValueError), match="limit"):
+        bulkhead.resize(limit)
+    assert bulkhead.stats().limit == 2
+
+
+@pytest.mark.parametrize("limit", [10**9, 10**15])
+def test_a_huge_limit_costs_nothing(limit: int) -> None:
+    """A bulkhead that is to be no limit is built at once, and small."""
+    tracemalloc.start()
+    try:
+        bulkhead = Bulkhead(limit)
+        with ExitStack() as stack:
+            for _ in range(3000):
+                stack.enter_context(bulkhead.slot())
+            assert facts(bulkhead) == (limit, 3000, 0, 0)
+        bulkhead.resize(2 * limit)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert facts(bulkhead) == (2 * limit, 0, 0, 0)
+    assert peak < 2_000_000
+
+
+# --- slot: a block -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
+    """`with bulkhead.slot()` in threads, `async with` in tasks."""
+    if world.blocking:
+        with bulkhead.slot() as it:
+            yield it
+    else:
+        async with bulkhead.slot() as it:
+            yield it
+
+
+async def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
+    """It counts, it refuses, it queues, and it is given back however the block ends."""
+    bulkhead = Bulkhead(1)
+
+    async with slot_of(world, bulkhead):
+        assert facts(bulkhead) == (1, 1, 0, 0)
+        assert isinstance(await works(world, bulkhead), BulkheadFull)
+        with pytest.raises(BulkheadFull):
+            async with slot_of(world, bulkhead):
+                pytest.fail("entered")
+    with pytest.raises(Boom):
+        async with slot_of(world, bulkhead):
+            raise Boom("no")
+    assert facts(bulkhead) == (1, 0, 0, 2)
+
+
+async def test_a_slot_that_waits_is_in_use(world: World) -> None:
+    """Who enters the same one meanwhile is told, and no permit is lost."""
+    bulkhead = Bulkhead(1, queue=2, max_wait=2.0)
+    slot: Any = bulkhead.slot()
+    refused: list[str] = []
+
+    async def enter_it() -> None:
+        try:
+            if world.blocking:
+                with slot:
+                    pass
+            else:
+                async with slot:
+                    pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        group.run(enter_it)
+        await until(world, lambda: bulkhead.stats().queued == 1)
+        await enter_it()
+        holder.let_go()
+    assert refused == ["this slot is in use: ask for another one"]
+    assert facts(bulkhead) == (1, 0, 0, 0)
+
+
+async def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
+    """In order of arrival, whichever they are."""
+    bulkhead = Bulkhead(1, queue=5)
+    order: list[int] = []
+
+    async def main() -> None:
+        async with beside(world) as group:
+
+            async def in_a_slot() -> None:
+                async with slot_of(world, bulkhead):
+                    order.append(1)
+
+            async def in_a_call() -> None:
+                await world.execute(bulkhead, fn)
+
+            async def fn(ctx: Context) -> None:
+                order.append(2)
+
+            holder = await group.inside(bulkhead)
+            for number, main in enumerate([in_a_slot, in_a_call, in_a_slot, in_a_call], 1):
+                group.run(main)
+                await until(world, lambda number=number: bulkhead.stats().queued == number)  # type: ignore[misc]
+            holder.let_go()
+
+    await main()
+    assert order == [1, 2, 1, 2]
+
+
+async def test_a_slot_waits_no_longer_than_max_wait(world: World) -> None:
+    """As a call does."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
+
+    async with slot_of(world, bulkhead):
+        with pytest.raises(BulkheadFull):
+            async with slot_of(world, bulkhead):
+                pytest.fail("entered")
+
+
+async def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
+    """Blocks use the ambient context: `with deadline(...)` around them, or the execution that they are in."""
+    bulkhead = Bulkhead(1, queue=1)
+
+    async def another(ctx: Context | None = None) -> Any:
+        try:
+            async with slot_of(world, bulkhead):
+                pytest.fail("entered")
+        except DeadlineExceeded:
+            return "no time left"
+
+    async with slot_of(world, bulkhead):
+        with deadline(SHORT):
+            assert await another() == "no time left"
+        assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
+    assert facts(bulkhead)[:3] == (1, 0, 0)
+
+
+async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_it(tasks_world: World) -> None:
+    """A context follows new tasks, the timer does not: the budget that it stands for holds all the same."""
+    bulkhead = Bulkhead(1, queue=1)
+    came_out: list[type[BaseException]] = []
+
+    async with anyio.create_task_group() as tasks, bulkhead.slot():
+
+        async def waits() -> None:
+            try:
+                async with bulkhead.slot():
+                    pytest.fail("entered")
+            except BaseException as error:
+                came_out.append(type(error))
+
+        async def starts_it(ctx: Context) -> None:
+            tasks.start_soon(waits)
+            await anyio.sleep(LONG)
+
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(SHORT).aexecute(starts_it)
+        await until(tasks_world, lambda: came_out)
+    assert came_out == [DeadlineExceeded]
+
+
+async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -> None:
+    """`anyio.to_thread` takes the context along: what has run out is the budget, not `max_wait`."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
+    came_out: list[Exception] = []
+
+    def waits() -> None:
+        try:
+            with bulkhead.slot():
+                pytest.fail("entered")
+        except Exception as error:
+            came_out.append(error)
+
+    async def fn(ctx: Context) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(waits)
+
+    async with bulkhead.slot():
+        await tasks_world.attempt(Timeout(SHORT), fn)
+        await until(tasks_world, lambda: came_out)
+    assert [type(error) for error in came_out] == [DeadlineExceeded]
+
+
+def test_a_slot_in_a_loop_inside_a_worker_ends_with_the_budget(threads: World) -> None:
+    """`asyncio.run` inside a blocking function under a Timeout: the worker comes free."""
+    bulkhead = Bulkhead(1, queue=1)
+    came_out: list[type[Exception]] = []
+
+    async def waits() -> None:
+        try:
+            async with bulkhead.slot():
+                pytest.fail("entered")
+        except Exception as error:
+            came_out.append(type(error))
+
+    with bulkhead.slot():
+        with contextlib.suppress(TimeoutExceeded):  # both end at the same instant; either may come first
+            Timeout(SHORT).execute(lambda ctx: asyncio.run(waits()))
+        wait_until(lambda: came_out and not Timeout.abandoned())
+    assert came_out == [DeadlineExceeded]
+
+
+def test_a_slot_in_use_is_refused(threads: World) -> None:
+    """One slot, one block at a time; afterwards it can be used again."""
+    bulkhead = Bulkhead(5)
+    slot = bulkhead.slot()
+    with slot:
+        with pytest.raises(RuntimeError, match="in use"):
+            slot.__enter__()
+        assert facts(bulkhead) == (5, 1, 0, 0)
+    with slot:
+        assert facts(bulkhead) == (5, 1, 0, 0)
+    assert facts(bulkhead) == (5, 0, 0, 0)
+
+
+def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
+    """Hand-written code may leave what it could not enter, or leave twice: no permit is made from nothing."""
+    bulkhead = Bulkhead(1)
+    refused = bulkhead.slot()
+    with bulkhead.slot():
+        with pytest.raises(BulkheadFull):
+            refused.__enter__()
+        refused.__exit__(None, None, None)
+        assert facts(bulkhead)[:2] == (1, 1)
+        assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
+    refused.__exit__(None, None, None)
+    assert facts(bulkhead)[:2] == (1, 0)
+    with bulkhead.slot():
+        assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]

@@ -1,0 +1,539 @@
+"""CircuitBreaker: open, half-open, and whose results still count."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from resilience import (
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    ConsecutiveFailures,
+    Context,
+    DeadlineExceeded,
+    Rejected,
+    SlowRatio,
+    backoff,
+)
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.contention.beside import beside
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, Other, fails, works
+
+# --- open --------------------------------------------------------------------------------------
+
+
+async def test_an_open_circuit_refuses_and_says_why(world: World, clock: FakeClock) -> None:
+    """`CircuitOpen` carries when to come back, the state, the failure as text, and who refused."""
+    breaker = CircuitBreaker(1, open_for=12.0, name="inventory")
+    script = Script("fine")
+
+    await fails(world, breaker, Boom("connection refused"))
+    clock.advance(4.5)
+    error = await world.attempt(breaker, script.function())
+    assert type(error) is CircuitOpen
+    assert isinstance(error, Rejected)
+    assert error.retry_after == pytest.approx(7.5)
+    assert error.state is OPEN
+    assert error.last_failure == "Boom: connection refused"
+    assert error.policy == "inventory"
+    assert script.calls == 0
+
+
+async def test_the_first_call_after_the_open_period_is_a_probe(world: World, clock: FakeClock) -> None:
+    """At the very end of the period, not a moment earlier."""
+    breaker = CircuitBreaker(1, open_for=timedelta(seconds=8))
+
+    await fails(world, breaker)
+    clock.advance(7.999)
+    assert isinstance(await works(world, breaker), CircuitOpen)
+    clock.advance(0.001)
+    assert await works(world, breaker) == "fine"
+
+
+async def test_it_stays_open_for_thirty_seconds_by_default(world: World, clock: FakeClock) -> None:
+    """Long enough for most restarts, short enough not to be noticed by a human."""
+    breaker = CircuitBreaker(1)
+
+    await fails(world, breaker)
+    assert breaker.stats().retry_after == pytest.approx(30.0)
+    clock.advance(29.9)
+    assert isinstance(await works(world, breaker), CircuitOpen)
+    clock.advance(0.1)
+    assert await works(world, breaker) == "fine"
+
+
+async def test_time_alone_does_not_change_the_state(world: World, clock: FakeClock) -> None:
+    """`.state` changes when a call or a hand moves it: a reading moves nothing."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    await fails(world, breaker)
+    clock.advance(500.0)
+    assert breaker.state is OPEN
+    assert breaker.stats().state is OPEN
+    assert breaker.stats().retry_after == 0.0
+
+
+async def test_open_periods_grow_with_a_backoff_and_start_again_after_a_close(world: World, clock: FakeClock) -> None:
+    """Each re-opening takes the next delay; the last one of a list repeats; a close starts the list again."""
+    breaker = CircuitBreaker(1, open_for=[5.0, 10.0, 20.0])
+
+    async def lasts() -> float:
+        await fails(world, breaker)
+        seconds = breaker.stats().retry_after
+        assert seconds is not None
+        clock.advance(seconds)
+        return seconds
+
+    assert [await lasts() for _ in range(4)] == pytest.approx([5.0, 10.0, 20.0, 20.0])
+    await works(world, breaker)
+    assert breaker.state is CLOSED
+    assert [await lasts() for _ in range(2)] == pytest.approx([5.0, 10.0])
+    breaker.close()
+    assert await lasts() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("open_for", "periods"),
+    [
+        (backoff.Exponential(1.0, cap=6.0, jitter="none"), [1.0, 2.0, 4.0, 6.0, 6.0]),
+        (backoff.Linear(2.0, jitter="none"), [2.0, 4.0, 6.0]),
+        (backoff.Constant(7.0), [7.0, 7.0]),
+        (lambda: iter([3.0, 1.0]), [3.0, 1.0, 1.0]),
+        ([timedelta(seconds=2), 9], [2.0, 9.0, 9.0]),
+        (4, [4.0, 4.0]),
+    ],
+)
+def test_any_backoff_will_do(threads: World, clock: FakeClock, open_for: Any, periods: list[float]) -> None:
+    """An object of `resilience.backoff`, a sequence, or a callable that returns an iterable."""
+    breaker = CircuitBreaker(1, open_for=open_for)
+    seen = []
+    for _ in periods:
+        breaker.capture(lambda ctx: 1 / 0)
+        seen.append(breaker.stats().retry_after or 0.0)
+        clock.advance(seen[-1])
+    assert seen == pytest.approx(periods)
+
+
+def test_two_breakers_do_not_share_a_schedule(threads: World, clock: FakeClock) -> None:
+    """A backoff is a description: each breaker grows by itself."""
+    schedule = backoff.Exponential(1.0, jitter="none")
+    one, other = CircuitBreaker(1, open_for=schedule), CircuitBreaker(1, open_for=schedule)
+    for _ in range(3):
+        one.capture(lambda ctx: 1 / 0)
+        clock.advance(100.0)
+    other.capture(lambda ctx: 1 / 0)
+    assert other.stats().retry_after == pytest.approx(1.0)
+
+
+def test_a_users_backoff_runs_outside_the_lock() -> None:
+    """While it computes a delay, other threads use the breaker."""
+    free: list[bool] = []
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        while True:
+            thread = threading.Thread(target=lambda: breaker.stats(), daemon=True)
+            thread.start()
+            thread.join(5.0)
+            free.append(not thread.is_alive())
+            yield 5.0
+
+    breaker = CircuitBreaker(1, open_for=periods)
+    breaker.capture(lambda ctx: 1 / 0)
+    assert free == [True]
+
+
+def test_periods_are_drawn_in_the_order_of_the_transitions() -> None:
+    """A hand closes the circuit while the next period is computed: the next opening is a first one all the same."""
+    computing, go_on = threading.Event(), threading.Event()
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        computing.set()
+        go_on.wait(10)
+        yield 10.0
+
+    breaker = CircuitBreaker(1, open_for=periods)
+    thread = threading.Thread(target=lambda: breaker.capture(lambda ctx: 1 / 0), daemon=True)
+    thread.start()
+    assert computing.wait(10)
+    breaker.close()
+    go_on.set()
+    thread.join(10)
+    assert breaker.state is CLOSED
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker.stats().retry_after == pytest.approx(5.0, abs=0.5)
+
+
+def test_a_backoff_that_raises_is_heard_and_leaves_the_breaker_whole(threads: World, clock: FakeClock) -> None:
+    """What a backoff raises comes out; the circuit is open all the same, for as long as the last time."""
+    moves = Moves()
+
+    def periods() -> Iterator[float]:
+        yield 5.0
+        raise ZeroDivisionError("a bug in the backoff")
+
+    breaker = CircuitBreaker(1, open_for=periods, on_transition=moves)
+    with pytest.raises(ZeroDivisionError, match="in the backoff"):
+        breaker.execute(lambda ctx: {}["no"])
+    assert breaker.state is OPEN
+    assert moves.states == [OPEN]
+    clock.advance(5.0)
+    breaker.capture(lambda ctx: 1 / 0)
+    assert breaker.stats().retry_after == pytest.approx(5.0)
+    clock.advance(5.0)
+    assert breaker.execute(lambda ctx: "fine") == "fine"
+    assert moves.states == [OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED]
+
+
+def test_an_open_circuit_keeps_no_failure_alive(threads: World) -> None:
+    """The failure is kept as text: its frames, and what they hold, are free."""
+
+    class Payload:
+        pass
+
+    kept: list[weakref.ref[Payload]] = []
+
+    def fail(ctx: Context) -> None:
+        payload = Payload()
+        kept.append(weakref.ref(payload))
+        raise Boom("no")
+
+    breaker = CircuitBreaker(1)
+    with no_collector():
+        breaker.capture(fail)
+        assert breaker.state is OPEN
+        assert kept[0]() is None
+
+
+def test_a_failure_without_a_message_is_told_all_the_same(threads: World, clock: FakeClock) -> None:
+    """An exception whose `__str__` raises, and one with a message as long as a book."""
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    breaker = CircuitBreaker(1)
+
+    def fail(error: Exception) -> str:
+        breaker.capture(lambda ctx: Script(error).function()(ctx).send(None))
+        assert breaker.state is OPEN
+        text = breaker.stats().last_failure
+        assert text is not None
+        breaker.close()
+        return text
+
+    assert fail(Silent()).startswith("Silent")
+    assert fail(Boom("x" * 100_000)) == "Boom: " + "x" * 200
+
+
+# --- half-open ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+async def test_so_many_probes_at_a_time(world: World, clock: FakeClock, probes: int) -> None:
+    """One more is refused, and says that the circuit is half-open; a slot that comes back is given again."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=9)
+
+    await fails(world, breaker, Boom("down"))
+    clock.advance(5.0)
+    async with beside(world) as group:
+        calls = [await group.inside(breaker) for _ in range(probes)]
+        assert breaker.stats().probes == probes
+        refused = await works(world, breaker)
+        assert type(refused) is CircuitOpen
+        assert refused.state is HALF_OPEN
+        assert refused.retry_after is None
+        assert refused.last_failure == "Boom: down"
+        calls[0].let_go()
+        await calls[0].result()
+        assert await works(world, breaker) == "fine"
+
+
+@pytest.mark.parametrize(("probes", "successes"), [(1, 1), (1, 3), (3, 2), (2, 5)])
+async def test_enough_successes_close_it(world: World, clock: FakeClock, probes: int, successes: int) -> None:
+    """One after another or side by side, `probe_successes` of them."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=successes)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    for number in range(1, successes + 1):
+        assert await works(world, breaker) == "fine"
+        assert breaker.state is (CLOSED if number == successes else HALF_OPEN)
+
+
+async def test_one_failure_opens_it_again(world: World, clock: FakeClock) -> None:
+    """However many probes have succeeded, and whatever the ones still out will say."""
+    breaker = CircuitBreaker(5, open_for=5.0, probes=2, probe_successes=3)
+
+    await fails(world, breaker, times=5)
+    clock.advance(5.0)
+    await works(world, breaker, times=2)
+    async with beside(world) as group:
+        slow = await group.inside(breaker)
+        await fails(world, breaker, Boom("again"))
+        assert breaker.state is OPEN
+        assert breaker.stats().last_failure == "Boom: again"
+        slow.let_go()
+        assert await slow.result() == "fine"
+        assert breaker.state is OPEN
+
+
+async def test_an_answer_that_is_no_failure_is_a_success_of_the_probe(world: World, clock: FakeClock) -> None:
+    """An exception that `on` does not name says that the dependency is there."""
+    breaker = CircuitBreaker(1, open_for=5.0, on=Boom)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    await fails(world, breaker, Other("404"))
+    assert breaker.state is CLOSED
+
+
+async def test_a_bad_answer_of_a_probe_opens_it_again(world: World, clock: FakeClock) -> None:
+    """`on_result` counts for probes as for everybody."""
+    breaker = CircuitBreaker(1, open_for=5.0, on_result=lambda value: value != "fine")
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    assert await world.attempt(breaker, Script("worse").function()) == "worse"
+    assert breaker.state is OPEN
+    clock.advance(5.0)
+    await works(world, breaker)
+    assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize("slowness_trips", [True, False])
+async def test_a_slow_probe_opens_it_where_slowness_trips(world: World, clock: FakeClock, slowness_trips: bool) -> None:
+    """A probe that took two seconds is a failure to who counts slow calls, and a success to who does not."""
+    trip = ConsecutiveFailures(1)
+    breaker = CircuitBreaker(
+        trip | SlowRatio(0.5, slower_than=2.0) if slowness_trips else trip,
+        open_for=5.0,
+    )
+
+    async def slow(ctx: Context) -> str:
+        clock.advance(2.0)
+        return "fine"
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    assert await world.attempt(breaker, slow) == "fine"
+    assert breaker.state is (OPEN if slowness_trips else CLOSED)
+
+
+@pytest.mark.parametrize(
+    ("open_for", "probe_timeout", "patience"),
+    [(5.0, None, 30.0), (40.0, None, 40.0), (5.0, 2.0, 2.0), (5.0, timedelta(seconds=90), 90.0)],
+)
+@pytest.mark.parametrize("answer", ["fine", Boom("late")], ids=["success", "failure"])
+async def test_a_probe_that_does_not_come_back_loses_its_slot(
+    world: World, clock: FakeClock, open_for: float, probe_timeout: Any, patience: float, answer: Any
+) -> None:
+    """After `probe_timeout` somebody else may try; what the lost one says then moves nothing."""
+    breaker = CircuitBreaker(1, open_for=open_for, probe_timeout=probe_timeout, probe_successes=2)
+
+    await fails(world, breaker)
+    clock.advance(open_for)
+    async with beside(world) as group:
+        lost = await group.inside(breaker, answer)
+        clock.advance(patience - 0.01)
+        assert isinstance(await works(world, breaker), CircuitOpen)
+        clock.advance(0.01)
+        assert await works(world, breaker) == "fine"
+        assert breaker.state is HALF_OPEN
+        lost.let_go()
+        await lost.result()
+        assert breaker.state is HALF_OPEN
+        await works(world, breaker)
+        assert breaker.state is CLOSED
+
+
+async def test_a_lost_probe_moves_nothing_though_nobody_took_its_slot(world: World, clock: FakeClock) -> None:
+    """Late is late, whether or not anybody has asked meanwhile."""
+    breaker = CircuitBreaker(1, open_for=5.0, probe_timeout=2.0)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    async with beside(world) as group:
+        lost = await group.inside(breaker)
+        clock.advance(2.0)
+        lost.let_go()
+        assert await lost.result() == "fine"
+        assert breaker.state is HALF_OPEN
+
+
+async def test_a_lost_probe_does_not_take_the_slot_of_another(world: World, clock: FakeClock) -> None:
+    """When it comes back at last, the one that has its slot keeps it: never more than one probe at a time."""
+    breaker = CircuitBreaker(1, open_for=5.0, probe_timeout=2.0)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    async with beside(world) as group:
+        lost = await group.inside(breaker)
+        clock.advance(2.0)
+        await group.inside(breaker)
+        lost.let_go()
+        await lost.result()
+        assert breaker.stats().probes == 1
+        assert isinstance(await works(world, breaker), CircuitOpen)
+
+
+async def test_an_ignored_probe_gives_its_slot_back(world: World, clock: FakeClock) -> None:
+    """Neutral says nothing: the circuit stays half-open, and the next call is a probe at once."""
+    breaker = CircuitBreaker(1, open_for=5.0, ignore=Other)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    await fails(world, breaker, Other("ignored"), times=3)
+    assert breaker.state is HALF_OPEN
+    await works(world, breaker)
+    assert breaker.state is CLOSED
+
+
+@pytest.mark.parametrize("error", [BulkheadFull("no room"), DeadlineExceeded("over")])
+async def test_a_probe_that_was_not_even_made_gives_its_slot_back(
+    world: World, clock: FakeClock, error: Exception
+) -> None:
+    """A full bulkhead further in neither closes nor opens."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    await fails(world, breaker, error, times=3)
+    assert breaker.state is HALF_OPEN
+    await works(world, breaker)
+    assert breaker.state is CLOSED
+
+
+async def test_a_cancelled_probe_gives_its_slot_back(tasks_world: World, clock: FakeClock) -> None:
+    """The caller lost patience; the next one may find out."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    await fails(tasks_world, breaker)
+    clock.advance(5.0)
+    async with beside(tasks_world) as group:
+        for _ in range(3):
+            probe = await group.inside(breaker)
+            assert isinstance(await works(tasks_world, breaker), CircuitOpen)
+            probe.cancel()
+            await probe.result()
+            assert breaker.stats().probes == 0
+        assert await works(tasks_world, breaker) == "fine"
+        assert breaker.state is CLOSED
+
+
+def test_a_probe_that_is_thrown_away_gives_its_slot_back(clock: FakeClock) -> None:
+    """A coroutine that nobody finishes is closed by the collector, and with it the probe is over."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+    breaker.capture(lambda ctx: 1 / 0)
+    clock.advance(5.0)
+
+    class Forever:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    coroutine = breaker.aexecute(lambda ctx: Forever())
+    coroutine.send(None)  # type: ignore[attr-defined]
+    assert breaker.stats().probes == 1
+    del coroutine
+    gc.collect()
+    assert breaker.stats().probes == 0
+    assert breaker.execute(lambda ctx: "fine") == "fine"
+
+
+# --- epochs ------------------------------------------------------------------------------------
+
+
+async def test_a_success_from_before_the_opening_does_not_close(world: World, clock: FakeClock) -> None:
+    """It began while the circuit was closed, and comes back while it is half-open: it says nothing about now."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    async with beside(world) as group:
+        old = await group.inside(breaker)
+        await fails(world, breaker)
+        clock.advance(5.0)
+        probe = await group.inside(breaker)
+        old.let_go()
+        assert await old.result() == "fine"
+        assert breaker.state is HALF_OPEN
+        probe.let_go()
+        await probe.result()
+        assert breaker.state is CLOSED
+
+
+async def test_a_success_while_it_is_open_does_not_close(world: World, clock: FakeClock) -> None:
+    """Calls that were under way when it opened come back, well or not: it stays open for its time."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    async with beside(world) as group:
+        good, bad = await group.inside(breaker), await group.inside(breaker, Boom("too"))
+        await fails(world, breaker, Boom("first"))
+        clock.advance(3.0)
+        for call in (good, bad):
+            call.let_go()
+            await call.result()
+        assert breaker.state is OPEN
+        assert breaker.stats().retry_after == pytest.approx(2.0)
+        assert breaker.stats().last_failure == "Boom: first"
+
+
+async def test_a_failure_from_before_the_opening_does_not_open_again(world: World, clock: FakeClock) -> None:
+    """The outage is over and the circuit closed; a failure from the outage is old news."""
+    breaker = CircuitBreaker(1, open_for=5.0)
+
+    async with beside(world) as group:
+        old = [await group.inside(breaker, Boom("old")) for _ in range(2)]
+        await fails(world, breaker)
+        clock.advance(5.0)
+        probe = await group.inside(breaker)
+        old[0].let_go()
+        await old[0].result()
+        assert breaker.state is HALF_OPEN
+        probe.let_go()
+        await probe.result()
+        old[1].let_go()
+        await old[1].result()
+        assert breaker.state is CLOSED
+
+
+async def test_a_probe_of_an_earlier_half_open_period_moves_nothing(world: World, clock: FakeClock) -> None:
+    """Half-open, open, half-open again: its success does not close, and it takes nobody's slot."""
+    breaker = CircuitBreaker(1, open_for=5.0, probes=2, probe_successes=2)
+
+    await fails(world, breaker)
+    clock.advance(5.0)
+    async with beside(world) as group:
+        early = await group.inside(breaker)
+        await fails(world, breaker)
+        clock.advance(5.0)
+        await works(world, breaker)
+        early.let_go()
+        await early.result()
+        assert breaker.state is HALF_OPEN
+        assert breaker.stats().probes == 0
+        await works(world, breaker)
+        assert breaker.state is CLOSED
+
+
+async def test_a_close_by_hand_begins_a_new_epoch(world: World) -> None:
+    """Failures of calls that were under way do not count in the fresh start."""
+    breaker = CircuitBreaker(2)
+
+    async with beside(world) as group:
+        old = [await group.inside(breaker, Boom("old")) for _ in range(3)]
+        breaker.close()
+        for call in old:
+            call.let_go()
+            await call.result()
+        assert breaker.state is CLOSED
+        await fails(world, breaker)
+        assert breaker.state is CLOSED
+        await fails(world, breaker)
+        assert breaker.state is OPEN

@@ -1,0 +1,39 @@
+"""What the tests of timeouts share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from resilience import Context
+from tests.conftest import World
+
+SHORT = 0.02
+
+LONG = 60.0
+
+
+def hanging(world: World) -> Callable[..., Awaitable[None]]:
+    async def fn(ctx: Context) -> None:
+        await world.hang()
+
+    return fn
+
+
+class Stopwatch:
+    """Seconds that really passed."""
+
+    def __enter__(self) -> Stopwatch:
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds = time.monotonic() - self.began
+
+
+# --- asyncio: the semantics of asyncio.timeout -------------------------------------------------
+
+
+async def forever(ctx: Context) -> None:
+    await asyncio.sleep(10)

@@ -1,0 +1,542 @@
+"""Proxies of asynchronous clients: methods that return awaitables, and what is entered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import types
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+import requests
+
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience.errors import BulkheadFull, CircuitOpen
+from tests.clients import Client, quick
+from tests.conftest import Boom, World
+
+# --- aproxy ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """A coroutine that is dropped without having been awaited or closed fails the test."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(it.message) for it in caught] == []
+
+
+async def test_aproxy_takes_plain_methods_that_return_awaitables(tasks_world: World) -> None:
+    """Each attempt calls the method anew."""
+    client = Client()
+
+    proxy = quick().aproxy(client, "later", "fetch")
+    results = []
+    for method in (proxy.later, proxy.fetch):
+        client.failures = 2
+        results.append(await method("a"))
+    assert results == ["fetch a"] * 2
+    assert len(client.calls) == 6
+
+
+async def test_what_aproxy_returns_is_a_coroutine_for_whoever_asks(in_asyncio: World) -> None:
+    """`create_task`, `gather`, `wait_for` and `ensure_future` take it."""
+    client = Client()
+    proxy = quick().aproxy(client, "later")
+
+    pending: Any = proxy.later("a")
+    assert inspect.isawaitable(pending)
+    assert asyncio.iscoroutine(pending)
+    assert [
+        await asyncio.create_task(pending),
+        *await asyncio.gather(proxy.later("b"), proxy.later("c")),
+        await asyncio.wait_for(proxy.later("d"), 5.0),
+        await asyncio.ensure_future(proxy.later("e")),
+    ] == [f"fetch {x}" for x in "abcde"]
+
+
+async def test_a_task_of_what_aproxy_returns_can_be_cancelled(in_asyncio: World) -> None:
+    """The cancellation arrives in the client's method, which cleans up; no policy answers it."""
+    log: list[str] = []
+
+    class Hanging:
+        def get(self) -> Awaitable[None]:
+            return self._get()
+
+        async def _get(self) -> None:
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await asyncio.sleep(0)
+                log.append("cleaned up")
+
+    pending: Any = Fallback("instead").aproxy(Hanging(), "get").get()
+    assert not isinstance(pending, types.CoroutineType)
+    task = asyncio.create_task(pending)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["cleaned up"]
+
+
+async def test_what_aproxy_returns_may_be_awaited_in_a_task_of_trios(in_trio: World) -> None:
+    """There only functions are started."""
+    client = Client(failures=2)
+    got: list[str] = []
+
+    async def child(proxy: Client) -> None:
+        got.append(await proxy.later("a"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(child, quick().aproxy(client, "later"))
+    assert got == ["fetch a"]
+
+
+def test_a_forgotten_await_is_reported_as_any_other() -> None:
+    """Python's own warning."""
+    client = Client()
+    pending: Any = quick().aproxy(client, "later").later("a")
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        del pending
+    assert client.calls == []
+
+
+def test_what_was_not_begun_can_be_closed() -> None:
+    """As a coroutine can."""
+    pending: Any = quick().aproxy(Client(), "later").later("a")
+    with no_warnings():
+        pending.close()
+        del pending
+
+
+async def test_aproxy_refuses_a_method_that_returns_nothing_to_await(tasks_world: World) -> None:
+    """The error names it."""
+    proxy: Any = quick().aproxy(Client())
+    with pytest.raises(TypeError, match=r"Client\.get.*str"):
+        await proxy.get("a")
+
+
+# --- awaitables that are async context managers ------------------------------------------------
+
+
+class Response:
+    """What aiohttp answers with: entered, it is itself; left, it is released."""
+
+    def __init__(self, session: Session, status: int) -> None:
+        self.session = session
+        self.status = status
+        session.open.append(self)
+
+    async def text(self) -> str:
+        await anyio.sleep(0)
+        return f"status {self.status}"
+
+    def release(self) -> None:
+        if self in self.session.open:
+            self.session.open.remove(self)
+
+    close = release
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        await anyio.sleep(0)
+        self.session.left.append(kind)
+        self.release()
+
+
+class RequestContextManager(Coroutine[Any, Any, Response]):
+    """In the manner of aiohttp: to be awaited for a response, or entered for one that is released afterwards."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Response]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Response]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> Response:
+        self._response = await self._coroutine
+        return await self._response.__aenter__()
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._response.__aexit__(*exc)
+
+
+class Session:
+    """In the manner of aiohttp's: answers its requests with the given statuses, one after another."""
+
+    def __init__(self, *statuses: int | Exception) -> None:
+        self.statuses = list(statuses)
+        self.requests = 0
+        self.open: list[Response] = []
+        self.left: list[type[BaseException] | None] = []
+
+    def get(self, url: str) -> RequestContextManager:
+        return RequestContextManager(self._request(url))
+
+    async def _request(self, url: str) -> Response:
+        self.requests += 1
+        await anyio.sleep(0)
+        status = self.statuses.pop(0)
+        if isinstance(status, Exception):
+            raise status
+        return Response(self, status)
+
+
+class Connection:
+    async def execute(self, sql: str) -> str:
+        await anyio.sleep(0)
+        return f"did {sql}"
+
+
+class AcquireContext:
+    """In the manner of asyncpg's `pool.acquire()`: no coroutine; awaited or entered, and once only."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._connection: Connection | None = None
+        self._done = False
+
+    async def __aenter__(self) -> Connection:
+        if self._connection is not None or self._done:
+            raise RuntimeError("a connection is already acquired")
+        self._connection = await self._pool._acquire()
+        return self._connection
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._done = True
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        await self._pool.release(connection)
+
+    def __await__(self) -> Generator[Any, Any, Connection]:
+        self._done = True
+        return self._pool._acquire().__await__()
+
+
+class Pool:
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.attempts = 0
+        self.out: list[Connection] = []
+
+    def acquire(self) -> AcquireContext:
+        return AcquireContext(self)
+
+    async def _acquire(self) -> Connection:
+        self.attempts += 1
+        await anyio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise Boom("no connection")
+        connection = Connection()
+        self.out.append(connection)
+        return connection
+
+    async def release(self, connection: Connection) -> None:
+        await anyio.sleep(0)
+        self.out.remove(connection)
+
+
+async def test_a_request_in_the_manner_of_aiohttp_is_awaited_and_entered(tasks_world: World) -> None:
+    """`await session.get(url)` and `async with session.get(url) as response` both keep working, with retries."""
+    session = Session(Boom(), Boom(), 200, Boom(), 201)
+    proxy = quick().aproxy(session, "get")
+
+    with no_warnings():
+        response = await proxy.get("a")
+        assert response.status == 200
+        response.release()
+        async with proxy.get("b") as response:
+            assert await response.text() == "status 201"
+            assert session.open == [response]
+        assert session.open == []
+    assert session.requests == 5
+    assert session.left == [None]
+
+
+async def test_a_connection_in_the_manner_of_asyncpg_is_awaited_and_entered(tasks_world: World) -> None:
+    """And given back when the block ends, however it ends."""
+    pool = Pool(failures=2)
+    proxy = quick().aproxy(pool, "acquire")
+
+    with no_warnings():
+        connection = await proxy.acquire()
+        assert pool.out == [connection]
+        await proxy.release(connection)
+        pool.failures = 2
+        with pytest.raises(ValueError, match="in the block"):
+            async with proxy.acquire() as connection:
+                assert await connection.execute("select 1") == "did select 1"
+                raise ValueError("in the block")
+    assert pool.attempts == 6
+    assert pool.out == []
+
+
+async def test_the_whole_client_is_wrapped_without_naming_its_methods(tasks_world: World) -> None:
+    """`get` of the session and `acquire` of the pool are found."""
+    async with quick().aproxy(Session(Boom(), 200)).get("a") as response:
+        assert response.status == 200
+    async with quick().aproxy(Pool(failures=1)).acquire() as connection:
+        assert await connection.execute("x") == "did x"
+
+
+async def test_what_a_block_raises_is_not_the_policys_affair(tasks_world: World) -> None:
+    """Entering is the call; the block itself is not repeated, and its error reaches the client's `__aexit__`."""
+    session = Session(200, 200)
+    proxy = Fallback("answered").wrap(quick()).aproxy(session, "get")
+
+    with pytest.raises(Boom):
+        async with proxy.get("a"):
+            raise Boom("in the block")
+    assert session.requests == 1
+    assert session.left == [Boom]
+    assert session.open == []
+
+
+async def test_a_managers_own_exit_may_swallow_an_error(tasks_world: World) -> None:
+    """As it would without a policy."""
+
+    class Forgiving:
+        @asynccontextmanager
+        async def transaction(self) -> AsyncIterator[str]:
+            try:
+                yield "in it"
+            except KeyError:
+                pass
+
+    async with quick().aproxy(Forgiving()).transaction() as value:
+        assert value == "in it"
+        raise KeyError
+
+
+async def test_an_entry_that_fails_for_good_raises_its_own_error(tasks_world: World) -> None:
+    """After all attempts; nothing is left open."""
+    pool = Pool(failures=99)
+    last = quick(2).aproxy(pool)
+
+    with no_warnings(), pytest.raises(Boom, match="no connection"):
+        async with last.acquire():
+            raise AssertionError("never entered")
+    assert pool.attempts == 2
+    assert pool.out == []
+
+
+async def test_a_result_that_is_not_good_enough_is_left_before_the_next_attempt(tasks_world: World) -> None:
+    """`on_result` looks at what was entered: the response of a 503 is given back, and a new one is asked for."""
+    session = Session(503, 503, 200)
+    retry = Retry(3, on_result=lambda response: response.status >= 500, backoff=[0])
+    most: list[int] = []
+
+    async with retry.aproxy(session, "get").get("a") as response:
+        most.append(len(session.open))
+        assert response.status == 200
+    assert session.requests == 3
+    assert most == [1]
+    assert session.open == []
+
+
+async def test_a_fallback_answers_an_entry_that_failed(tasks_world: World) -> None:
+    """The block gets the answer, and nothing has to be left."""
+    pool = Pool(failures=99)
+    proxy = Fallback("answered").wrap(quick(2)).aproxy(pool)
+
+    async with proxy.acquire() as connection:
+        assert connection == "answered"
+    assert pool.attempts == 2
+
+
+async def test_a_fallback_that_answers_a_result_leaves_what_was_entered(tasks_world: World) -> None:
+    """Nobody else would."""
+    session = Session(503)
+    proxy = Fallback("answered", on_result=lambda response: response.status >= 500).aproxy(session)
+    open_inside: list[int] = []
+
+    async with proxy.get("a") as answer:
+        open_inside.append(len(session.open))
+        assert answer == "answered"
+    assert open_inside == [0]
+    assert session.open == []
+
+
+async def test_a_rejected_entry_enters_nothing(tasks_world: World) -> None:
+    """The bulkhead is held while entering, and not for the block: that is what `slot()` is for."""
+    pool = Pool()
+    gate = Bulkhead(1)
+    breaker = CircuitBreaker()
+
+    with no_warnings():
+        async with gate.aproxy(pool).acquire():
+            assert gate.stats().in_flight == 0
+        async with gate.slot():
+            with pytest.raises(BulkheadFull):
+                async with gate.aproxy(pool).acquire():
+                    pass
+        breaker.isolate()
+        with pytest.raises(CircuitOpen):
+            async with breaker.aproxy(pool).acquire():
+                pass
+    assert pool.attempts == 1
+
+
+async def test_an_entry_that_is_cut_off_leaves_nothing_behind(tasks_world: World) -> None:
+    """The Timeout is over the entry; the block may take longer."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.log: list[str] = []
+            self.delay = 4.0
+
+        @asynccontextmanager
+        async def acquire(self) -> AsyncIterator[str]:
+            self.log.append("in")
+            try:
+                await anyio.sleep(self.delay)
+                yield "acquired"
+            finally:
+                self.log.append("out")
+
+    slow = Slow()
+    proxy = Timeout(0.1).aproxy(slow)
+
+    with pytest.raises(TimeoutError):
+        async with proxy.acquire():
+            raise AssertionError("never entered")
+    assert slow.log == ["in", "out"]
+    slow.delay = 0.0
+    async with proxy.acquire() as value:
+        await anyio.sleep(0.12)
+        assert value == "acquired"
+    assert slow.log == ["in", "out"] * 2
+
+
+async def test_a_cancelled_entry_leaves_nothing_behind(tasks_world: World) -> None:
+    """It is not taken for an outcome either."""
+    pool = Pool()
+    answered: list[Any] = []
+    proxy = Fallback("x", on_fallback=answered.append).wrap(quick()).aproxy(pool)
+
+    with no_warnings():
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            async with proxy.acquire():
+                raise AssertionError("never entered")
+        assert scope.cancelled_caught
+    assert pool.out == []
+    assert answered == []
+
+
+async def test_entering_what_is_no_context_manager_is_a_misuse(tasks_world: World) -> None:
+    """It names what it is, says what to do, and no policy takes it for an outcome."""
+    client = Client()
+    seen: list[Any] = []
+    proxy: Any = (
+        Fallback("answered", on_fallback=seen.append)
+        .wrap(Retry(3, on=Exception, backoff=[0], on_retry=seen.append), CircuitBreaker(1, on_transition=seen.append))
+        .aproxy(client, "later")
+    )
+
+    with no_warnings(), pytest.raises(TypeError, match="await"):
+        async with proxy.later("a"):
+            raise AssertionError("never entered")
+    assert seen == []
+    assert client.calls == []
+
+
+async def test_each_entry_is_an_execution_of_its_own(tasks_world: World) -> None:
+    """Many at once through one proxy do not meet."""
+    pool = Pool(failures=5)
+    proxy = quick(9).aproxy(pool)
+    most: list[int] = []
+
+    async def one() -> None:
+        async with proxy.acquire():
+            await anyio.sleep(0.005)
+            most.append(len(pool.out))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(one)
+    assert max(most) == 10
+    assert pool.out == []
+    assert pool.attempts == 15
+
+
+# --- real clients ------------------------------------------------------------------------------
+
+
+def test_a_real_session_of_requests_can_be_wrapped() -> None:
+    """Without names; entering it hands out the proxy, and closing it is its own affair."""
+    calls: list[str] = []
+
+    class Adapter(requests.adapters.BaseAdapter):
+        def send(self, request: Any, **settings: Any) -> requests.Response:
+            calls.append(request.url)
+            if len(calls) < 3:
+                raise requests.ConnectionError("reset")
+            response = requests.Response()
+            response.status_code = 200
+            response.url = request.url
+            return response
+
+        def close(self) -> None:
+            calls.append("closed")
+
+    session = requests.Session()
+    session.mount("fake://", Adapter())
+    with Retry(backoff=[0]).proxy(session) as proxy:
+        assert proxy.get("fake://host/").status_code == 200
+        proxy.headers["x"] = "y"
+    assert session.headers["x"] == "y"
+    assert calls == ["fake://host/"] * 3 + ["closed"]
+
+
+@pytest.mark.parametrize("how", ["proxy", "aproxy"])
+async def test_a_real_client_of_httpx2_can_be_wrapped(tasks_world: World, how: str) -> None:
+    """Requests, `stream`, and the block around it."""
+    calls: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        calls.append(request.method)
+        if len(calls) % 3:
+            raise httpx2.ConnectError("refused", request=request)
+        return httpx2.Response(200, text="fine")
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    async with getattr(Retry(backoff=[0]), how)(client) as proxy:
+        texts = [(await proxy.get("http://host/")).text]
+        if how == "aproxy":  # entering a stream is what fails, and only aproxy enters it under the policy
+            async with proxy.stream("GET", "http://host/") as response:
+                texts.append((await response.aread()).decode())
+    assert client.is_closed
+    assert texts == ["fine"] * (2 if how == "aproxy" else 1)
+    assert len(calls) == 3 * len(texts)
+
+
+def test_a_policy_of_ones_own_makes_proxies_as_well() -> None:
+    """They are the affair of every policy."""
+
+    class Shout(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return (await call(ctx)).upper()
+
+    assert Shout().proxy(Client()).get("a") == "GET A"

@@ -1,0 +1,246 @@
+"""Policies as decorators: of functions, methods and whatever else can be called."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from resilience import current_context
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.functions import quick
+
+
+def test_the_decorator_keeps_name_docs_and_signature() -> None:
+    """And the module, own attributes, and the way back to the function itself."""
+
+    def fetch(url: str, *, limit: int = 3) -> list[str]:
+        """Fetch the url."""
+        return [url] * limit
+
+    fetch.route = "/fetch"  # type: ignore[attr-defined]
+
+    async def afetch(url: str, *, limit: int = 3) -> list[str]:
+        """Fetch the url."""
+        return [url] * limit
+
+    for function in (fetch, afetch):
+        wrapped = quick()(function)
+        assert wrapped.__name__ == function.__name__
+        assert wrapped.__qualname__ == function.__qualname__
+        assert wrapped.__module__ == __name__
+        assert wrapped.__doc__ == "Fetch the url."
+        assert inspect.signature(wrapped) == inspect.signature(function)
+        assert wrapped.__annotations__ == function.__annotations__
+        assert wrapped.__wrapped__ is function  # type: ignore[union-attr]
+    assert quick()(fetch).route == "/fetch"  # type: ignore[attr-defined]
+
+
+async def test_a_decorated_function_runs_under_the_policy(world: World, clock: FakeClock) -> None:
+    """Each call of it is an execution of its own."""
+    script = Script(Boom(), "one", Boom(), Boom(), "two")
+
+    async def fetch(word: str) -> str:
+        return word + await script.function()()
+
+    decorated = quick()(world.native(fetch))
+
+    async def main() -> list[str]:
+        if world.blocking:
+            return [decorated(">"), decorated(word=">")]
+        return [await decorated(">"), await decorated(word=">")]
+
+    assert await main() == [">one", ">two"]
+    assert script.calls == 5
+
+
+async def test_a_decorated_coroutine_function_is_one(tasks_world: World) -> None:
+    """Frameworks ask `iscoroutinefunction`. It is decided once, when it is decorated."""
+
+    @quick()
+    async def fetch() -> str:
+        return "fetched"
+
+    @quick()
+    def plain() -> str:
+        return "plain"
+
+    assert inspect.iscoroutinefunction(fetch)
+    assert not inspect.iscoroutinefunction(plain)
+    assert plain() == "plain"
+    assert await fetch() == "fetched"
+
+
+def test_a_decorated_function_takes_arguments_of_any_name() -> None:
+    """The wrapper's own names are in nobody's way."""
+
+    @quick()
+    def fn(self: int, fn: int, ctx: int, policy: int, *, call: int, args: int, kwargs: int) -> tuple[int, ...]:
+        return self, fn, ctx, policy, call, args, kwargs
+
+    assert fn(self=1, fn=2, ctx=3, policy=4, call=5, args=6, kwargs=7) == (1, 2, 3, 4, 5, 6, 7)
+
+
+async def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, clock: FakeClock) -> None:
+    """Above and below `staticmethod` and `classmethod`, synchronous or not, on the class and on an object."""
+
+    class Service:
+        calls = 0
+
+        @quick()
+        def method(self, x: int) -> Any:
+            Service.calls += 1
+            if Service.calls == 1:
+                raise Boom
+            return self, x
+
+        @quick()
+        async def amethod(self, x: int) -> Any:
+            return self, x
+
+        @classmethod
+        @quick()
+        def below_class(cls, x: int) -> Any:
+            return cls, x
+
+        @quick()
+        @classmethod
+        def above_class(cls, x: int) -> Any:
+            return cls, x
+
+        @quick()
+        @classmethod
+        async def above_aclass(cls, x: int) -> Any:
+            return cls, x
+
+        @staticmethod
+        @quick()
+        def below_static(x: int) -> Any:
+            return x
+
+        @quick()
+        @staticmethod
+        def above_static(x: int) -> Any:
+            return x
+
+        @quick()
+        @staticmethod
+        async def above_astatic(x: int) -> Any:
+            return x
+
+    service = Service()
+    assert service.method(1) == (service, 1)
+    assert Service.calls == 2
+    assert Service.method(service, 2) == (service, 2)
+    for one in (Service, service):
+        assert one.below_class(3) == one.above_class(3) == (Service, 3)
+        assert one.below_static(4) == one.above_static(4) == 4
+    assert isinstance(vars(Service)["above_class"], classmethod)
+    assert isinstance(vars(Service)["above_static"], staticmethod)
+
+    assert [await service.amethod(5), await Service.above_aclass(6), await service.above_astatic(7)] == [
+        (service, 5),
+        (Service, 6),
+        7,
+    ]
+
+
+def test_a_decorated_abstract_method_stays_abstract() -> None:
+    """The mark is an attribute of the function, and is kept."""
+
+    class Client(abc.ABC):
+        @quick()
+        @abc.abstractmethod
+        def get(self) -> str: ...
+
+    with pytest.raises(TypeError, match="abstract"):
+        Client()  # type: ignore[abstract]
+
+
+async def test_the_decorator_works_on_callables_without_a_name(tasks_world: World) -> None:
+    """Objects, partials, built-in functions, classes, mocks."""
+
+    class Adder:
+        def __call__(self, x: int) -> int:
+            return x + 1
+
+    class LaterAdder:
+        async def __call__(self, x: int) -> int:
+            return x + 1
+
+    async def add(x: int, y: int) -> int:
+        return x + y
+
+    assert quick()(Adder())(1) == 2
+    assert quick()(functools.partial(max, 3))(1) == 3
+    assert quick()(len)("four") == 4
+    assert quick()(dict)(a=1) == {"a": 1}
+    assert quick()(Mock(return_value="mocked"))() == "mocked"
+
+    two, three, _ = [
+        await quick()(LaterAdder())(1),
+        await quick()(functools.partial(add, 1))(2),
+        await quick()(AsyncMock())(),
+    ]
+    assert (two, three) == (2, 3)
+    assert inspect.iscoroutinefunction(quick()(LaterAdder()))
+
+
+def test_policies_decorate_on_top_of_one_another(clock: FakeClock) -> None:
+    """Two decorators are two nested executions: the inner one makes its attempts within each of the outer's."""
+    calls: list[int] = []
+
+    @quick(2)
+    @quick(3)
+    def fn() -> None:
+        calls.append(current_context().attempt)
+        raise Boom
+
+    with pytest.raises(Boom):
+        fn()
+    assert calls == [1, 2, 3, 1, 2, 3]
+
+
+def generator(*args: Any) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(*args: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+class Generates:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+    def method(self) -> Iterator[int]:
+        yield 1
+
+    async def amethod(self) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (generator, "generator"),
+        (async_generator, "async_generator"),
+        (functools.partial(generator, 1), "generator"),
+        (functools.partial(async_generator, 1), "async_generator"),
+        (Generates(), "Generates"),
+        (Generates().method, "Generates.method"),
+        (Generates().amethod, "Generates.amethod"),
+        (staticmethod(generator), "generator"),
+        (classmethod(generator), "generator"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_a_generator_function_is_refused_when_it_is_decorated(fn: Any, name: str) -> None:
+    """Calling it does none of its work, so nothing would be protected: the error says so, and names it."""
+    with pytest.raises(TypeError, match=rf"^{name} is a generator function"):
+        quick()(fn)

@@ -1,0 +1,381 @@
+"""Listeners: who hears which events, in which order, and what they may do."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Success, Timeout, events
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds
+
+# --- subscribing -------------------------------------------------------------------------------
+
+
+async def test_a_listener_hears_the_kinds_that_it_names(world: World, clock: FakeClock) -> None:
+    """One, or several."""
+    one: list[Any] = []
+    two: list[Any] = []
+    end_one = events.subscribe(one.append, events.RetryScheduled)
+    end_two = events.subscribe(two.append, events.AttemptFailed, events.ExecutionFinished)
+
+    await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
+    end_one()
+    end_two()
+    assert kinds(one) == [events.RetryScheduled]
+    assert kinds(two) == [events.AttemptFailed, events.AttemptFailed, events.ExecutionFinished]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unsubscribing_ends_one_subscription_and_no_other(kind: type[events.Event]) -> None:
+    """The same listener may be subscribed twice; ending one again does nothing."""
+    seen: list[Any] = []
+
+    def count() -> int:
+        seen.clear()
+        everything()
+        assert all(type(event) is kind for event in seen)
+        return len(seen)
+
+    first = events.subscribe(seen.append, kind)
+    once = count()
+    second = events.subscribe(seen.append, kind)
+    assert once > 0
+    assert count() == 2 * once
+    first()
+    first()
+    assert count() == once
+    second()
+    assert count() == 0
+
+
+def test_a_kind_that_is_named_twice_is_heard_once() -> None:
+    """A set of kinds, not a list."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.CircuitChanged, events.CircuitChanged)
+    CircuitBreaker().isolate()
+    unsubscribe()
+    assert len(seen) == 1
+
+
+def test_who_subscribes_in_the_middle_of_another_subscription_is_not_forgotten() -> None:
+    """A finalizer may do so, in the very same thread: both hear the next event, once each."""
+    seen: list[str] = []
+    inner: list[Callable[[], None]] = []
+
+    def change(listeners: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not inner:
+            inner.append(events.subscribe(lambda event: seen.append("inner"), events.CircuitChanged))
+        return (*listeners, outer)
+
+    def outer(event: events.Event) -> None:
+        seen.append("outer")
+
+    events._change([events.CircuitChanged], change)
+    CircuitBreaker().isolate()
+    events._change([events.CircuitChanged], lambda listeners: tuple(it for it in listeners if it is not outer))
+    inner[0]()
+    CircuitBreaker().isolate()
+    assert sorted(seen) == ["inner", "outer"]
+
+
+async def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
+    """Not even the rest of what is going on."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append)
+
+    async def fn(ctx: Context) -> None:
+        unsubscribe()
+        raise Boom
+
+    await world.attempt(Fallback("x").wrap(Retry(on=Boom, backoff=[0])), fn)
+    assert seen == []
+
+
+def test_who_subscribes_from_inside_a_listener_is_heard_from_the_next_event_on() -> None:
+    """Listeners run outside every lock: they may subscribe and unsubscribe."""
+    seen: list[Any] = []
+    endings: list[Callable[[], None]] = []
+
+    def listener(event: events.CircuitChanged) -> None:
+        endings.pop()()
+        endings.append(events.subscribe(seen.append, events.CircuitChanged))
+
+    endings.append(events.subscribe(listener, events.CircuitChanged))
+    breaker = CircuitBreaker()
+    breaker.isolate()
+    breaker.close()
+    endings.pop()()
+    assert [event.new for event in seen] == [CircuitState.CLOSED]
+
+
+def test_many_threads_subscribe_and_unsubscribe_at_once() -> None:
+    """No subscription is lost, and none is left."""
+    counts: list[int] = []
+
+    def churn() -> None:
+        seen: list[Any] = []
+        breaker = CircuitBreaker()
+        for _ in range(200):
+            unsubscribe = events.subscribe(lambda event: seen.append(event.policy), events.CircuitChanged)
+            breaker.isolate()
+            unsubscribe()
+            breaker.close()
+        counts.append(len(seen))
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counts) == 4
+    assert all(count >= 200 for count in counts), "each has heard at least its own"
+
+
+# --- pipelines' listeners ----------------------------------------------------------------------
+
+
+async def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(
+    world: World, clock: FakeClock
+) -> None:
+    """Every kind of its policies, and the end of its executions."""
+    seen: list[Any] = []
+    retry = Retry(2, on=Boom, backoff=[0])
+    pipeline = Policy.wrap(Fallback("x"), retry, listeners=[seen.append])
+
+    await world.execute(pipeline, Script(Boom()).function())
+    await world.attempt(retry, Script(Boom()).function())
+    assert kinds(seen) == [
+        events.AttemptFailed,
+        events.RetryScheduled,
+        events.AttemptFailed,
+        events.RetryGaveUp,
+        events.FallbackUsed,
+        events.ExecutionFinished,
+    ]
+
+
+async def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: World) -> None:
+    """In the order in which they were given."""
+    order: list[str] = []
+    pipeline = Retry().wrap(listeners=[lambda event: order.append("a"), lambda event: order.append("b")])
+
+    await world.execute(pipeline, Script("fine").function())
+    assert order == ["a", "b"]
+
+
+async def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_process(
+    world: World, clock: FakeClock
+) -> None:
+    """From the inside out; each hears the same event."""
+    order: list[tuple[str, Any]] = []
+
+    def note(who: str) -> Callable[[Any], None]:
+        return lambda event: order.append((who, event))
+
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=note("callback"))
+    pipeline = Policy.wrap(
+        Policy.wrap(retry, listeners=[note("inner")]),
+        listeners=[
+            lambda event: note("outer")(event) if isinstance(event, events.RetryScheduled) else None,
+        ],
+    )
+    unsubscribe = events.subscribe(note("process"), events.RetryScheduled)
+
+    await world.execute(pipeline, Script(Boom(), "fine").function())
+    unsubscribe()
+    [scheduled] = [event for who, event in order if who == "callback"]
+    heard = [who for who, event in order if event is scheduled]
+    assert heard[0] == "callback"
+    assert heard[-1] == "process"
+    assert sorted(heard[1:-1]) == ["inner", "outer"]
+
+
+async def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: World, clock: FakeClock) -> None:
+    """The outer ones hear all of it."""
+    inside: list[Any] = []
+    outside: list[Any] = []
+    inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
+    pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), inner, listeners=[outside.append])
+
+    await world.attempt(pipeline, Script(Boom()).function())
+    assert {event.policy for event in inside} == {"in"}
+    assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
+
+
+async def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listeners(
+    world: World, clock: FakeClock
+) -> None:
+    """Blocking and asynchronous ones, each time that they are called."""
+    seen: list[str] = []
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[lambda event: seen.append(type(event).__name__)])
+    told = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
+
+    decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
+    for number in (1, 2):
+        result = decorated()
+        assert (result if world.blocking else await result) == "fine"
+        assert seen == told * number
+
+
+async def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
+    """It is another pipeline's, though it inherits the deadline."""
+    seen: list[Any] = []
+    pipeline = Policy.wrap(Retry(name="outer"), listeners=[seen.append])
+
+    async def outer(ctx: Context) -> Any:
+        return await world.execute(Fallback("x", name="inner"), Script(Boom()).function())
+
+    await world.execute(pipeline, outer)
+    assert [(type(event), event.outcome) for event in seen] == [(events.ExecutionFinished, Success("x"))]
+
+
+def test_listeners_are_there_in_every_thread_and_task_of_an_execution(threads: World) -> None:
+    """An event under a Timeout is heard, although the function runs on a worker."""
+    seen: list[Any] = []
+    pipeline = Policy.wrap(Timeout(5.0), Fallback("x"), Timeout(4.0), listeners=[seen.append])
+    assert pipeline.execute(lambda ctx: 1 / 0) == "x"
+    assert events.FallbackUsed in kinds(seen)
+
+
+# --- listeners observe -------------------------------------------------------------------------
+
+CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
+    "on_retry": lambda listener: Retry(2, on=Boom, backoff=[0], on_retry=listener),
+    "on_timeout": lambda listener: Timeout(0.01, on_timeout=listener),
+    "on_transition": lambda listener: CircuitBreaker(1, on_transition=listener),
+    "on_fallback": lambda listener: Fallback("x", on_fallback=listener),
+    "listeners": lambda listener: Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[listener]),
+    "subscribe": lambda listener: Retry(2, on=Boom, backoff=[0]),
+}
+
+
+@pytest.mark.parametrize("how", CALLBACKS)
+async def test_what_a_listener_raises_is_logged_and_changes_nothing(
+    world: World, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The execution ends as it would have ended, and the next listener is called all the same."""
+    heard: list[Any] = []
+
+    def broken(event: object) -> None:
+        heard.append(event)
+        raise RuntimeError("the listener is broken")
+
+    async def fn(ctx: Context) -> None:
+        if how == "on_timeout":
+            await world.hang()
+        raise Boom
+
+    policy = CALLBACKS[how](broken)
+    quiet = CALLBACKS[how](lambda event: None)
+    after: list[Any] = []
+    endings = [events.subscribe(broken)] if how == "subscribe" else []
+    endings.append(events.subscribe(after.append))
+
+    with caplog.at_level(logging.ERROR, logger="resilience"):
+        expected, got = (await world.attempt(quiet, fn), await world.attempt(policy, fn))
+    for ending in endings:
+        ending()
+    assert (type(got), str(got)) == (type(expected), str(expected))
+    assert heard
+    assert after
+    assert {record.name for record in caplog.records} == {"resilience"}
+    assert len(caplog.records) >= len(heard)
+    assert "RuntimeError: the listener is broken" in caplog.text
+    assert type(heard[0]).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("how", CALLBACKS)
+async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
+    """Ctrl-C may come while a listener runs; it is not the listener's error."""
+    if how == "subscribe":
+        return
+
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    async def fn(ctx: Context) -> None:
+        if how == "on_timeout":
+            await world.hang()
+        raise Boom
+
+    with pytest.raises(KeyboardInterrupt):
+        await world.execute(CALLBACKS[how](interrupted), fn)
+
+
+async def test_a_listener_runs_where_the_event_happens(world: World, clock: FakeClock) -> None:
+    """In the thread and task of the call, with its context variables."""
+    here: list[int] = []
+    retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: here.append(threading.get_ident()))
+
+    await world.attempt(retry, Script(Boom()).function())
+    assert here == [threading.get_ident()]
+
+
+async def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeClock) -> None:
+    """It is called outside of every lock: reading, closing, calling again are all allowed."""
+    seen: list[Any] = []
+
+    def listener(event: events.CircuitChanged) -> None:
+        seen.append((event.new, breaker.state, breaker.stats().opened))
+        if event.new is CircuitState.OPEN:
+            breaker.close()
+
+    breaker = CircuitBreaker(1, on_transition=listener)
+
+    await world.attempt(breaker, Script(Boom()).function())
+    assert await world.attempt(breaker, Script("fine").function()) == "fine"
+    assert [new for new, _, _ in seen] == [CircuitState.OPEN, CircuitState.CLOSED]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])
+def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
+    """Built by name, never changed; the facts of every event come first."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    assert names[:5] == ["policy", "operation", "time", "properties", "pipeline"]
+    event = kind(**dict.fromkeys(names))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.policy = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        kind("positional")  # type: ignore[misc]
+
+
+def test_an_event_that_is_told_is_what_its_class_makes(clock: FakeClock, heard: list[Any]) -> None:
+    """It is not built by `__init__`, and nobody can tell: it compares, prints, copies and pickles as if it were."""
+    pipeline = Policy.wrap(Fallback("x"), Retry(2, on=Boom, backoff=[0]), CircuitBreaker(2))
+    unsubscribe = events.subscribe(heard.append, ASKED_FOR)
+
+    def fn(ctx: Context) -> None:
+        raise Boom("no")
+
+    pipeline.execute(fn, Context(operation="op", properties={"a": 1}))
+    pipeline.call(fn, Context())  # the circuit is open
+    Timeout(60.0).capture(fn, Context(timeout=0))
+    unsubscribe()
+    assert set(kinds(heard)) == {*KINDS, ASKED_FOR}
+    for event in heard:
+        built = type(event)(**facts(event))
+        assert (event, repr(event), vars(event)) == (built, repr(built), vars(built))
+        assert copy.copy(event) == event
+        assert facts(pickle.loads(pickle.dumps(event))).keys() == facts(event).keys()
+        assert dataclasses.replace(event, policy="other").policy == "other"
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            event.policy = "other"
+
+
+def test_these_are_all_the_kinds() -> None:
+    """A kind that is added is subscribed to by default, public, and tested here."""
+    assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {
+        "Canceller",
+        "Event",
+        "Listener",
+        "subscribe",
+    }
+    assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])

@@ -1,0 +1,223 @@
+"""Policies of the user's own: written once, and at home in every world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience import CircuitBreaker, Context, Policy, Retry, Timeout, events
+from tests.conftest import Boom, FakeClock, Script, World
+
+
+class Twice(Policy):
+    """Runs all that is inside twice."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await call(ctx.child(attempt=1))
+        return await call(ctx.child(attempt=2))
+
+
+class Answering(Policy[str]):
+    """Answers what failed, and never makes the call for "cached"."""
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+        self.held = 0
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        if ctx.operation == "cached":
+            return "from the cache"
+        self.held += 1
+        try:
+            return await call(ctx)
+        except Boom as error:
+            return f"answered {error}"
+        finally:
+            self.held -= 1
+
+
+class Rated(Policy):
+    """Waits before the call and after it, through what it is given."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await ctx.sleep(1.0)
+        result = await call(ctx)
+        await ctx.runtime.sleep(2.0, ctx)
+        return result
+
+
+class Hurried(Policy):
+    """Gives less time to what is inside, and sees to its end with a timer."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        from resilience.clock import clock
+
+        limit = clock.now() + 0.02
+        with ctx.runtime.timer(self, limit) as timer:
+            return await call(ctx.child(deadline=limit, timer=timer))
+        return "cut off" if timer.fired else "impossible"
+
+
+class Tagged:
+    """Somebody else's class, which makes its instances itself, out of arguments."""
+
+    tag: str
+
+    def __new__(cls, tag: str) -> Tagged:
+        self = super().__new__(cls)
+        self.tag = tag
+        return self
+
+
+class TaggedPolicy(Policy, Tagged):
+    """Both."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return self.tag, await call(ctx)
+
+
+def test_a_policy_may_be_of_another_class_too_that_makes_its_instances_itself() -> None:
+    """What the policy is made with reaches that one."""
+    assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
+
+
+async def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: FakeClock) -> None:
+    """The same code: calling twice, answering, skipping the call, waiting, giving back what it holds."""
+    script = Script("once", "twice")
+    answering = Answering()
+
+    assert [
+        await world.execute(Twice(), script.function()),
+        await world.execute(answering, Script(Boom("boom")).function()),
+        await world.execute(answering, Script("not called").function(), Context(operation="cached")),
+        await world.execute(Rated(), Script("rated").function()),
+    ] == ["twice", "answered boom", "from the cache", "rated"]
+    assert [ctx.attempt for ctx in script.contexts] == [1, 2]
+    assert clock.sleeps == [1.0, 2.0]
+
+    with pytest.raises(KeyboardInterrupt):
+        await world.execute(answering, Script(KeyboardInterrupt()).function())
+    assert answering.held == 0
+
+
+async def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
+    """With the timer of its world."""
+
+    async def hang(ctx: Context) -> None:
+        assert ctx.remaining() <= 0.02
+        await world.hang()
+
+    assert await world.execute(Hurried(), hang) == "cut off"
+
+
+async def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: FakeClock) -> None:
+    """In the middle of a pipeline, decorating, as a proxy."""
+    pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Twice(), CircuitBreaker(9), Timeout(5.0))
+    script = Script("first", Boom("no"), "third", "fourth")
+
+    assert await world.execute(pipeline, script.function()) == "fourth"
+    assert script.calls == 4
+
+
+async def test_a_policy_may_hand_the_rest_of_the_chain_to_a_helper_and_to_other_policies(
+    world: World, clock: FakeClock
+) -> None:
+    """`call` is an ordinary coroutine function: it can be passed on, and another policy can go around it."""
+
+    class Careful(Policy):
+        retry = Retry(3, on=Boom, backoff=[0])
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await self.retry.around(call, ctx)
+
+    script = Script(Boom(), Boom(), "fine")
+
+    assert await world.execute(Timeout(5.0).wrap(Careful()), script.function()) == "fine"
+    assert script.calls == 3
+
+
+async def test_a_pipeline_can_go_around_a_call_inside_a_policy(world: World, clock: FakeClock) -> None:
+    """A pipeline is a policy: its `around` may be used by hand."""
+
+    class Careful(Policy):
+        inner = Retry(3, on=Boom, backoff=[0]).wrap(CircuitBreaker(9), Timeout(5.0))
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await self.inner.around(call, ctx)
+
+    script = Script(Boom(), Boom(), "fine")
+
+    assert await world.execute(Careful(), script.function()) == "fine"
+    assert script.calls == 3
+
+
+async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
+    """`super().around(...)` works as anywhere."""
+
+    class Base(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return [await call(ctx)]
+
+    class Derived(Base):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return (await super().around(call, ctx), "derived")
+
+    assert await world.execute(Derived(), Script("x").function()) == (["x"], "derived")
+
+
+async def test_a_policy_made_inside_a_function_may_use_what_is_around_it(world: World) -> None:
+    """Closures are closures."""
+    log: list[str] = []
+
+    def tagging(tag: str) -> Policy:
+        class Tag(Policy):
+            async def around(self, call: Any, ctx: Context) -> Any:
+                log.append(tag)
+                return await call(ctx)
+
+        return Tag()
+
+    assert await world.execute(tagging("a").wrap(tagging("b")), Script("x").function()) == "x"
+    assert log == ["a", "b"]
+
+
+def test_a_policy_without_a_flow_cannot_be_made() -> None:
+    """`around` is what a policy is."""
+
+    class Empty(Policy):
+        pass
+
+    with pytest.raises(TypeError, match="around"):
+        Empty()  # type: ignore[abstract]
+
+
+def test_a_policy_is_called_by_its_name_or_that_of_its_class() -> None:
+    """And shows how it was made; one without settings shows its class alone."""
+    assert Twice().name == "Twice"
+    assert Answering("cache").name == "cache"
+    assert repr(Twice()) == "Twice()"
+    assert Twice().describe() == "Twice()"
+
+    class Limited(Policy):
+        def __init__(self, limit: int, *, burst: int = 3) -> None:
+            self.limit, self.burst = limit, burst
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await call(ctx)
+
+        def settings(self) -> dict[str, object]:
+            return {"limit": self.limit, "burst": self.burst}
+
+    assert repr(Limited(5)) == "Limited(limit=5)"
+    assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4)"
+
+
+def test_an_event_of_an_execution_names_a_policy_of_ones_own() -> None:
+    """By the name that it was given."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append, events.ExecutionFinished)
+    Answering("cache").execute(lambda ctx: "x")
+    unsubscribe()
+    assert [event.policy for event in seen] == ["cache"]

@@ -64,8 +64,9 @@ class DeadlineMiddleware:
     :param app: any ASGI 3 application.
     :param headers: names of the headers that are believed. `grpc-timeout` is read in its own grammar, all others
         as whole milliseconds. What is repeated or cannot be read is ignored; of several the shortest time holds.
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a request that does not say; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
     :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: what the app calls
         obeys it, and code that looks at nothing goes on.
 

@@ -81,14 +81,15 @@ class TestWhatTheAppFinds:
     @pytest.mark.parametrize(
         ("headers", "settings", "seconds"),
         [
-            ({}, {}, inf),
-            ({}, {"cap": 2.0}, inf),
+            ({}, {}, 60.0),
+            ({}, {"cap": 2.0}, 2.0),
+            ({}, {"default": inf}, inf),
             ({}, {"default": 5.0}, 5.0),
             ({EXPECTED: "rubbish"}, {"default": 5.0}, 5.0),
             ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
             ({"grpc-timeout": "250m"}, {}, 0.25),
             ({"connect-timeout-ms": "300", "grpc-timeout": "1S"}, {}, 0.3),
-            ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, inf),
+            ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, 60.0),
             ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
         ],
     )
@@ -337,7 +338,7 @@ class TestInStarlette:
             seen.append(current_context().remaining())
             return PlainTextResponse("ok")
 
-        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware)])
+        app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(DeadlineMiddleware, default=inf)])
         first = f"GET / HTTP/1.1\r\nHost: a\r\n{EXPECTED}: 60000\r\n\r\n"
         second = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
         with asgi_service(app) as url:
@@ -355,7 +356,7 @@ class TestInStarlette:
             return PlainTextResponse(str(len(await request.body())))
 
         app = Starlette(
-            routes=[Route("/", endpoint, methods=["GET", "POST"])], middleware=[Middleware(DeadlineMiddleware)]
+            routes=[Route("/", endpoint, methods=["GET", "POST"])], middleware=[Middleware(DeadlineMiddleware, default=inf)]
         )
         with asgi_service(app) as url, httpx.Client() as client:
             for _ in range(3):

@@ -97,8 +97,9 @@ class TestWhatTheAppFinds:
     @pytest.mark.parametrize(
         ("environ", "settings", "seconds"),
         [
-            ({}, {}, inf),
-            ({}, {"cap": 2.0}, inf),
+            ({}, {}, 60.0),
+            ({}, {"cap": 2.0}, 2.0),
+            ({}, {"default": inf}, inf),
             ({}, {"default": 5.0}, 5.0),
             ({EXPECTED: "1500"}, {}, 1.5),
             ({EXPECTED: "1500,1500"}, {"default": 5.0}, 5.0),
@@ -276,7 +277,7 @@ def test_under_a_real_server() -> None:
         yield b"x"
         yield b"%d" % (current_context().remaining() <= 60)
 
-    with wsgi_service(DeadlineMiddleware(app)) as url, httpx.Client() as client:
+    with wsgi_service(DeadlineMiddleware(app, default=inf)) as url, httpx.Client() as client:
         assert client.get(url, headers={HEADER: "60000"}).text == "x1"
         assert client.get(url).text == "x0"
         assert client.get(url, headers={HEADER: "0"}).status_code == 504

@@ -25,6 +25,7 @@ from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
+from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 
 #: gRPC tells us when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
@@ -172,7 +173,7 @@ class Call(ABC):
 
     def _begin(self, ctx: Context) -> Any:
         """Begin an attempt with the time that is left. What has been sent, and may not be sent twice, is refused."""
-        timeout = ctx.timeout()
+        timeout = timeout_for_client(ctx)
         if not self.repeatable:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self._has_begun = True

@@ -35,8 +35,9 @@ _OVER = "the deadline of the call has passed"
 class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Open the deadline that the caller has set, for everything that a handler of a blocking server does.
 
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a call without a deadline; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
 
     A call whose time is over when it comes to its handler (it has waited for a thread, say) is refused with
     `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded` that comes out of a handler, or once
@@ -55,8 +56,9 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Open the deadline that the caller has set, for everything that a handler of a `grpc.aio` server does.
 
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a call without a deadline; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
 
     A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded`
     that comes out of a handler, or once the time is over a network error, becomes that status, too. The handler

@@ -16,6 +16,7 @@ from typing_extensions import override
 from resilience.callables import finished
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
+from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
 
@@ -195,7 +196,8 @@ class _BlockingConnection(_Connection):
         call = self._call()
         if call is None or call.ctx is None or not (limit is None or (isinstance(limit, (int, float)) and limit > 0)):
             return limit
-        return call.ctx.timeout(limit)
+        left = timeout_for_client(call.ctx)
+        return limit if left is None or (limit is not None and limit < left) else left
 
 
 @functools.cache

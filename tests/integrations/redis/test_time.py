@@ -49,6 +49,17 @@ def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: RedisS
     side.run(main)
 
 
+def test_a_deadline_that_no_socket_can_take_is_bounded(side: Side) -> None:
+    """What a stranger asks for may be 40,000 years."""
+
+    async def main() -> None:
+        client = side.client(Count(), socket_timeout=None)
+        with deadline(99_999_999 * 3600.0):
+            assert await done(client.set("a", "b"))
+
+    side.run(main)
+
+
 def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: RedisServer) -> None:
     """The handshake belongs to the attempt."""
 

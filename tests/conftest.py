@@ -1,32 +1,38 @@
-"""The three worlds, and a clock that moves only when somebody waits.
+"""The three worlds, and a clock that moves only when something waits.
 
-A test is written once, as `async def main()`, and takes the `world` fixture, which runs it in threads,
-in asyncio and in trio. In the threads world nothing in it ever suspends, so it is driven to its end
-by one `send`; functions are handed to the library as the plain blocking functions that they then are.
+A test is written once, as `async def test_x(world)`, and runs in threads, in asyncio and in trio. In the
+threads world nothing in it ever suspends, so it is driven to its end by one `send`; functions are handed
+to the library as the plain blocking functions that they then are.
 """
 
 from __future__ import annotations
 
 import gc
 import inspect
+import os
+import re
 import signal
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import anyio
 import hypothesis  # noqa: F401  # before anything is frozen: it looks for who refers to trio's random numbers
 import pytest
 
-from resilience import Context, Policy
+from resilience import Context, Policy, current_context
 from resilience.clock import clock as process_clock
-from resilience.context import get_ambient
-from resilience.runtimes import tasks
-from resilience.runtimes.blocking import drive
+
+try:
+    import fcntl
+except ImportError:  # Windows: what is marked `serial` may meet others there
+    fcntl = None  # type: ignore[assignment]
 
 # What a shell starts in the background ignores Ctrl-C, and so would the processes in which tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,6 +41,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 class Boom(Exception):
     """The failure that the tests' dependency has."""
+
+
+def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never suspends to its end, in this thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise AssertionError("in the threads world, a test may not wait for anything but `world`")
+
+
+def shown(value: object) -> str:
+    """Show a value in the id of a test: as `repr` does, without the addresses, which differ from run to run."""
+    return re.sub(r" (at 0x[0-9a-f]+|id='\d+')", "", repr(value))
 
 
 class World:
@@ -48,17 +69,17 @@ class World:
     def __repr__(self) -> str:
         return self.name
 
-    def run(self, main: Callable[[], Awaitable[Any]]) -> Any:
-        """Run `async def main()` to its end in this world."""
+    def run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run `async def main()` to its end in this world. For tests that are several runs: `async def` is one."""
         if self.blocking:
-            return drive(main(), "the test")  # type: ignore[arg-type]
+            return drive(main())
         return anyio.run(main, backend=self.name)
 
     def native(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return `async def fn` as a user of this world would have written it."""
         if not self.blocking or not inspect.iscoroutinefunction(fn):
             return fn
-        return lambda *args, **kwargs: drive(fn(*args, **kwargs), "the test's function")
+        return lambda *args, **kwargs: drive(fn(*args, **kwargs))
 
     async def execute(self, policy: Policy[Any], fn: Callable[..., Any], ctx: Context | None = None) -> Any:
         """Execute `async def fn(ctx)` under the policy."""
@@ -92,6 +113,49 @@ class World:
         self._released.set()
 
 
+def _lock(file: IO[bytes], *, alone: bool) -> None:
+    fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+
+
+@contextmanager
+def _turn(*, alone: bool) -> Iterator[None]:
+    """Run beside the tests of the other xdist workers, or alone.
+
+    The room is shared or taken whole. The door to it is passed one by one, so that the test which waits for the room
+    to be empty lets no other in. Both are locks on files that are here anyway, which the system releases if a worker
+    dies.
+    """
+    if fcntl is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with open(__file__, "rb") as room:
+        with open(Path(__file__).with_name("__init__.py"), "rb") as door:
+            _lock(door, alone=True)
+            _lock(room, alone=alone)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is marked `serial` runs while no other test does."""
+    with _turn(alone=item.get_closest_marker("serial") is not None):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in its world."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    world = next((it for it in arguments.values() if isinstance(it, World)), None)
+    if world is None:
+        pytest.fail("an `async def` test takes `world`, `tasks_world` or `threads`, and runs in it", pytrace=False)
+    world.run(partial(test, **arguments))
+    return True
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _collections_are_quick() -> None:
     """A full collection looks at what this module's tests have made, and not at every client's modules as well.
@@ -105,9 +169,8 @@ def _collections_are_quick() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_stays_ambient() -> Iterator[None]:
     """Whatever a test did, the context of this thread is as it was."""
-    before = get_ambient()
     yield
-    assert get_ambient() is before
+    assert current_context() is not current_context(), "the context of an execution is still ambient"
 
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])
@@ -149,19 +212,19 @@ class FakeClock:
         self.sleeps.append(seconds)
         self.time += seconds
 
+    def shorten(self, seconds: float) -> float:
+        """A task that should sleep so long does not."""
+        self.sleep(seconds)
+        return 0.0
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """The process clock, replaced: sleeps of policies are noted in `clock.sleeps` and take no time."""
     fake = FakeClock()
-
-    async def sleep(runtime: object, seconds: float, ctx: Context) -> None:
-        fake.sleep(seconds)
-        await anyio.sleep(0)
-
     monkeypatch.setattr(process_clock, "now", fake.now)
     monkeypatch.setattr(process_clock, "sleep", fake.sleep)
-    monkeypatch.setattr(tasks.TaskRuntime, "sleep", sleep)
+    monkeypatch.setattr(process_clock, "shorten", fake.shorten)
     return fake
 
 

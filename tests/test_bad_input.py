@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import random
 from collections.abc import Callable
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,7 +31,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from tests.conftest import Boom
+from tests.conftest import Boom, shown
 
 NAN, INF = math.nan, math.inf
 
@@ -52,7 +54,7 @@ class Case(NamedTuple):
     told: str  # how the message tells the value
 
     def __str__(self) -> str:
-        return f"{self.where} {self.parameter}={self.told}"
+        return f"{self.where} {self.parameter}={shown(self.value)}"
 
 
 def table(
@@ -78,7 +80,10 @@ def tell(value: Any) -> str:
 
 
 #: What is refused by each kind of parameter.
-NO_DURATION = {"type_errors": ["1", True, False, [1], 1j], "value_errors": [0, -1, -0.5, NAN, INF, -INF, timedelta(-1)]}
+NO_DURATION: dict[str, list[Any]] = {
+    "type_errors": ["1", b"1", True, False, [1], 1j, Fraction(1, 2), object],
+    "value_errors": [0, -1, -0.5, NAN, INF, -INF, timedelta(0), timedelta(-1), 10**400],
+}
 NO_DELAY = {"type_errors": ["1", True, [1]], "value_errors": [-1, -0.5, NAN, INF, timedelta(seconds=-1)]}
 NO_COUNT = {"type_errors": ["3", 3.0, True, False, [3], NAN], "value_errors": [0, -1]}
 NO_RATIO = {"type_errors": ["0.5", True, None, [0.5]], "value_errors": [0, -0.1, 1.1, NAN, INF]}
@@ -410,4 +415,5 @@ def test_right_arguments_at_the_edges_are_taken() -> None:
     Constant(1, jitter=1)
     Context(timeout=0, operation="", properties={})
     Context(timeout=INF)
+    Retry(rng=random)
     assert Retry().wrap(listeners=()).name == "Pipeline"

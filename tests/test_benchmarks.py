@@ -22,6 +22,8 @@ from benchmarks.libraries import BY_HAND, OURS, Library
 from benchmarks.plot import PANELS
 from benchmarks.timing import ASYNCIO, SYNC, WORLDS, Effort, outcome
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 LIBRARIES, MISSING = libraries.load()

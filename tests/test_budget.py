@@ -57,10 +57,10 @@ async def block(world: World, how: str, seconds: Any) -> AsyncIterator[Context]:
             yield ctx
 
 
-def each_block(test: Callable[..., None]) -> Callable[..., None]:
+def each_block(test: Callable[..., object]) -> Callable[..., object]:
     """Both forms in the worlds where they can be had; a plain `with` can be had everywhere."""
     return pytest.mark.parametrize(
-        ("name", "how"),
+        ("world", "how"),
         [
             ("threads", "with"),
             ("asyncio", "with"),
@@ -68,55 +68,47 @@ def each_block(test: Callable[..., None]) -> Callable[..., None]:
             ("trio", "with"),
             ("trio", "async with"),
         ],
+        indirect=["world"],
     )(test)
 
 
 @each_block
-def test_a_deadline_block_is_a_budget_for_everything_inside(name: str, how: str, clock: FakeClock) -> None:
+async def test_a_deadline_block_is_a_budget_for_everything_inside(world: World, how: str, clock: FakeClock) -> None:
     """Each execution inherits what is left of it; before and after there is none."""
-    world = World(name)
     left: list[float] = []
 
     async def fn(ctx: Context) -> None:
         left.append(ctx.remaining())
 
-    async def main() -> None:
-        async with block(world, how, 8.0) as ctx:
-            assert current_context() is ctx
-            assert ctx.remaining() == 8.0
-            await world.execute(PASSING, fn)
-            clock.advance(3.0)
-            await world.execute(PASSING, fn)
+    async with block(world, how, 8.0) as ctx:
+        assert current_context() is ctx
+        assert ctx.remaining() == 8.0
         await world.execute(PASSING, fn)
-        assert current_context().deadline == INF
-
-    world.run(main)
+        clock.advance(3.0)
+        await world.execute(PASSING, fn)
+    await world.execute(PASSING, fn)
+    assert current_context().deadline == INF
     assert left == [8.0, 5.0, INF]
 
 
 @each_block
 @pytest.mark.parametrize(("outer", "inner", "left"), [(8.0, 3.0, 3.0), (3.0, 8.0, 3.0), (3.0, INF, 3.0)])
-def test_nested_blocks_only_shorten(
-    name: str, how: str, outer: float, inner: float, left: float, clock: FakeClock
+async def test_nested_blocks_only_shorten(
+    world: World, how: str, outer: float, inner: float, left: float, clock: FakeClock
 ) -> None:
     """The earlier deadline holds inside, and the outer one again outside."""
-    world = World(name)
 
-    async def main() -> None:
-        async with block(world, how, outer):
-            async with block(world, how, inner) as ctx:
-                assert ctx.remaining() == left
-            assert current_context().remaining() == outer
-
-    world.run(main)
+    async with block(world, how, outer):
+        async with block(world, how, inner) as ctx:
+            assert ctx.remaining() == left
+        assert current_context().remaining() == outer
 
 
 @each_block
-def test_a_block_inside_an_execution_shortens_its_budget_and_keeps_the_rest(
-    name: str, how: str, clock: FakeClock
+async def test_a_block_inside_an_execution_shortens_its_budget_and_keeps_the_rest(
+    world: World, how: str, clock: FakeClock
 ) -> None:
     """Operation and properties are still those of the execution."""
-    world = World(name)
     seen: list[tuple[float, str | None, Any]] = []
 
     async def nested(ctx: Context) -> None:
@@ -127,38 +119,27 @@ def test_a_block_inside_an_execution_shortens_its_budget_and_keeps_the_rest(
             await world.execute(PASSING, nested)
         await world.execute(PASSING, nested)
 
-    async def main() -> None:
-        await world.execute(PASSING, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
-
-    world.run(main)
+    await world.execute(PASSING, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
     assert seen == [(3.0, "op", 1), (5.0, "op", 1)]
 
 
 @each_block
-def test_what_a_block_raises_comes_out_and_the_budget_ends(name: str, how: str) -> None:
+async def test_what_a_block_raises_comes_out_and_the_budget_ends(world: World, how: str) -> None:
     """The block changes nothing about errors."""
-    world = World(name)
 
-    async def main() -> None:
-        with pytest.raises(Boom):
-            async with block(world, how, 8.0):
-                raise Boom
-        assert current_context().deadline == INF
-
-    world.run(main)
+    with pytest.raises(Boom):
+        async with block(world, how, 8.0):
+            raise Boom
+    assert current_context().deadline == INF
 
 
 @each_block
-def test_a_block_without_a_limit_is_none(name: str, how: str) -> None:
+async def test_a_block_without_a_limit_is_none(world: World, how: str) -> None:
     """Infinity: for whoever takes the limit from a setting."""
-    world = World(name)
 
-    async def main() -> None:
-        async with block(world, how, INF) as ctx:
-            assert ctx.deadline == INF
-            await world.sleep(0.001)
-
-    world.run(main)
+    async with block(world, how, INF) as ctx:
+        assert ctx.deadline == INF
+        await world.sleep(0.001)
 
 
 def test_a_block_may_be_given_a_timedelta(clock: FakeClock) -> None:
@@ -167,18 +148,14 @@ def test_a_block_may_be_given_a_timedelta(clock: FakeClock) -> None:
         assert ctx.remaining() == 60.0
 
 
-def test_a_plain_block_cuts_nothing_off(world: World) -> None:
+async def test_a_plain_block_cuts_nothing_off(world: World) -> None:
     """It runs late to its own end; whoever asks inside is told."""
 
-    async def main() -> str:
-        with deadline(0.005) as ctx:
-            await world.sleep(0.02)
-            assert ctx.expired
-            with pytest.raises(DeadlineExceeded):
-                ctx.check()
-            return "late"
-
-    assert world.run(main) == "late"
+    with deadline(0.005) as ctx:
+        await world.sleep(0.02)
+        assert ctx.expired
+        with pytest.raises(DeadlineExceeded):
+            ctx.check()
 
 
 def test_a_block_of_zero_seconds_is_over_already(clock: FakeClock) -> None:
@@ -211,40 +188,33 @@ def test_a_block_can_be_made_without_a_loop_and_its_time_begins_at_its_entry(clo
 # --- `async with deadline`: also cuts off ----------------------------------------------------
 
 
-def test_an_async_block_is_cut_off(tasks_world: World) -> None:
+async def test_an_async_block_is_cut_off(tasks_world: World) -> None:
     """And `DeadlineExceeded` says after how long."""
     reached: list[str] = []
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded, match=r"0\.01") as caught:
-            async with deadline(0.01):
-                try:
-                    await anyio.sleep(5)
-                finally:
-                    reached.append("finally")
-                reached.append("never")
-        assert caught.value.timeout == 0.01
-        reached.append("after")
-        await anyio.sleep(0)  # the task is not cancelled any more
-        reached.append("alive")
-
-    tasks_world.run(main)
+    with pytest.raises(DeadlineExceeded, match=r"0\.01") as caught:
+        async with deadline(0.01):
+            try:
+                await anyio.sleep(5)
+            finally:
+                reached.append("finally")
+            reached.append("never")
+    assert caught.value.timeout == 0.01
+    reached.append("after")
+    await anyio.sleep(0)  # the task is not cancelled any more
+    reached.append("alive")
     assert reached == ["finally", "after", "alive"]
 
 
-def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World) -> None:
+async def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World) -> None:
     """Nor is anything after it."""
 
-    async def main() -> str:
-        async with deadline(0.1):
-            await anyio.sleep(0)
-        await anyio.sleep(0.12)
-        return "fine"
-
-    assert tasks_world.run(main) == "fine"
+    async with deadline(0.1):
+        await anyio.sleep(0)
+    await anyio.sleep(0.12)
 
 
-def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> None:
+async def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> None:
     """No policy takes the cancellation for an outcome."""
     events: list[object] = []
     pipeline = Fallback("answered", on_fallback=events.append).wrap(
@@ -256,31 +226,25 @@ def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> No
         calls.append(ctx.attempt)
         await anyio.sleep(5)
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0.25):  # a busy machine has to begin in that time
-                await pipeline.aexecute(fn)
-
-    tasks_world.run(main)
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(0.25):  # a busy machine has to begin in that time
+            await pipeline.aexecute(fn)
     assert calls == [1]
     assert events == []
 
 
-def test_a_clean_up_in_an_async_block_that_is_cut_off_completes(tasks_world: World) -> None:
+async def test_a_clean_up_in_an_async_block_that_is_cut_off_completes(tasks_world: World) -> None:
     """One delivery under asyncio; under trio a shield, as everywhere there."""
     done: list[str] = []
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0.01):
-                try:
-                    await anyio.sleep(5)
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await anyio.sleep(0.005)
-                        done.append("cleaned up")
-
-    tasks_world.run(main)
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(0.01):
+            try:
+                await anyio.sleep(5)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.005)
+                    done.append("cleaned up")
     assert done == ["cleaned up"]
 
 
@@ -301,25 +265,21 @@ def test_an_unshielded_clean_up_completes_under_asyncio() -> None:
     assert done == ["cleaned up"]
 
 
-def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: World) -> None:
+async def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: World) -> None:
     """The inner one, and the outer goes on."""
 
-    async def main() -> str:
-        async with deadline(5.0):
-            with pytest.raises(DeadlineExceeded) as caught:
-                async with deadline(0.01):
-                    await anyio.sleep(5)
-            assert caught.value.timeout == 0.01
-            await anyio.sleep(0)
-            return "the outer one goes on"
-
-    assert tasks_world.run(main) == "the outer one goes on"
+    async with deadline(5.0):
+        with pytest.raises(DeadlineExceeded) as caught:
+            async with deadline(0.01):
+                await anyio.sleep(5)
+        assert caught.value.timeout == 0.01
+        await anyio.sleep(0)
 
 
-def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_number(tasks_world: World) -> None:
+async def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_number(tasks_world: World) -> None:
     """Nothing inside lasts longer than the outer budget; "not within 5 s" after 10 ms would be a lie."""
 
-    async def main() -> None:
+    with quickly():
         with pytest.raises(DeadlineExceeded) as caught:
             async with deadline(0.01):
                 try:
@@ -331,22 +291,16 @@ def test_an_inner_async_block_ends_with_the_outer_one_and_nobody_tells_a_wrong_n
         assert caught.value.timeout is not None
         assert caught.value.timeout <= 0.011
 
-    with quickly():
-        tasks_world.run(main)
 
-
-def test_an_async_block_in_a_plain_one_tells_what_was_left(tasks_world: World) -> None:
+async def test_an_async_block_in_a_plain_one_tells_what_was_left(tasks_world: World) -> None:
     """The plain block cuts nothing off, so the inner one does it, after the time that it really had."""
 
-    async def main() -> None:
+    with quickly():
         with pytest.raises(DeadlineExceeded) as caught, deadline(0.01):
             async with deadline(5.0):
                 await anyio.sleep(4)
         assert caught.value.timeout is not None
         assert caught.value.timeout <= 0.01
-
-    with quickly():
-        tasks_world.run(main)
 
 
 @contextmanager
@@ -357,35 +311,28 @@ def quickly() -> Iterator[None]:
     assert time.monotonic() - began < 3.0
 
 
-def test_swallowing_the_inner_error_does_not_outlive_the_outer_block(tasks_world: World) -> None:
+async def test_swallowing_the_inner_error_does_not_outlive_the_outer_block(tasks_world: World) -> None:
     """The outer budget is over as well: its block ends with `DeadlineExceeded`, whatever was caught inside."""
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0.01):
-                try:
-                    async with deadline(5.0):
-                        await anyio.sleep(4)
-                except DeadlineExceeded:
-                    pass
-                await anyio.sleep(4)
-
-    with quickly():
-        tasks_world.run(main)
+    with quickly(), pytest.raises(DeadlineExceeded):
+        async with deadline(0.01):
+            try:
+                async with deadline(5.0):
+                    await anyio.sleep(4)
+            except DeadlineExceeded:
+                pass
+            await anyio.sleep(4)
 
 
-def test_a_callers_cancellation_is_not_taken_for_the_deadlines(tasks_world: World) -> None:
+async def test_a_callers_cancellation_is_not_taken_for_the_deadlines(tasks_world: World) -> None:
     """Somebody else's scope ends the block: it is his cancellation that arrives outside."""
     reached: list[str] = []
 
-    async def main() -> bool:
-        with anyio.move_on_after(0.01) as scope:
-            async with deadline(5.0):
-                await anyio.sleep(4)
-            reached.append("never")
-        return bool(scope.cancelled_caught)
-
-    assert tasks_world.run(main) is True
+    with anyio.move_on_after(0.01) as scope:
+        async with deadline(5.0):
+            await anyio.sleep(4)
+        reached.append("never")
+    assert scope.cancelled_caught
     assert reached == []
 
 
@@ -431,33 +378,26 @@ def test_a_block_that_swallows_its_cancellation_ends_as_it_ends() -> None:
     assert asyncio.run(main()) == "ended by itself"
 
 
-def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(tasks_world: World) -> None:
+async def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(tasks_world: World) -> None:
     """Raised in answer to the cancellation, it is what happened last."""
 
-    async def main() -> None:
-        with pytest.raises(Boom):
-            async with deadline(0.01):
-                try:
-                    await anyio.sleep(5)
-                finally:
-                    raise Boom
-
-    tasks_world.run(main)
+    with pytest.raises(Boom):
+        async with deadline(0.01):
+            try:
+                await anyio.sleep(5)
+            finally:
+                raise Boom
 
 
-def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
+async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
     """Over already, and noticed where it can be."""
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0):
-                await anyio.sleep(5)
-
-    with quickly():
-        tasks_world.run(main)
+    with quickly(), pytest.raises(DeadlineExceeded):
+        async with deadline(0):
+            await anyio.sleep(5)
 
 
-def test_an_enforced_timeout_inside_a_block_fires_at_the_earlier_of_the_two(world: World) -> None:
+async def test_an_enforced_timeout_inside_a_block_fires_at_the_earlier_of_the_two(world: World) -> None:
     """And where the budget was the earlier one, the error is `DeadlineExceeded`."""
 
     async def hang(ctx: Context) -> None:
@@ -470,27 +410,24 @@ def test_an_enforced_timeout_inside_a_block_fires_at_the_earlier_of_the_two(worl
             by_timeout = await world.attempt(Timeout(0.02), hang)
         return by_budget, by_timeout
 
-    by_budget, by_timeout = world.run(main)
+    by_budget, by_timeout = await main()
     assert type(by_budget) is DeadlineExceeded
     assert type(by_timeout) is TimeoutExceeded
     assert by_timeout.timeout == 0.02
 
 
-def test_blocks_of_other_policies_obey_the_ambient_budget(world: World) -> None:
+async def test_blocks_of_other_policies_obey_the_ambient_budget(world: World) -> None:
     """A slot that nobody gives up is waited for no longer than the deadline allows."""
     bulkhead = Bulkhead(1, queue=1)
 
-    async def main() -> None:
-        if world.blocking:
-            with bulkhead.slot(), deadline(0.01), pytest.raises(DeadlineExceeded), bulkhead.slot():
-                pass
-        else:
-            async with bulkhead.slot():
-                with deadline(0.01), pytest.raises(DeadlineExceeded):
-                    async with bulkhead.slot():
-                        pass
-
-    world.run(main)
+    if world.blocking:
+        with bulkhead.slot(), deadline(0.01), pytest.raises(DeadlineExceeded), bulkhead.slot():
+            pass
+    else:
+        async with bulkhead.slot():
+            with deadline(0.01), pytest.raises(DeadlineExceeded):
+                async with bulkhead.slot():
+                    pass
     assert bulkhead.stats().in_flight == 0
 
 
@@ -559,7 +496,7 @@ def test_a_block_that_could_not_be_entered_leaves_the_context_as_it_was(monkeypa
     asyncio.run(main())
 
 
-def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
+async def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its timer runs already: it is ended as well, or it would cancel whatever the task does next."""
@@ -571,16 +508,12 @@ def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
 
         return begin
 
-    async def main() -> str:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            for kind in (AsyncioTimer, ScopeTimer):
-                patch.setattr(kind, "start", interrupted(kind.start))
-            async with deadline(0.02):
-                raise AssertionError
-        await anyio.sleep(0.1)
-        return "in peace"
-
-    assert tasks_world.run(main) == "in peace"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for kind in (AsyncioTimer, ScopeTimer):
+            patch.setattr(kind, "start", interrupted(kind.start))
+        async with deadline(0.02):
+            raise AssertionError
+    await anyio.sleep(0.1)
 
 
 def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:
@@ -627,7 +560,7 @@ def test_generators_that_end_in_any_order_leave_no_budget_behind(clock: FakeCloc
         assert Retry().execute(lambda ctx: ctx.deadline) == outer.deadline
 
 
-def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behind(tasks_world: World) -> None:
+async def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behind(tasks_world: World) -> None:
     """One that a loop breaks off is closed by a task of the event loop's, which cannot restore what is ambient here."""
     closed: list[bool] = []
 
@@ -639,17 +572,14 @@ def test_an_async_generator_that_is_closed_elsewhere_leaves_no_budget_behind(tas
             finally:
                 closed.append(True)
 
-    async def main() -> object:
-        iterator = numbers()
-        assert await anext(iterator) == 1
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(iterator.aclose)  # type: ignore[attr-defined]
-        assert closed
-        await anyio.sleep(0.03)
-        assert current_context().deadline == INF
-        return await Retry().acall(anyio.sleep, 0)
-
-    assert tasks_world.run(main) is None
+    iterator = numbers()
+    assert await anext(iterator) == 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(iterator.aclose)  # type: ignore[attr-defined]
+    assert closed
+    await anyio.sleep(0.03)
+    assert current_context().deadline == INF
+    assert await Retry().acall(anyio.sleep, 0) is None
 
 
 def test_blocks_of_one_limit_share_a_timer_of_the_loop() -> None:

@@ -109,7 +109,7 @@ def test_a_timeout_of_zero_is_over_already(clock: FakeClock) -> None:
         ctx.timeout()
 
 
-def test_nothing_is_executed_with_a_timeout_of_zero(world: World, clock: FakeClock) -> None:
+async def test_nothing_is_executed_with_a_timeout_of_zero(world: World, clock: FakeClock) -> None:
     """A Retry makes no attempt after the deadline, and a Timeout enters nothing."""
     for policy in (Retry(), Timeout(5.0), Retry().wrap(Timeout(5.0))):
         script = Script("fine")
@@ -117,7 +117,7 @@ def test_nothing_is_executed_with_a_timeout_of_zero(world: World, clock: FakeClo
         async def main(policy: Policy[Any] = policy, script: Script = script) -> object:
             return await world.attempt(policy, script.function(), Context(timeout=0))
 
-        assert isinstance(world.run(main), DeadlineExceeded)
+        assert isinstance(await main(), DeadlineExceeded)
         assert script.calls == 0
 
 
@@ -171,23 +171,20 @@ def test_each_error_of_a_context_is_a_fresh_one(clock: FakeClock) -> None:
     assert seen[0] is not seen[1]
 
 
-def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
+async def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
     """Only a Timeout and `async with deadline` do: what is running comes to its own end."""
 
     async def late(ctx: Context) -> str:
         await world.sleep(ctx.remaining() + 0.005)
         return "late"
 
-    async def main() -> object:
-        return await world.execute(Retry(), late, Context(timeout=0.25))  # a busy machine has to begin in that time
-
-    assert world.run(main) == "late"
+    assert await world.execute(Retry(), late, Context(timeout=0.25)) == "late"
 
 
 # --- operation, properties, attempt ----------------------------------------------------------
 
 
-def test_operation_and_properties_are_visible_inside(world: World) -> None:
+async def test_operation_and_properties_are_visible_inside(world: World) -> None:
     """To the function, to callbacks and events, through every policy and attempt."""
     pipeline = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker(), Timeout(5.0), Bulkhead(1), Fallback("x", on=Other))
     seen: list[tuple[int, str | None, dict[str, Any]]] = []
@@ -196,10 +193,7 @@ def test_operation_and_properties_are_visible_inside(world: World) -> None:
         seen.append((ctx.attempt, ctx.operation, dict(ctx.properties)))
         raise Boom
 
-    async def main() -> object:
-        return await world.attempt(pipeline, fn, Context(operation="get-user", properties={"tenant": "acme"}))
-
-    world.run(main)
+    await world.attempt(pipeline, fn, Context(operation="get-user", properties={"tenant": "acme"}))
     assert seen == [(1, "get-user", {"tenant": "acme"}), (2, "get-user", {"tenant": "acme"})]
 
 
@@ -236,15 +230,12 @@ def test_a_child_inherits_and_only_shortens(clock: FakeClock) -> None:
     assert ctx.child().deadline == ctx.deadline
 
 
-def test_the_attempt_is_the_innermost_retrys(world: World, clock: FakeClock) -> None:
+async def test_the_attempt_is_the_innermost_retrys(world: World, clock: FakeClock) -> None:
     """Two retries around one another each count their own."""
     pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Retry(2, on=Boom, backoff=[0]))
     script = Script(Boom("no"))
 
-    async def main() -> object:
-        return await world.attempt(pipeline, script.function())
-
-    world.run(main)
+    await world.attempt(pipeline, script.function())
     assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
 
 
@@ -265,15 +256,12 @@ def test_before_an_execution_there_is_nothing_to_tell() -> None:
     assert (ctx.attempts, ctx.elapsed, ctx.failures) == (0, 0.0, ())
 
 
-def test_the_context_tells_what_happened(world: World, clock: FakeClock) -> None:
+async def test_the_context_tells_what_happened(world: World, clock: FakeClock) -> None:
     """How often the function was entered, how long it all took, and what the attempts failed with."""
     ctx = Context()
     script = Script(Boom("one"), Boom("two"), "fine")
 
-    async def main() -> object:
-        return await world.execute(Retry(on=Boom, backoff=[1.5, 2.5]), script.function(), ctx)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Retry(on=Boom, backoff=[1.5, 2.5]), script.function(), ctx) == "fine"
     clock.advance(100.0)
     assert ctx.attempts == 3
     assert ctx.elapsed == 4.0, "it stands still once the execution is over"
@@ -299,19 +287,16 @@ def test_a_failure_is_told_on_one_line() -> None:
     assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
 
 
-def test_it_tells_the_same_of_an_execution_that_failed(world: World, clock: FakeClock) -> None:
+async def test_it_tells_the_same_of_an_execution_that_failed(world: World, clock: FakeClock) -> None:
     """That is when somebody asks."""
     ctx = Context()
 
-    async def main() -> object:
-        return await world.attempt(Retry(2, on=Boom, backoff=[1.0]), Script(Boom("no")).function(), ctx)
-
-    assert isinstance(world.run(main), Boom)
+    assert isinstance(await world.attempt(Retry(2, on=Boom, backoff=[1.0]), Script(Boom("no")).function(), ctx), Boom)
     assert (ctx.attempts, ctx.elapsed) == (2, 1.0)
     assert [str(failed) for failed in ctx.failures] == ["Boom(no)"] * 2
 
 
-def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock) -> None:
+async def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock) -> None:
     """The function can ask, through its own context, how far it has come."""
     seen: list[tuple[int, float, int]] = []
 
@@ -319,66 +304,51 @@ def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock) -> No
         seen.append((ctx.attempts, ctx.elapsed, len(ctx.failures)))
         raise Boom
 
-    async def main() -> object:
-        return await world.attempt(Retry(3, on=Boom, backoff=[1.0]), fn, Context())
-
-    world.run(main)
+    await world.attempt(Retry(3, on=Boom, backoff=[1.0]), fn, Context())
     assert seen == [(1, 0.0, 0), (2, 1.0, 1), (3, 2.0, 2)]
 
 
-def test_of_many_failures_the_first_and_the_last_few_are_kept(world: World, clock: FakeClock) -> None:
+async def test_of_many_failures_the_first_and_the_last_few_are_kept(world: World, clock: FakeClock) -> None:
     """Bounded, however long one keeps trying."""
     ctx = Context()
     script = Script(*(Boom(f"number {n}") for n in range(1, 51)), "fine")
 
-    async def main() -> object:
-        return await world.execute(Retry(None, on=Boom, backoff=[1.0]), script.function(), ctx)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Retry(None, on=Boom, backoff=[1.0]), script.function(), ctx) == "fine"
     assert ctx.attempts == 51
     assert [failed.message for failed in ctx.failures] == [f"number {n}" for n in (1, 2, 3, 48, 49, 50)]
 
 
-def test_messages_are_bounded_too(world: World) -> None:
+async def test_messages_are_bounded_too(world: World) -> None:
     """An error that quotes a whole page does not make the report as long."""
     ctx = Context()
 
-    async def main() -> object:
-        return await world.attempt(PASSING, Script(Boom("x" * 100_000)).function(), ctx)
-
-    world.run(main)
+    await world.attempt(PASSING, Script(Boom("x" * 100_000)).function(), ctx)
     [failed] = ctx.failures
     assert failed.message.startswith("xxx")
     assert len(failed.message) < 1_000
 
 
-def test_failures_are_kept_as_text(world: World) -> None:
+async def test_failures_are_kept_as_text(world: World) -> None:
     """An exception would keep the frames of the call alive, a result might be a secret."""
     ctx = Context()
     retry = Retry(2, on=Boom, on_result=lambda result: result == "secret", backoff=[0])
 
-    async def main() -> object:
-        return await world.execute(retry, Script("secret").function(), ctx)
-
-    world.run(main)
+    await world.execute(retry, Script("secret").function(), ctx)
     assert [tuple(failed) for failed in ctx.failures] == [("result", "str")] * 2
     assert all(type(text) is str for failed in ctx.failures for text in failed)
 
 
-def test_a_rejected_attempt_is_a_failed_attempt_that_entered_nothing(world: World, clock: FakeClock) -> None:
+async def test_a_rejected_attempt_is_a_failed_attempt_that_entered_nothing(world: World, clock: FakeClock) -> None:
     """The circuit refuses the second one: the function was entered once, two attempts have failed."""
     ctx = Context()
     pipeline = Retry(2, on=(Boom, CircuitOpen), backoff=[1.0]).wrap(CircuitBreaker(1))
 
-    async def main() -> object:
-        return await world.attempt(pipeline, Script(Boom("no")).function(), ctx)
-
-    world.run(main)
+    await world.attempt(pipeline, Script(Boom("no")).function(), ctx)
     assert ctx.attempts == 1
     assert [failed.type for failed in ctx.failures] == ["Boom", "CircuitOpen"]
 
 
-def test_an_attempt_that_was_cut_off_is_told_as_the_timeout_that_it_was(world: World) -> None:
+async def test_an_attempt_that_was_cut_off_is_told_as_the_timeout_that_it_was(world: World) -> None:
     """The function was entered, and its attempt failed with what the Retry saw."""
     ctx = Context()
     calls: list[int] = []
@@ -389,16 +359,13 @@ def test_an_attempt_that_was_cut_off_is_told_as_the_timeout_that_it_was(world: W
             await world.hang()
         return "fine"
 
-    async def main() -> object:
-        return await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.1)), fn, ctx)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Retry(2, backoff=[0]).wrap(Timeout(0.1)), fn, ctx) == "fine"
     assert calls == [1, 2]
     assert ctx.attempts == 2
     assert [failed.type for failed in ctx.failures] == ["TimeoutExceeded"]
 
 
-def test_one_failed_attempt_is_told_once(world: World, clock: FakeClock) -> None:
+async def test_one_failed_attempt_is_told_once(world: World, clock: FakeClock) -> None:
     """A cooperative Timeout turns the `DeadlineExceeded` of its function into its own: that is one failure."""
     ctx = Context()
 
@@ -406,15 +373,12 @@ def test_one_failed_attempt_is_told_once(world: World, clock: FakeClock) -> None
         clock.advance(2.0)
         inner.check()
 
-    async def main() -> object:
-        return await world.attempt(Timeout(1.5, cooperative=True), fn, ctx)
-
-    assert isinstance(world.run(main), TimeoutExceeded)
+    assert isinstance(await world.attempt(Timeout(1.5, cooperative=True), fn, ctx), TimeoutExceeded)
     assert ctx.attempts == 1
     assert len(ctx.failures) == 1, ctx.failures
 
 
-def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: World, clock: FakeClock) -> None:
+async def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: World, clock: FakeClock) -> None:
     """`raise_for_status` in a policy of one's own: the function returned, the attempt failed all the same."""
 
     class Demanding(Policy):
@@ -426,31 +390,27 @@ def test_a_failure_that_a_policy_makes_of_a_result_is_a_failed_attempt(world: Wo
 
     ctx = Context()
 
-    async def main() -> object:
-        retry = Retry(on=Boom, backoff=[0])
-        return await world.execute(retry.wrap(Demanding()), Script(503, 500, 200).function(), ctx)
-
-    assert world.run(main) == 200
+    retry = Retry(on=Boom, backoff=[0])
+    assert await world.execute(retry.wrap(Demanding()), Script(503, 500, 200).function(), ctx) == 200
     assert ctx.attempts == 3
     assert [failed.message for failed in ctx.failures] == ["status 503", "status 500"]
 
 
-def test_two_retries_around_one_another_tell_each_failure_once(world: World, clock: FakeClock) -> None:
+async def test_two_retries_around_one_another_tell_each_failure_once(world: World, clock: FakeClock) -> None:
     """A rejection that passes through both is one failure of one attempt."""
     ctx = Context()
     breaker = CircuitBreaker()
     breaker.isolate()
     pipeline = Retry(1, on=CircuitOpen).wrap(Retry(1, on=CircuitOpen), breaker)
 
-    async def main() -> object:
-        return await world.attempt(pipeline, Script("never").function(), ctx)
-
-    world.run(main)
+    await world.attempt(pipeline, Script("never").function(), ctx)
     assert ctx.attempts == 0
     assert [failed.type for failed in ctx.failures] == ["CircuitIsolated"]
 
 
-def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over(world: World, clock: FakeClock) -> None:
+async def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over(
+    world: World, clock: FakeClock
+) -> None:
     """After however many failures, its own is told once: as the timeout that the caller gets."""
     for failures in (0, 2, 3, 4, 9):
         ctx = Context()
@@ -464,13 +424,13 @@ def test_a_timeout_stands_for_the_deadline_that_somebody_inside_found_over(world
         async def main(ctx: Context = ctx, fn: Any = fn) -> object:
             return await world.attempt(Timeout(10.0, cooperative=True).wrap(Retry(None, on=Boom, backoff=[0])), fn, ctx)
 
-        assert type(world.run(main)) is TimeoutExceeded
+        assert type(await main()) is TimeoutExceeded
         told = [failed.type for failed in ctx.failures]
         assert told == ["Boom"] * (len(told) - 1) + ["TimeoutExceeded"]
         assert len(told) == min(failures + 1, 6 if failures < 6 else 5 + 1)
 
 
-def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
+async def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
     """It is no outcome, in any world."""
     ctx = Context()
 
@@ -480,26 +440,25 @@ def test_a_misuse_is_no_failure_of_the_call(world: World) -> None:
         return await Retry().aexecute(lambda ctx: 5, ctx)  # type: ignore[arg-type,return-value]
 
     with pytest.raises(TypeError, match="await"):
-        world.run(main)
+        await main()
     assert ctx.failures == ()
 
 
-def test_a_context_that_is_used_again_tells_of_the_last_execution(world: World, clock: FakeClock) -> None:
+async def test_a_context_that_is_used_again_tells_of_the_last_execution(world: World, clock: FakeClock) -> None:
     """Its report begins anew; its budget does not."""
     ctx = Context(timeout=10.0)
     retry = Retry(on=Boom, backoff=[1.0])
     reports = []
 
-    async def main() -> None:
-        for script in (Script(Boom("no"), "fine"), Script("fine")):
-            await world.execute(retry, script.function(), ctx)
-            reports.append((ctx.attempts, ctx.elapsed, len(ctx.failures), ctx.remaining()))
-
-    world.run(main)
+    for script in (Script(Boom("no"), "fine"), Script("fine")):
+        await world.execute(retry, script.function(), ctx)
+        reports.append((ctx.attempts, ctx.elapsed, len(ctx.failures), ctx.remaining()))
     assert reports == [(2, 1.0, 1, 9.0), (1, 0.0, 0, 9.0)]
 
 
-def test_a_nested_execution_reports_to_the_context_it_was_given_and_no_other(world: World, clock: FakeClock) -> None:
+async def test_a_nested_execution_reports_to_the_context_it_was_given_and_no_other(
+    world: World, clock: FakeClock
+) -> None:
     """The outer report counts the outer function; the inner one, made with a context of its own, its own."""
     outer, inner = Context(), Context()
     retry = Retry(on=Boom, backoff=[1.0])
@@ -509,15 +468,12 @@ def test_a_nested_execution_reports_to_the_context_it_was_given_and_no_other(wor
         await world.execute(retry, Script(Boom("unreported"), "fine").function())
         return await world.execute(retry, script.function(), inner)
 
-    async def main() -> object:
-        return await world.execute(PASSING, fn, outer)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(PASSING, fn, outer) == "fine"
     assert (outer.attempts, outer.elapsed, outer.failures) == (1, 3.0, ())
     assert (inner.attempts, inner.elapsed, len(inner.failures)) == (3, 2.0, 2)
 
 
-def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_the_outer_one(
+async def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_the_outer_one(
     world: World, clock: FakeClock
 ) -> None:
     """What the function got is not what the caller has: passing it on spoils nobody's report."""
@@ -530,10 +486,7 @@ def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_the_ou
         told.append(ctx.attempts)
         return result
 
-    async def main() -> object:
-        return await world.execute(PASSING, fn, outer)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(PASSING, fn, outer) == "fine"
     assert told == [3], "the function's own context now tells of the execution that it was passed to"
     assert (outer.attempts, outer.failures) == (1, ())
 
@@ -541,7 +494,7 @@ def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_the_ou
 # --- sleeping, and the world -----------------------------------------------------------------
 
 
-def test_a_policy_sleeps_through_its_context(world: World, clock: FakeClock) -> None:
+async def test_a_policy_sleeps_through_its_context(world: World, clock: FakeClock) -> None:
     """In whatever way its world sleeps."""
 
     class Slow(Policy):
@@ -549,14 +502,11 @@ def test_a_policy_sleeps_through_its_context(world: World, clock: FakeClock) -> 
             await ctx.sleep(2.5)
             return await call(ctx)
 
-    async def main() -> object:
-        return await world.execute(Slow(), Script("fine").function())
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Slow(), Script("fine").function()) == "fine"
     assert clock.sleeps == [2.5]
 
 
-def test_a_policy_really_waits(world: World) -> None:
+async def test_a_policy_really_waits(world: World) -> None:
     """Not only on the clock of these tests."""
 
     class Slow(Policy):
@@ -566,18 +516,14 @@ def test_a_policy_really_waits(world: World) -> None:
 
     loop_time: list[float] = []
 
-    async def main() -> object:
-        began = time.monotonic()
-        runtime = await world.execute(Slow(), Script("never").function())
-        loop_time.append(time.monotonic() - began)
-        return runtime
-
-    runtime = world.run(main)
+    began = time.monotonic()
+    runtime = await world.execute(Slow(), Script("never").function())
+    loop_time.append(time.monotonic() - began)
     assert loop_time[0] >= 0.019
     assert ("Blocking" in type(runtime).__name__) is world.blocking
 
 
-def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(world: World) -> None:
+async def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(world: World) -> None:
     """So that `current_context().sleep` waits as everything else there does."""
     closed: list[str] = []
 
@@ -588,24 +534,27 @@ def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_asks(wo
         async def aclose(self) -> None:
             closed.append("tasks")
 
-    async def main() -> list[object]:
-        with deadline(5.0) as ctx:
-            await current_context().sleep(0.001)
-            runtime = ctx.runtime
-            timer, waiter = runtime.timer(Bulkhead(1), ctx.deadline), runtime.waiter()
-            waiter.wake()
-            woken = await waiter.wait(ctx.deadline, ctx)
-            await runtime.close(Resource())
-            with timer:
-                answer = await runtime.run(lambda ctx: current_context() is ctx, own := Context(), own)
-            return [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired]
-
     timers = {"threads": "BlockingTimer", "asyncio": "AsyncioTimer", "trio": "ScopeTimer"}
-    assert world.run(main) == [timers[world.name], True, True, True, False]
+    with deadline(5.0) as ctx:
+        await current_context().sleep(0.001)
+        runtime = ctx.runtime
+        timer, waiter = runtime.timer(Bulkhead(1), ctx.deadline), runtime.waiter()
+        waiter.wake()
+        woken = await waiter.wait(ctx.deadline, ctx)
+        await runtime.close(Resource())
+        with timer:
+            answer = await runtime.run(lambda ctx: current_context() is ctx, own := Context(), own)
+        assert [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired] == [
+            timers[world.name],
+            True,
+            True,
+            True,
+            False,
+        ]
     assert closed == ["blocking" if world.blocking else "tasks"]
 
 
-def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_raises_again(world: World) -> None:
+async def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_raises_again(world: World) -> None:
     """What its runtime was handed is in no frame of that failure's traceback: no cycle."""
     watched = Watched()
 
@@ -622,7 +571,7 @@ def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_raises_a
             pass
 
     with no_collector():
-        world.run(main)
+        await main()
         assert (watched.seen, watched.alive) == (1, [])
 
 
@@ -638,7 +587,7 @@ def test_without_an_execution_the_ambient_context_is_a_fresh_unlimited_one() -> 
     assert (one.operation, one.attempt, one.attempts) == (None, 1, 0)
 
 
-def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: World) -> None:
+async def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: World) -> None:
     """Nor does its context count their attempts: also where the inner pipeline has been called before."""
     heard: list[str] = []
     inner = Retry(2, on=Boom, backoff=[0], name="inner").wrap(Bulkhead(1))
@@ -657,18 +606,15 @@ def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: Wor
             return inner.call(world.native(innermost))
         return await inner.acall(innermost)
 
-    async def main() -> object:
-        await fn(ctx)
-        return await world.execute(outer, fn, ctx)
-
-    assert world.run(main) == "fine"
+    await fn(ctx)
+    assert await world.execute(outer, fn, ctx) == "fine"
     assert (ctx.attempts, ctx.failures) == (1, ())
     assert heard == [outer.name]
     assert operations == [None, None, "both", "both"]
 
 
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
-def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
+async def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_is_last_elsewhere: bool) -> None:
     """Not the policies inside of it, nor what they call: that is the same in every world, whoever sets the variable."""
     seen: dict[str, set[float]] = {}
 
@@ -692,24 +638,21 @@ def test_only_the_function_finds_the_context_of_a_timeout(world: World, timeout_
         backoff=[0],
     )
 
-    async def main() -> None:
-        if timeout_is_last_elsewhere:
-            await world.execute(Retry().wrap(timeout), Script("fine").function())
-        script = Script(Boom(), "fine")
+    if timeout_is_last_elsewhere:
+        await world.execute(Retry().wrap(timeout), Script("fine").function())
+    script = Script(Boom(), "fine")
 
-        async def fn(ctx: Context) -> Any:
-            look("function")
-            return await script.function()(ctx)
+    async def fn(ctx: Context) -> Any:
+        look("function")
+        return await script.function()(ctx)
 
-        for _ in range(2):
-            await world.attempt(timeout.wrap(Looking(), retry), fn)
-
-    world.run(main)
+    for _ in range(2):
+        await world.attempt(timeout.wrap(Looking(), retry), fn)
     assert all(deadline < INF for deadline in seen.pop("function"))
     assert seen == {"policy": {INF}, "on": {INF}, "on_result": {INF}, "on_retry": {INF}}
 
 
-def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: FakeClock) -> None:
+async def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: FakeClock) -> None:
     """The one that was passed to it, attempt by attempt; afterwards it is gone."""
     same: list[bool] = []
 
@@ -717,15 +660,12 @@ def test_inside_a_function_the_ambient_context_is_its_own(world: World, clock: F
         same.append(current_context() is ctx)
         raise Boom
 
-    async def main() -> None:
-        await world.attempt(Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), fn)
-        assert current_context().deadline == INF
-
-    world.run(main)
+    await world.attempt(Retry(2, on=Boom, backoff=[0]).wrap(Timeout(5.0)), fn)
+    assert current_context().deadline == INF
     assert same == [True, True]
 
 
-def test_a_function_that_takes_no_context_finds_it(world: World) -> None:
+async def test_a_function_that_takes_no_context_finds_it(world: World) -> None:
     """`call`, decorators and proxies pass only the function's own arguments."""
 
     async def fn(word: str) -> tuple[str, str | None, bool]:
@@ -737,10 +677,10 @@ def test_a_function_that_takes_no_context_finds_it(world: World) -> None:
                 return Retry().call(world.native(fn), "hello")
             return await Retry().acall(fn, "hello")
 
-    assert world.run(main) == ("hello", None, True)
+    assert await main() == ("hello", None, True)
 
 
-def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:
+async def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:
     """Without a word in between: somebody else's library, called inside, obeys the same budget."""
     seen: list[Context] = []
 
@@ -751,17 +691,14 @@ def test_a_nested_execution_inherits_deadline_operation_and_properties(world: Wo
         clock.advance(2.0)
         await world.execute(PASSING, inner)
 
-    async def main() -> None:
-        await world.execute(PASSING, outer, Context(timeout=8.0, operation="op", properties={"a": 1}))
-
-    world.run(main)
+    await world.execute(PASSING, outer, Context(timeout=8.0, operation="op", properties={"a": 1}))
     [ctx] = seen
     assert (ctx.remaining(), ctx.operation, dict(ctx.properties)) == (6.0, "op", {"a": 1})
     assert ctx.attempt == 1
 
 
 @pytest.mark.parametrize(("ambient", "given", "left"), [(5.0, 9.0, 5.0), (9.0, 5.0, 5.0), (5.0, None, 5.0)])
-def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_of_the_two(
+async def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_of_the_two(
     world: World, clock: FakeClock, ambient: float, given: float | None, left: float
 ) -> None:
     """Budgets only shorten, also where somebody brings his own."""
@@ -772,32 +709,26 @@ def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_of_the
 
     own = Context(timeout=given, operation="own")
 
-    async def main() -> None:
-        with deadline(ambient):
-            await world.execute(PASSING, fn, own)
-
-    world.run(main)
+    with deadline(ambient):
+        await world.execute(PASSING, fn, own)
     assert seen[0].remaining() == left
     assert seen[0].operation == "own"
     assert own.remaining() == (INF if given is None else given), "the caller's own context is not changed"
 
 
-def test_a_nested_retry_gives_up_at_the_outer_deadline(world: World, clock: FakeClock) -> None:
+async def test_a_nested_retry_gives_up_at_the_outer_deadline(world: World, clock: FakeClock) -> None:
     """No sleep that cannot pay off, whoever set the limit."""
     script = Script(Boom("no"))
 
     async def outer(ctx: Context) -> None:
         await world.execute(Retry(None, on=Boom, backoff=[2.0]), script.function())
 
-    async def main() -> object:
-        return await world.attempt(Timeout(5.0, cooperative=True), outer)
-
-    assert isinstance(world.run(main), Boom)
+    assert isinstance(await world.attempt(Timeout(5.0, cooperative=True), outer), Boom)
     assert clock.sleeps == [2.0, 2.0]
     assert script.calls == 3
 
 
-def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> None:
+async def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> None:
     """A task is started with a copy of its parent's variables; what it does there is its own."""
     seen: list[tuple[str | None, float]] = []
 
@@ -814,14 +745,11 @@ def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> None:
         assert current_context() is ctx, "a child's own block changes nothing here"
         return ctx.deadline
 
-    async def main() -> float:
-        return float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
-
-    limit = tasks_world.run(main)
+    limit = float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
     assert seen == [("op", limit)] * 2
 
 
-def test_tasks_side_by_side_have_their_own_ambient_contexts(tasks_world: World) -> None:
+async def test_tasks_side_by_side_have_their_own_ambient_contexts(tasks_world: World) -> None:
     """They wait in the middle of each other's functions, and nobody sees another's context."""
     wrong: list[object] = []
 
@@ -836,16 +764,13 @@ def test_tasks_side_by_side_have_their_own_ambient_contexts(tasks_world: World) 
         if current_context().operation is not None:
             wrong.append(number)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for number in range(20):
-                group.start_soon(one, number)
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(one, number)
     assert wrong == []
 
 
-def test_the_ambient_context_follows_through_anyio_to_thread_and_back(tasks_world: World) -> None:
+async def test_the_ambient_context_follows_through_anyio_to_thread_and_back(tasks_world: World) -> None:
     """What a worker thread executes there is a nested execution, and so is what it sends back to the loop."""
     seen: list[tuple[str, str | None, float]] = []
 
@@ -865,10 +790,7 @@ def test_the_ambient_context_follows_through_anyio_to_thread_and_back(tasks_worl
         await anyio.to_thread.run_sync(in_the_thread)
         return ctx.deadline
 
-    async def main() -> float:
-        return float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
-
-    limit = tasks_world.run(main)
+    limit = float(await PASSING.aexecute(fn, Context(timeout=5.0, operation="op")))
     assert seen == [("thread", "op", limit), ("nested", "op", limit), ("loop", "op", limit)]
 
 
@@ -902,16 +824,13 @@ def test_a_plain_thread_begins_without_a_context(threads: World) -> None:
     assert found == [INF]
 
 
-def test_the_ambient_context_is_put_back_whatever_happens(world: World) -> None:
+async def test_the_ambient_context_is_put_back_whatever_happens(world: World) -> None:
     """After a failure, and after an interrupt."""
 
-    async def main() -> None:
-        for error in (Boom(), KeyboardInterrupt()):
-            with pytest.raises(type(error)):
-                await world.execute(PASSING, Script(error).function(), Context(timeout=5.0))
-            assert current_context().deadline == INF
-
-    world.run(main)
+    for error in (Boom(), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            await world.execute(PASSING, Script(error).function(), Context(timeout=5.0))
+        assert current_context().deadline == INF
 
 
 class Waiting:
@@ -956,16 +875,13 @@ def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     assert current_context().deadline == INF
 
 
-def test_a_handler_sees_the_context_of_its_execution(world: World) -> None:
+async def test_a_handler_sees_the_context_of_its_execution(world: World) -> None:
     """It may call out as well: then the same budget holds."""
 
     def handler(failure: object, ctx: Context) -> bool:
         return current_context() is ctx
 
-    async def main() -> object:
-        return await world.execute(Fallback(handler=handler), Script(Boom()).function(), Context(timeout=5.0))
-
-    assert world.run(main) is True
+    assert await world.execute(Fallback(handler=handler), Script(Boom()).function(), Context(timeout=5.0)) is True
 
 
 def test_remaining_seconds_cross_from_one_world_to_another(clock: FakeClock) -> None:

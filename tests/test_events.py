@@ -74,7 +74,9 @@ def kinds(seen: list[Any]) -> list[type]:
 # --- each kind with its numbers --------------------------------------------------------------
 
 
-def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock: FakeClock, heard: list[Any]) -> None:
+async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
     """In this order, with the numbers of each."""
     boom = Boom("no")
     retry = Retry(2, on=Boom, backoff=[1.5], name="r")
@@ -84,10 +86,7 @@ def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock
         clock.advance(0.25)
         raise boom
 
-    async def main() -> object:
-        return await world.attempt(retry, fn, Context(operation="op", properties={"a": 1}))
-
-    assert world.run(main) is boom
+    assert await world.attempt(retry, fn, Context(operation="op", properties={"a": 1})) is boom
     common = {"policy": "r", "operation": "op", "properties": {"a": 1}, "pipeline": "r"}
     failed = Failure(boom)
     assert [(type(event), facts(event)) for event in heard] == [
@@ -114,59 +113,49 @@ def test_a_retry_tells_of_each_failure_each_wait_and_its_end(world: World, clock
     ],
     ids=["attempts", "deadline", "max_elapsed"],
 )
-def test_a_retry_tells_why_it_gave_up(
+async def test_a_retry_tells_why_it_gave_up(
     world: World, clock: FakeClock, heard: list[Any], retry: Retry, budget: float | None, reason: str
 ) -> None:
     """What ran out: attempts, the deadline or `max_elapsed`."""
 
-    async def main() -> object:
-        return await world.attempt(retry, Script(Boom()).function(), Context(timeout=budget))
-
-    world.run(main)
+    await world.attempt(retry, Script(Boom()).function(), Context(timeout=budget))
     [gave_up] = [event for event in heard if isinstance(event, events.RetryGaveUp)]
     assert (gave_up.reason, gave_up.attempts) == (reason, 1)
     assert events.RetryScheduled not in kinds(heard), "nothing was scheduled that was not done"
 
 
-def test_a_retry_that_succeeds_does_not_give_up(world: World, clock: FakeClock, heard: list[Any]) -> None:
+async def test_a_retry_that_succeeds_does_not_give_up(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """A failure that was mended is a failure and a wait, nothing more."""
 
-    async def main() -> object:
-        return await world.execute(Retry(on=Boom, backoff=[0]), Script(Boom(), "fine").function())
-
-    world.run(main)
+    await world.execute(Retry(on=Boom, backoff=[0]), Script(Boom(), "fine").function())
     assert kinds(heard) == [events.AttemptFailed, events.RetryScheduled, events.ExecutionFinished]
 
 
-def test_a_retry_tells_of_a_result_that_was_not_good_enough(world: World, clock: FakeClock, heard: list[Any]) -> None:
+async def test_a_retry_tells_of_a_result_that_was_not_good_enough(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
     """As the `Success` that it was."""
 
-    async def main() -> object:
-        retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
-        return await world.execute(retry, Script("bad").function())
-
-    assert world.run(main) == "bad"
+    retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
+    assert await world.execute(retry, Script("bad").function()) == "bad"
     assert [event.outcome for event in heard] == [Success("bad")] * 5
 
 
-def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: list[Any]) -> None:
+async def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: list[Any]) -> None:
     """Its own, or the budget of the execution."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> None:
-        await world.attempt(Timeout(0.01, name="own"), hang, Context(operation="op"))
-        await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
-
-    world.run(main)
+    await world.attempt(Timeout(0.01, name="own"), hang, Context(operation="op"))
+    await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
     own, budget = (event for event in heard if isinstance(event, events.TimedOut))
     assert (own.policy, own.operation, own.timeout, own.by_deadline) == ("own", "op", 0.01, False)
     assert (budget.policy, budget.operation, budget.by_deadline) == ("budget", None, True)
     assert 0 <= budget.timeout <= 0.01
 
 
-def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
+async def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
     """By where it stands: inside a Retry there is a limit for each attempt."""
 
     async def hang(ctx: Context) -> None:
@@ -174,17 +163,14 @@ def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World,
 
     each, total, alone = Timeout(0.01), Timeout(0.03), Timeout(0.01)
 
-    async def main() -> None:
-        await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), hang)
-        await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), hang)
-        await world.attempt(alone, hang)
-
-    world.run(main)
+    await world.attempt(Policy.wrap(Timeout(5.0), Retry(2, backoff=[0]), each, name="p"), hang)
+    await world.attempt(Policy.wrap(total, Retry(2), Timeout(5.0), name="p"), hang)
+    await world.attempt(alone, hang)
     told = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
     assert told == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
 
 
-def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) -> None:
+async def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) -> None:
     """A listener for another kind than `ExecutionFinished` costs no execution more than its events."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.TimedOut)
@@ -192,41 +178,32 @@ def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) ->
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> None:
-        await world.attempt(Timeout(0.01), hang)
-        await world.attempt(Policy.wrap(Timeout(0.01), name="p", listeners=[lambda event: None]), hang)
-
-    world.run(main)
+    await world.attempt(Timeout(0.01), hang)
+    await world.attempt(Policy.wrap(Timeout(0.01), name="p", listeners=[lambda event: None]), hang)
     unsubscribe()
     assert [(event.pipeline, event.scope) for event in seen] == [(None, None), ("p", "total")]
 
 
-def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
+async def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
     """Nor does a user's own `TimeoutError` count for one."""
 
-    async def main() -> None:
-        await world.execute(Timeout(5.0), Script("fine").function())
-        await world.attempt(Timeout(5.0), Script(TimeoutError("mine")).function())
-
-    world.run(main)
+    await world.execute(Timeout(5.0), Script("fine").function())
+    await world.attempt(Timeout(5.0), Script(TimeoutError("mine")).function())
     assert kinds(heard) == [events.ExecutionFinished] * 2
 
 
-def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
+async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
     """Once each, in order, with the failure that opened it as text."""
     breaker = CircuitBreaker(2, open_for=30.0, name="db")
 
-    async def main() -> None:
-        for step in (Boom("one"), Boom("two"), "refused"):
-            await world.attempt(breaker, Script(step).function(), Context(operation="op"))
-            clock.advance(10.0)
-        clock.advance(10.0)
-        await world.attempt(breaker, Script("fine").function())
-
     began = clock.now()
-    world.run(main)
+    for step in (Boom("one"), Boom("two"), "refused"):
+        await world.attempt(breaker, Script(step).function(), Context(operation="op"))
+        clock.advance(10.0)
+    clock.advance(10.0)
+    await world.attempt(breaker, Script("fine").function())
     told = [(type(event), facts(event)) for event in heard if not isinstance(event, events.ExecutionFinished)]
     common = {"policy": "db", "properties": {}, "pipeline": "db"}
     closed, opened, half = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
@@ -264,30 +241,24 @@ def test_a_change_by_hand_is_told_outside_of_every_execution(heard: list[Any]) -
     ]
 
 
-def test_a_call_that_an_isolated_circuit_refuses_is_told_as_such(world: World, heard: list[Any]) -> None:
+async def test_a_call_that_an_isolated_circuit_refuses_is_told_as_such(world: World, heard: list[Any]) -> None:
     """The reason is the name of the error that the caller gets."""
     breaker = CircuitBreaker()
     breaker.isolate()
 
-    async def main() -> object:
-        return await world.attempt(breaker, Script("never").function())
-
-    world.run(main)
+    await world.attempt(breaker, Script("never").function())
     [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
     assert (rejected.reason, rejected.retry_after) == ("CircuitIsolated", None)
 
 
-def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: list[Any]) -> None:
+async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: list[Any]) -> None:
     """With no time to come back at: nobody can tell."""
     bulkhead = Bulkhead(1, name="pool")
 
     async def outer(ctx: Context) -> object:
         return await world.attempt(bulkhead, Script("never").function())
 
-    async def main() -> object:
-        return await world.execute(bulkhead, outer, Context(operation="op"))
-
-    assert isinstance(world.run(main), BulkheadFull)
+    assert isinstance(await world.execute(bulkhead, outer, Context(operation="op")), BulkheadFull)
     [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
     assert facts(rejected) == {
         "policy": "pool",
@@ -301,7 +272,7 @@ def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: l
     }
 
 
-def test_a_call_that_waited_in_vain_for_a_permit_tells_how_long(world: World, heard: list[Any]) -> None:
+async def test_a_call_that_waited_in_vain_for_a_permit_tells_how_long(world: World, heard: list[Any]) -> None:
     """And what ended its wait: the patience of the bulkhead, or the budget of the execution."""
     bulkhead = Bulkhead(1, queue=1, max_wait=0.02, name="pool")
 
@@ -309,10 +280,7 @@ def test_a_call_that_waited_in_vain_for_a_permit_tells_how_long(world: World, he
         await world.attempt(bulkhead, Script("never").function())
         await world.attempt(bulkhead, Script("never").function(), Context(timeout=0.01))
 
-    async def main() -> None:
-        await world.execute(bulkhead, outer)
-
-    world.run(main)
+    await world.execute(bulkhead, outer)
     full, late = (event for event in heard if isinstance(event, events.CallRejected))
     assert (full.reason, late.reason) == ("BulkheadFull", "DeadlineExceeded")
     assert full.waited >= 0.02
@@ -331,16 +299,13 @@ def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(
     assert (refused.policy, refused.reason, vars(refused)["waited"]) == ("t", "WorkersExhausted", 0.0)
 
 
-def test_a_fallback_tells_what_it_answered_instead_of(world: World, heard: list[Any]) -> None:
+async def test_a_fallback_tells_what_it_answered_instead_of(world: World, heard: list[Any]) -> None:
     """The failure, or the result that was not good enough."""
     boom = Boom()
     fallback = Fallback("instead", on_result=lambda result: result == "bad", name="f")
 
-    async def main() -> None:
-        for step in (boom, "bad", "good"):
-            await world.execute(fallback, Script(step).function(), Context(operation="op"))
-
-    world.run(main)
+    for step in (boom, "bad", "good"):
+        await world.execute(fallback, Script(step).function(), Context(operation="op"))
     used = [event for event in heard if isinstance(event, events.FallbackUsed)]
     assert [(event.policy, event.operation, event.outcome) for event in used] == [
         ("f", "op", Failure(boom)),
@@ -351,16 +316,15 @@ def test_a_fallback_tells_what_it_answered_instead_of(world: World, heard: list[
 # --- the end of an execution -----------------------------------------------------------------
 
 
-def test_the_end_of_an_execution_is_told_with_its_outcome(world: World, clock: FakeClock, heard: list[Any]) -> None:
+async def test_the_end_of_an_execution_is_told_with_its_outcome(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
     """Once for a success and once for a failure, last of all, named for the outermost policy."""
     boom = Boom("no")
     pipeline = Policy.wrap(Retry(3, on=Boom, backoff=[2.0]), Timeout(60.0), name="users")
 
-    async def main() -> None:
-        await world.attempt(pipeline, Script(Boom(), "fine").function(), Context(operation="op"))
-        await world.attempt(pipeline, Script(boom).function())
-
-    world.run(main)
+    await world.attempt(pipeline, Script(Boom(), "fine").function(), Context(operation="op"))
+    await world.attempt(pipeline, Script(boom).function())
     finished = [event for event in heard if isinstance(event, events.ExecutionFinished)]
     assert heard[-1] is finished[-1]
     assert [(it.policy, it.operation, it.attempts, it.elapsed, it.outcome) for it in finished] == [
@@ -369,72 +333,59 @@ def test_the_end_of_an_execution_is_told_with_its_outcome(world: World, clock: F
     ]
 
 
-def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[Any]) -> None:
+async def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[Any]) -> None:
     """Named by its name, or that of its class."""
 
-    async def main() -> None:
-        await world.execute(Retry(), Script(1).function())
-        await world.execute(Retry(name="r"), Script(2).function())
-
-    world.run(main)
+    await world.execute(Retry(), Script(1).function())
+    await world.execute(Retry(name="r"), Script(2).function())
     assert [(event.policy, event.attempts, event.outcome) for event in heard] == [
         ("Retry", 1, Success(1)),
         ("r", 1, Success(2)),
     ]
 
 
-def test_a_cancelled_execution_has_no_outcome(tasks_world: World, heard: list[Any]) -> None:
+async def test_a_cancelled_execution_has_no_outcome(tasks_world: World, heard: list[Any]) -> None:
     """It is told that it is over; how it would have ended nobody knows."""
 
-    async def main() -> None:
-        with anyio.move_on_after(0.05):
-            await Retry(on=Exception).wrap(Timeout(5.0), Fallback("x")).aexecute(lambda ctx: anyio.sleep(4))
-
-    tasks_world.run(main)
+    with anyio.move_on_after(0.05):
+        await Retry(on=Exception).wrap(Timeout(5.0), Fallback("x")).aexecute(lambda ctx: anyio.sleep(4))
     assert kinds(heard) == [events.ExecutionFinished]
     assert (heard[0].outcome, heard[0].attempts) == (None, 1)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupted_execution_has_no_outcome(world: World, heard: list[Any], kind: type[BaseException]) -> None:
+async def test_an_interrupted_execution_has_no_outcome(
+    world: World, heard: list[Any], kind: type[BaseException]
+) -> None:
     """Whatever is no `Exception` is none."""
 
-    async def main() -> None:
-        with pytest.raises(kind):
-            await world.execute(Fallback("x").wrap(Retry(on=Exception)), Script(kind()).function())
-
-    world.run(main)
+    with pytest.raises(kind):
+        await world.execute(Fallback("x").wrap(Retry(on=Exception)), Script(kind()).function())
     assert kinds(heard) == [events.ExecutionFinished]
     assert heard[0].outcome is None
 
 
-def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard: list[Any]) -> None:
+async def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard: list[Any]) -> None:
     """It ends before the one around it."""
 
     async def outer(ctx: Context) -> Any:
         return await world.execute(Retry(name="inner"), Script("fine").function())
 
-    async def main() -> object:
-        return await world.execute(Retry(name="outer"), outer)
-
-    world.run(main)
+    await world.execute(Retry(name="outer"), outer)
     assert [event.policy for event in heard] == ["inner", "outer"]
 
 
 # --- subscribing -----------------------------------------------------------------------------
 
 
-def test_a_listener_hears_the_kinds_that_it_names(world: World, clock: FakeClock) -> None:
+async def test_a_listener_hears_the_kinds_that_it_names(world: World, clock: FakeClock) -> None:
     """One, or several."""
     one: list[Any] = []
     two: list[Any] = []
     end_one = events.subscribe(one.append, events.RetryScheduled)
     end_two = events.subscribe(two.append, events.AttemptFailed, events.ExecutionFinished)
 
-    async def main() -> object:
-        return await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
-
-    world.run(main)
+    await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
     end_one()
     end_two()
     assert kinds(one) == [events.RetryScheduled]
@@ -507,7 +458,7 @@ def test_who_subscribes_in_the_middle_of_another_subscription_is_not_forgotten()
     assert sorted(seen) == ["inner", "outer"]
 
 
-def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
+async def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
     """Not even the rest of what is going on."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
@@ -516,10 +467,7 @@ def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
         unsubscribe()
         raise Boom
 
-    async def main() -> object:
-        return await world.attempt(Fallback("x").wrap(Retry(on=Boom, backoff=[0])), fn)
-
-    world.run(main)
+    await world.attempt(Fallback("x").wrap(Retry(on=Boom, backoff=[0])), fn)
     assert seen == []
 
 
@@ -586,17 +534,16 @@ def test_what_cannot_listen_is_refused() -> None:
 # --- pipelines' listeners --------------------------------------------------------------------
 
 
-def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(world: World, clock: FakeClock) -> None:
+async def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(
+    world: World, clock: FakeClock
+) -> None:
     """Every kind of its policies, and the end of its executions."""
     seen: list[Any] = []
     retry = Retry(2, on=Boom, backoff=[0])
     pipeline = Policy.wrap(Fallback("x"), retry, listeners=[seen.append])
 
-    async def main() -> None:
-        await world.execute(pipeline, Script(Boom()).function())
-        await world.attempt(retry, Script(Boom()).function())
-
-    world.run(main)
+    await world.execute(pipeline, Script(Boom()).function())
+    await world.attempt(retry, Script(Boom()).function())
     assert kinds(seen) == [
         events.AttemptFailed,
         events.RetryScheduled,
@@ -607,19 +554,16 @@ def test_a_pipelines_listeners_hear_what_happens_inside_it_and_nothing_else(worl
     ]
 
 
-def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: World) -> None:
+async def test_each_of_a_pipelines_listeners_hears_each_event_in_order(world: World) -> None:
     """In the order in which they were given."""
     order: list[str] = []
     pipeline = Retry().wrap(listeners=[lambda event: order.append("a"), lambda event: order.append("b")])
 
-    async def main() -> object:
-        return await world.execute(pipeline, Script("fine").function())
-
-    world.run(main)
+    await world.execute(pipeline, Script("fine").function())
     assert order == ["a", "b"]
 
 
-def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_process(
+async def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_process(
     world: World, clock: FakeClock
 ) -> None:
     """From the inside out; each hears the same event."""
@@ -637,10 +581,7 @@ def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_
     )
     unsubscribe = events.subscribe(note("process"), events.RetryScheduled)
 
-    async def main() -> object:
-        return await world.execute(pipeline, Script(Boom(), "fine").function())
-
-    world.run(main)
+    await world.execute(pipeline, Script(Boom(), "fine").function())
     unsubscribe()
     [scheduled] = [event for who, event in order if who == "callback"]
     heard = [who for who, event in order if event is scheduled]
@@ -649,22 +590,19 @@ def test_the_callback_comes_before_the_pipelines_listeners_and_those_before_the_
     assert sorted(heard[1:-1]) == ["inner", "outer"]
 
 
-def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: World, clock: FakeClock) -> None:
+async def test_a_nested_pipelines_listeners_hear_only_what_happens_inside_it(world: World, clock: FakeClock) -> None:
     """The outer ones hear all of it."""
     inside: list[Any] = []
     outside: list[Any] = []
     inner = Policy.wrap(Retry(1, on=Boom, name="in"), listeners=[inside.append])
     pipeline = Policy.wrap(Retry(1, on=Boom, name="out"), inner, listeners=[outside.append])
 
-    async def main() -> object:
-        return await world.attempt(pipeline, Script(Boom()).function())
-
-    world.run(main)
+    await world.attempt(pipeline, Script(Boom()).function())
     assert {event.policy for event in inside} == {"in"}
     assert [event.policy for event in outside if isinstance(event, events.AttemptFailed)] == ["in", "out"]
 
 
-def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listeners(
+async def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listeners(
     world: World, clock: FakeClock
 ) -> None:
     """Blocking and asynchronous ones, each time that they are called."""
@@ -672,17 +610,14 @@ def test_what_decorated_functions_go_through_is_told_to_the_pipelines_own_listen
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[0]), listeners=[lambda event: seen.append(type(event).__name__)])
     told = ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
 
-    async def main() -> None:
-        decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
-        for number in (1, 2):
-            result = decorated()
-            assert (result if world.blocking else await result) == "fine"
-            assert seen == told * number
-
-    world.run(main)
+    decorated = pipeline(world.native(Script(Boom(), "fine", Boom(), "fine").function()))
+    for number in (1, 2):
+        result = decorated()
+        assert (result if world.blocking else await result) == "fine"
+        assert seen == told * number
 
 
-def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
+async def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World) -> None:
     """It is another pipeline's, though it inherits the deadline."""
     seen: list[Any] = []
     pipeline = Policy.wrap(Retry(name="outer"), listeners=[seen.append])
@@ -690,10 +625,7 @@ def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world: World
     async def outer(ctx: Context) -> Any:
         return await world.execute(Fallback("x", name="inner"), Script(Boom()).function())
 
-    async def main() -> object:
-        return await world.execute(pipeline, outer)
-
-    world.run(main)
+    await world.execute(pipeline, outer)
     assert [(type(event), event.outcome) for event in seen] == [(events.ExecutionFinished, Success("x"))]
 
 
@@ -717,7 +649,9 @@ def calls() -> Iterator[list[Any]]:
     unsubscribe()
 
 
-def test_each_call_of_the_function_is_told_to_who_asks_for_it(world: World, clock: FakeClock, calls: list[Any]) -> None:
+async def test_each_call_of_the_function_is_told_to_who_asks_for_it(
+    world: World, clock: FakeClock, calls: list[Any]
+) -> None:
     """With its number, how long it took, how much time it had, and how it ended."""
     boom = Boom()
     steps = iter([boom, "fine"])
@@ -731,11 +665,8 @@ def test_each_call_of_the_function_is_told_to_who_asks_for_it(world: World, cloc
     pipeline = Policy.wrap(Retry(on=Boom, backoff=[1.0]), name="p")
     quiet = Policy.wrap(Retry(on=Boom), name="quiet")
 
-    async def main() -> None:
-        await world.execute(pipeline, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
-        await world.execute(quiet, Script("fine").function())
-
-    world.run(main)
+    await world.execute(pipeline, fn, Context(timeout=5.0, operation="op", properties={"a": 1}))
+    await world.execute(quiet, Script("fine").function())
     common = {
         "policy": "p",
         "operation": "op",
@@ -751,16 +682,13 @@ def test_each_call_of_the_function_is_told_to_who_asks_for_it(world: World, cloc
     assert [(event.pipeline, event.remaining) for event in calls[2:]] == [("quiet", float("inf"))]
 
 
-def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[Any]) -> None:
+async def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[Any]) -> None:
     """And took as long as its caller waited for it."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> None:
-        await world.attempt(Timeout(0.01), hang)
-
-    world.run(main)
+    await world.attempt(Timeout(0.01), hang)
     [call] = calls
     assert call.outcome is None
     assert 0.005 < call.elapsed < 5
@@ -805,22 +733,19 @@ def test_a_function_that_is_not_entered_is_no_call(
     assert calls == []
 
 
-def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: list[Any]) -> None:
+async def test_listeners_that_did_not_ask_hear_of_no_call(world: World, calls: list[Any]) -> None:
     """Neither those of a pipeline nor those for every kind, while somebody else does."""
     own: list[Any] = []
     everything: list[Any] = []
     unsubscribe = events.subscribe(everything.append)
     pipeline = Policy.wrap(Retry(), listeners=[own.append])
 
-    async def main() -> None:
-        await world.execute(pipeline, Script("fine").function())
-
-    world.run(main)
+    await world.execute(pipeline, Script("fine").function())
     unsubscribe()
     assert (len(calls), kinds(own), kinds(everything)) == (1, [events.ExecutionFinished], [events.ExecutionFinished])
 
 
-def test_when_nobody_listens_to_calls_any_more_nothing_stands_around_them(world: World) -> None:
+async def test_when_nobody_listens_to_calls_any_more_nothing_stands_around_them(world: World) -> None:
     """Also in a pipeline whose first execution was listened to."""
     stages: list[list[str]] = []
 
@@ -834,18 +759,15 @@ def test_when_nobody_listens_to_calls_any_more_nothing_stands_around_them(world:
 
     retry = Retry()
 
-    async def main() -> None:
-        unsubscribe = events.subscribe(lambda event: None, events.CallFinished)
-        await world.execute(retry, fn)
-        unsubscribe()
-        await world.execute(retry, fn)
-        await world.execute(retry, fn)
-
-    world.run(main)
+    unsubscribe = events.subscribe(lambda event: None, events.CallFinished)
+    await world.execute(retry, fn)
+    unsubscribe()
+    await world.execute(retry, fn)
+    await world.execute(retry, fn)
     assert [len(each) for each in stages] == [1, 0, 0]
 
 
-def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> None:
+async def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> None:
     """And one that ends after the last listener has left does so in peace."""
     seen: list[Any] = []
     endings: list[Callable[[], None]] = []
@@ -857,10 +779,7 @@ def test_an_execution_that_had_begun_before_tells_of_no_call(world: World) -> No
         endings.pop()()
         return "fine"
 
-    async def main() -> object:
-        return await world.execute(Retry(2, on=Boom, backoff=[0]), fn)
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Retry(2, on=Boom, backoff=[0]), fn) == "fine"
     assert seen == []
 
 
@@ -877,7 +796,7 @@ CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
 
 
 @pytest.mark.parametrize("how", CALLBACKS)
-def test_what_a_listener_raises_is_logged_and_changes_nothing(
+async def test_what_a_listener_raises_is_logged_and_changes_nothing(
     world: World, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The execution ends as it would have ended, and the next listener is called all the same."""
@@ -898,11 +817,8 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(
     endings = [events.subscribe(broken)] if how == "subscribe" else []
     endings.append(events.subscribe(after.append))
 
-    async def main() -> tuple[object, object]:
-        return await world.attempt(quiet, fn), await world.attempt(policy, fn)
-
     with caplog.at_level(logging.ERROR, logger="resilience"):
-        expected, got = world.run(main)
+        expected, got = (await world.attempt(quiet, fn), await world.attempt(policy, fn))
     for ending in endings:
         ending()
     assert (type(got), str(got)) == (type(expected), str(expected))
@@ -915,7 +831,7 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(
 
 
 @pytest.mark.parametrize("how", CALLBACKS)
-def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
+async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
     """Ctrl-C may come while a listener runs; it is not the listener's error."""
     if how == "subscribe":
         return
@@ -928,26 +844,20 @@ def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> 
             await world.hang()
         raise Boom
 
-    async def main() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            await world.execute(CALLBACKS[how](interrupted), fn)
-
-    world.run(main)
+    with pytest.raises(KeyboardInterrupt):
+        await world.execute(CALLBACKS[how](interrupted), fn)
 
 
-def test_a_listener_runs_where_the_event_happens(world: World, clock: FakeClock) -> None:
+async def test_a_listener_runs_where_the_event_happens(world: World, clock: FakeClock) -> None:
     """In the thread and task of the call, with its context variables."""
     here: list[int] = []
     retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: here.append(threading.get_ident()))
 
-    async def main() -> object:
-        return await world.attempt(retry, Script(Boom()).function())
-
-    world.run(main)
+    await world.attempt(retry, Script(Boom()).function())
     assert here == [threading.get_ident()]
 
 
-def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeClock) -> None:
+async def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeClock) -> None:
     """It is called outside of every lock: reading, closing, calling again are all allowed."""
     seen: list[Any] = []
 
@@ -958,11 +868,8 @@ def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeCl
 
     breaker = CircuitBreaker(1, on_transition=listener)
 
-    async def main() -> object:
-        await world.attempt(breaker, Script(Boom()).function())
-        return await world.attempt(breaker, Script("fine").function())
-
-    assert world.run(main) == "fine"
+    await world.attempt(breaker, Script(Boom()).function())
+    assert await world.attempt(breaker, Script("fine").function()) == "fine"
     assert [new for new, _, _ in seen] == [CircuitState.OPEN, CircuitState.CLOSED]
 
 
@@ -1015,7 +922,7 @@ def test_these_are_all_the_kinds() -> None:
 # --- nobody listens --------------------------------------------------------------------------
 
 
-def test_no_event_is_built_while_nobody_listens(
+async def test_no_event_is_built_while_nobody_listens(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of any kind, also where everything fails."""
@@ -1050,15 +957,15 @@ def test_no_event_is_built_while_nobody_listens(
 
         await world.execute(full, outer)
 
-    world.run(main)
+    await main()
     assert built == []
     unsubscribe = events.subscribe(lambda event: None)
-    world.run(main)
+    await main()
     unsubscribe()
     assert set(built) == {kind.__name__ for kind in KINDS}, "the trap would have noticed each kind"
 
 
-def test_only_the_kinds_that_somebody_hears_are_built(
+async def test_only_the_kinds_that_somebody_hears_are_built(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener for one kind does not make the others cost."""
@@ -1067,38 +974,29 @@ def test_only_the_kinds_that_somebody_hears_are_built(
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.RetryScheduled)
 
-    async def main() -> object:
-        return await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function())
-
     try:
-        assert isinstance(world.run(main), Boom)
+        assert isinstance(await world.attempt(Retry(2, on=Boom, backoff=[0]), Script(Boom()).function()), Boom)
     finally:
         unsubscribe()
     assert kinds(seen) == [events.RetryScheduled]
 
 
-def test_the_errors_of_deadlines_are_told_like_others(world: World, heard: list[Any]) -> None:
+async def test_the_errors_of_deadlines_are_told_like_others(world: World, heard: list[Any]) -> None:
     """An execution whose budget is used up fails with `DeadlineExceeded`, and that is its outcome."""
 
-    async def main() -> object:
-        return await world.attempt(Retry(), Script("never").function(), Context(timeout=0))
-
-    world.run(main)
+    await world.attempt(Retry(), Script("never").function(), Context(timeout=0))
     [finished] = heard
     assert isinstance(finished.outcome.error, DeadlineExceeded)
     assert finished.attempts == 0
 
 
-def test_a_timeout_is_told_before_the_fallback_that_answers_it(world: World, heard: list[Any]) -> None:
+async def test_a_timeout_is_told_before_the_fallback_that_answers_it(world: World, heard: list[Any]) -> None:
     """Each policy tells of itself, the inner one first."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> object:
-        return await world.execute(Fallback("x", on=TimeoutExceeded).wrap(Timeout(0.01)), hang)
-
-    assert world.run(main) == "x"
+    assert await world.execute(Fallback("x", on=TimeoutExceeded).wrap(Timeout(0.01)), hang) == "x"
     assert kinds(heard) == [events.TimedOut, events.FallbackUsed, events.ExecutionFinished]
 
 

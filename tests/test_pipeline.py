@@ -27,7 +27,6 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from resilience.execution import Chain
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -71,7 +70,7 @@ def print_nothing(event: object) -> None: ...
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_first_is_outermost_however_it_was_built(world: World, shape: str) -> None:
+async def test_the_first_is_outermost_however_it_was_built(world: World, shape: str) -> None:
     """a(b(c(fn))), and `policies` is flat."""
     log: list[str] = []
     policies = tags("abc", log)
@@ -84,10 +83,7 @@ def test_the_first_is_outermost_however_it_was_built(world: World, shape: str) -
         log.append("-")
         return "result"
 
-    async def main() -> object:
-        return await world.execute(pipeline, fn)
-
-    assert world.run(main) == "result"
+    assert await world.execute(pipeline, fn) == "result"
     assert "".join(log) == "abc-CBA"
 
 
@@ -110,16 +106,13 @@ def test_one_policy_makes_a_pipeline_as_well() -> None:
     assert a.wrap(name="alone").name == "alone"
 
 
-def test_a_policy_may_be_in_a_pipeline_twice(world: World) -> None:
+async def test_a_policy_may_be_in_a_pipeline_twice(world: World) -> None:
     """It is a policy like another."""
     log: list[str] = []
     [a] = tags("a", log)
     pipeline = a.wrap(a, Policy.wrap(a, name="inner"))
 
-    async def main() -> object:
-        return await world.execute(pipeline, Script("x").function())
-
-    world.run(main)
+    await world.execute(pipeline, Script("x").function())
     assert pipeline.policies == (a, a, a)
     assert log == ["a", "a", "a", "A", "A", "A"]
 
@@ -134,7 +127,7 @@ def test_policies_is_flat_however_deep_it_is_nested() -> None:
 
 
 @pytest.mark.parametrize("deep", ["flat", "nested", "nested with names"])
-def test_two_hundred_policies_deep(world: World, deep: str) -> None:
+async def test_two_hundred_policies_deep(world: World, deep: str) -> None:
     """Built by a loop somewhere: it runs, in every world, and says what it is."""
     count = 200
     log: list[str] = []
@@ -146,17 +139,14 @@ def test_two_hundred_policies_deep(world: World, deep: str) -> None:
         for number, policy in enumerate(policies[-2::-1]):
             pipeline = policy.wrap(pipeline, name=f"level-{number}" if deep == "nested with names" else None)
 
-    async def main() -> object:
-        return await world.execute(pipeline, Script("fine").function())
-
-    assert world.run(main) == "fine"
+    assert await world.execute(pipeline, Script("fine").function()) == "fine"
     assert len(log) == 2 * count
     assert len(pipeline.policies) == count
     assert repr(pipeline).count("Tag(x)") == count
     assert pipeline.describe().count("Tag(x)") == count
 
 
-def test_two_hundred_of_our_own_deep(world: World, clock: FakeClock) -> None:
+async def test_two_hundred_of_our_own_deep(world: World, clock: FakeClock) -> None:
     """A failure on its way out meets all of them."""
     policies: list[Policy[Any]] = [
         kind
@@ -165,29 +155,23 @@ def test_two_hundred_of_our_own_deep(world: World, clock: FakeClock) -> None:
     ]
     pipeline = Policy.wrap(*policies)
 
-    async def main() -> object:
-        return await world.attempt(pipeline, Script(Boom("deep")).function())
-
-    assert isinstance(world.run(main), Boom)
+    assert isinstance(await world.attempt(pipeline, Script(Boom("deep")).function()), Boom)
 
 
 # --- shared state ----------------------------------------------------------------------------
 
 
-def test_a_breaker_in_two_pipelines_is_one_breaker(world: World, clock: FakeClock) -> None:
+async def test_a_breaker_in_two_pipelines_is_one_breaker(world: World, clock: FakeClock) -> None:
     """What fails in one is refused in the other."""
     breaker = CircuitBreaker(2)
     reading, writing = Retry(1).wrap(breaker), Policy.wrap(breaker, Timeout(5.0), name="writing")
 
-    async def main() -> object:
-        await world.attempt(reading, Script(Boom()).function())
-        await world.attempt(writing, Script(Boom()).function())
-        return await world.attempt(reading, Script("never").function())
-
-    assert isinstance(world.run(main), CircuitOpen)
+    await world.attempt(reading, Script(Boom()).function())
+    await world.attempt(writing, Script(Boom()).function())
+    assert isinstance(await world.attempt(reading, Script("never").function()), CircuitOpen)
 
 
-def test_a_bulkhead_in_two_pipelines_is_one_bulkhead(world: World) -> None:
+async def test_a_bulkhead_in_two_pipelines_is_one_bulkhead(world: World) -> None:
     """And in the pipeline that a pipeline is nested in."""
     gate = Bulkhead(1)
     first, second = Retry(1).wrap(gate), Policy.wrap(Fallback("x", on=Boom), gate.wrap(Retry(1)))
@@ -195,15 +179,12 @@ def test_a_bulkhead_in_two_pipelines_is_one_bulkhead(world: World) -> None:
     async def outer(ctx: Context) -> object:
         return await world.attempt(second, Script("never").function())
 
-    async def main() -> list[Any]:
-        return [await world.execute(first, outer), await world.execute(second, Script("after").function())]
-
-    full, after = world.run(main)
+    full, after = [await world.execute(first, outer), await world.execute(second, Script("after").function())]
     assert isinstance(full, BulkheadFull)
     assert after == "after"
 
 
-def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
+async def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
     """A Retry counts within one execution: two pipelines that share it do not share its attempts."""
     retry = Retry(2, on=Boom, backoff=[0])
     script = Script(Boom())
@@ -211,10 +192,7 @@ def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
     async def inner(ctx: Context) -> Any:
         return await world.execute(Timeout(5.0).wrap(retry), script.function())
 
-    async def main() -> object:
-        return await world.attempt(retry.wrap(Bulkhead(1)), inner)
-
-    world.run(main)
+    await world.attempt(retry.wrap(Bulkhead(1)), inner)
     assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
 
 
@@ -228,7 +206,7 @@ def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
     assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
 
 
-def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock: FakeClock) -> None:
+async def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock: FakeClock) -> None:
     """Wrapped, twice, and named: its listeners hear what happens inside it, whoever executes it."""
     seen: list[tuple[str, str]] = []
     retry = Retry(2, on=Boom, backoff=[0], name="retry")
@@ -236,26 +214,20 @@ def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock:
     middle = Policy.wrap(Timeout(5.0), inner, name="middle")
     outer = Policy.wrap(Fallback("x"), middle, listeners=[lambda event: seen.append(("outer", type(event).__name__))])
 
-    async def main() -> object:
-        return await world.execute(outer, Script(Boom(), "fine").function())
-
-    assert world.run(main) == "fine"
+    assert await world.execute(outer, Script(Boom(), "fine").function()) == "fine"
     assert [kind for who, kind in seen if who == "inner"] == ["AttemptFailed", "RetryScheduled"]
     assert [kind for who, kind in seen if who == "outer"] == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
     assert "inner" in repr(outer)
     assert "middle" in repr(outer)
 
 
-def test_an_execution_is_told_by_the_name_of_the_pipeline_that_was_executed(world: World) -> None:
+async def test_an_execution_is_told_by_the_name_of_the_pipeline_that_was_executed(world: World) -> None:
     """Not by that of a part."""
     seen: list[str] = []
     pipeline = Policy.wrap(Retry(name="retry"), Policy.wrap(Timeout(5.0), name="inner"), name="users")
     unsubscribe = events.subscribe(lambda event: seen.append(event.policy), events.ExecutionFinished)
 
-    async def main() -> None:
-        await world.execute(pipeline, Script("fine").function())
-
-    world.run(main)
+    await world.execute(pipeline, Script("fine").function())
     unsubscribe()
     assert seen == ["users"]
 
@@ -480,27 +452,3 @@ def test_a_copy_of_a_pipeline_is_a_pipeline_of_the_same_policies(again: Callable
 
 
 # --- composing -------------------------------------------------------------------------------
-
-
-def test_a_pipeline_with_listeners_is_composed_once_for_each_world(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every call takes the long way, to tell of its end, but through the same chain."""
-    composed: list[Chain] = []
-    compose = Chain.compose
-    seen: list[Any] = []
-    pipeline = Policy.wrap(Fallback("no"), listeners=[seen.append])
-
-    def counting(chain: Chain, stage: Any, inner: Any) -> Any:
-        if chain._policy is pipeline:
-            composed.append(chain)
-        return compose(chain, stage, inner)
-
-    monkeypatch.setattr(Chain, "compose", counting)
-
-    async def main() -> list[object]:
-        return [await world.execute(pipeline, Script("fine").function()) for _ in range(3)]
-
-    assert world.run(main) == ["fine"] * 3
-    assert len(composed) == 1
-    assert len(seen) == 3  # the end of each execution

@@ -31,7 +31,7 @@ from resilience import (
     current_context,
     events,
 )
-from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
+from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited, shown
 
 
 def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
@@ -59,7 +59,7 @@ def test_a_plain_function_runs_here_and_its_result_is_returned() -> None:
     )
 
 
-def test_a_coroutine_function_gives_an_awaitable(tasks_world: World) -> None:
+async def test_a_coroutine_function_gives_an_awaitable(tasks_world: World) -> None:
     """An `async def`, a partial of one, a method, an object whose `__call__` is one, a mock of one."""
 
     async def fn(ctx: Context, extra: str = "function") -> str:
@@ -81,15 +81,12 @@ def test_a_coroutine_function_gives_an_awaitable(tasks_world: World) -> None:
         AsyncMock(return_value="mock"),
     ]
 
-    async def main() -> list[str]:
-        results = []
-        for function in functions:
-            awaitable = quick().execute(function)
-            assert inspect.isawaitable(awaitable)
-            results.append(await awaitable)
-        return results
-
-    assert tasks_world.run(main) == ["function", "partial", "method", "called", "mock"]
+    results = []
+    for function in functions:
+        awaitable = quick().execute(function)
+        assert inspect.isawaitable(awaitable)
+        results.append(await awaitable)
+    assert results == ["function", "partial", "method", "called", "mock"]
 
 
 def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_world: World) -> None:
@@ -151,7 +148,7 @@ def test_a_blocking_call_that_returns_an_awaitable_is_a_misuse_and_no_outcome(th
     assert breaker.state is CircuitState.CLOSED
 
 
-def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> None:
+async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> None:
     """Clients are full of plain methods that return one; each attempt calls them anew."""
     calls: list[int] = []
 
@@ -161,17 +158,14 @@ def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> Non
             raise Boom
         return "fetched"
 
-    async def main() -> list[Any]:
-        return [
-            await quick().aexecute(fetch),
-            await quick().aexecute(lambda ctx: fetch(ctx)),
-            await quick().aexecute(lambda ctx: Later()),
-            await quick().aexecute(functools.partial(lambda ctx: Later())),
-            await quick().aexecute(AsyncMock(return_value="mock")),
-            await quick().aexecute(Mock(return_value=Later())),
-        ]
-
-    assert tasks_world.run(main) == ["fetched", "fetched", "later", "later", "mock", "later"]
+    assert [
+        await quick().aexecute(fetch),
+        await quick().aexecute(lambda ctx: fetch(ctx)),
+        await quick().aexecute(lambda ctx: Later()),
+        await quick().aexecute(functools.partial(lambda ctx: Later())),
+        await quick().aexecute(AsyncMock(return_value="mock")),
+        await quick().aexecute(Mock(return_value=Later())),
+    ] == ["fetched", "fetched", "later", "later", "mock", "later"]
     assert calls[:3] == [1, 2, 3]
 
 
@@ -190,7 +184,7 @@ def test_a_future_and_a_task_can_be_awaited_too() -> None:
     assert asyncio.run(main()) == ["future", "task"]
 
 
-def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:
+async def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:
     """`execute(fn, ctx=None)`, and so for its siblings."""
 
     def fn(ctx: Context) -> str | None:
@@ -215,10 +209,10 @@ def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:
             (await quick().acapture(afn, ctx=ctx)).unwrap(),
         ]
 
-    assert world.run(main) == ["op"] * 4
+    assert await main() == ["op"] * 4
 
 
-def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
+async def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
     """Nothing is taken for "no result": falsy values, exceptions and outcomes as values."""
     pipeline = Fallback("x").wrap(quick(), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
     for value in (None, 0, "", (), NotImplemented, Boom("a value"), StopIteration(1), Failure(Boom()), Success(1)):
@@ -230,20 +224,17 @@ def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
         async def main(fn: Any = fn) -> Any:
             return await world.execute(pipeline, fn)
 
-        assert world.run(main) is value, script
+        assert await main() is value, script
 
 
-def test_an_error_comes_out_as_itself(world: World, clock: FakeClock) -> None:
+async def test_an_error_comes_out_as_itself(world: World, clock: FakeClock) -> None:
     """Not wrapped, not chained to one of ours, with its own cause."""
     cause = ValueError("why")
     boom = Boom("no")
     boom.__cause__ = cause
     pipeline = quick().wrap(CircuitBreaker(), Bulkhead(1), Timeout(5.0))
 
-    async def main() -> object:
-        return await world.attempt(pipeline, Script(boom).function())
-
-    error = world.run(main)
+    error = await world.attempt(pipeline, Script(boom).function())
     assert error is boom
     assert error.__cause__ is cause
     assert error.__context__ is None
@@ -252,7 +243,7 @@ def test_an_error_comes_out_as_itself(world: World, clock: FakeClock) -> None:
 # --- call ------------------------------------------------------------------------------------
 
 
-def test_call_hands_over_every_argument_whatever_its_name(world: World) -> None:
+async def test_call_hands_over_every_argument_whatever_its_name(world: World) -> None:
     """Its own parameters are positional only."""
 
     async def fn(*args: Any, **kwargs: Any) -> Any:
@@ -266,11 +257,11 @@ def test_call_hands_over_every_argument_whatever_its_name(world: World) -> None:
             await quick().acall(fn, 1, 2, fn=3, self=4, ctx=5, policy=6),
         ]
 
-    for got in world.run(main):
+    for got in await main():
         assert got == ((1, 2), {"fn": 3, "self": 4, "ctx": 5, "policy": 6})
 
 
-def test_call_hands_over_no_context(world: World) -> None:
+async def test_call_hands_over_no_context(world: World) -> None:
     """A callable without parameters stays one; inside, the context can be found."""
     seen: list[int] = []
 
@@ -278,18 +269,15 @@ def test_call_hands_over_no_context(world: World) -> None:
         seen.append(current_context().attempt)
         raise Boom
 
-    async def main() -> None:
-        with pytest.raises(Boom):
-            if world.blocking:
-                quick().call(world.native(fn))
-            else:
-                await quick().acall(fn)
-
-    world.run(main)
+    with pytest.raises(Boom):
+        if world.blocking:
+            quick().call(world.native(fn))
+        else:
+            await quick().acall(fn)
     assert seen == [1, 2, 3]
 
 
-def test_the_same_arguments_are_handed_over_in_every_attempt(world: World, clock: FakeClock) -> None:
+async def test_the_same_arguments_are_handed_over_in_every_attempt(world: World, clock: FakeClock) -> None:
     """The very objects, although keyword arguments make a fresh dictionary for each call."""
     payload = {"a": 1}
     seen: list[Any] = []
@@ -298,18 +286,15 @@ def test_the_same_arguments_are_handed_over_in_every_attempt(world: World, clock
         seen.append((args[0] is payload, kwargs.pop("b") is payload))
         raise Boom
 
-    async def main() -> None:
-        with pytest.raises(Boom):
-            if world.blocking:
-                quick().call(world.native(fn), payload, b=payload)
-            else:
-                await quick().acall(fn, payload, b=payload)
-
-    world.run(main)
+    with pytest.raises(Boom):
+        if world.blocking:
+            quick().call(world.native(fn), payload, b=payload)
+        else:
+            await quick().acall(fn, payload, b=payload)
     assert seen == [(True, True)] * 3
 
 
-def test_acall_takes_a_plain_method_that_returns_an_awaitable(tasks_world: World) -> None:
+async def test_acall_takes_a_plain_method_that_returns_an_awaitable(tasks_world: World) -> None:
     """Of redis.asyncio, of aiohttp, of grpc.aio."""
 
     class Client:
@@ -320,10 +305,7 @@ def test_acall_takes_a_plain_method_that_returns_an_awaitable(tasks_world: World
             await anyio.sleep(0)
             return f"value of {key}"
 
-    async def main() -> object:
-        return await quick().acall(Client().get, "a")
-
-    assert tasks_world.run(main) == "value of a"
+    assert await quick().acall(Client().get, "a") == "value of a"
 
 
 # --- capture ---------------------------------------------------------------------------------
@@ -335,45 +317,36 @@ async def captured(world: World, policy: Policy[Any], fn: Callable[..., Any], ct
     return await policy.acapture(fn, ctx)
 
 
-def test_capture_gives_the_outcome_as_a_value(world: World, clock: FakeClock) -> None:
+async def test_capture_gives_the_outcome_as_a_value(world: World, clock: FakeClock) -> None:
     """`Success` or `Failure`, after all that the policy does."""
     boom = Boom("no")
     ctx = Context()
 
-    async def main() -> list[Any]:
-        return [
-            await captured(world, quick(), Script(Boom(), "fine").function()),
-            await captured(world, quick(), Script(None).function()),
-            await captured(world, quick(), Script(boom).function(), ctx),
-            await captured(world, Fallback("x"), Script(boom).function()),
-        ]
-
-    assert world.run(main) == [Success("fine"), Success(None), Failure(boom), Success("x")]
+    assert [
+        await captured(world, quick(), Script(Boom(), "fine").function()),
+        await captured(world, quick(), Script(None).function()),
+        await captured(world, quick(), Script(boom).function(), ctx),
+        await captured(world, Fallback("x"), Script(boom).function()),
+    ] == [Success("fine"), Success(None), Failure(boom), Success("x")]
     assert ctx.attempts == 3
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_capture_raises_what_is_no_exception(world: World, kind: type[BaseException]) -> None:
+async def test_capture_raises_what_is_no_exception(world: World, kind: type[BaseException]) -> None:
     """An interrupt is no outcome of the call."""
 
-    async def main() -> None:
-        with pytest.raises(kind):
-            await captured(world, quick(), Script(kind()).function())
-
-    world.run(main)
+    with pytest.raises(kind):
+        await captured(world, quick(), Script(kind()).function())
 
 
-def test_capture_raises_a_cancellation(tasks_world: World) -> None:
+async def test_capture_raises_a_cancellation(tasks_world: World) -> None:
     """The caller is leaving: there is nobody to hand a value to."""
     reached: list[str] = []
 
-    async def main() -> bool:
-        with anyio.move_on_after(0.01) as scope:
-            await quick().acapture(lambda ctx: anyio.sleep(4))
-            reached.append("captured")
-        return bool(scope.cancelled_caught)
-
-    assert tasks_world.run(main) is True
+    with anyio.move_on_after(0.01) as scope:
+        await quick().acapture(lambda ctx: anyio.sleep(4))
+        reached.append("captured")
+    assert scope.cancelled_caught
     assert reached == []
 
 
@@ -416,7 +389,7 @@ def test_the_decorator_keeps_name_docs_and_signature() -> None:
     assert quick()(fetch).route == "/fetch"  # type: ignore[attr-defined]
 
 
-def test_a_decorated_function_runs_under_the_policy(world: World, clock: FakeClock) -> None:
+async def test_a_decorated_function_runs_under_the_policy(world: World, clock: FakeClock) -> None:
     """Each call of it is an execution of its own."""
     script = Script(Boom(), "one", Boom(), Boom(), "two")
 
@@ -430,11 +403,11 @@ def test_a_decorated_function_runs_under_the_policy(world: World, clock: FakeClo
             return [decorated(">"), decorated(word=">")]
         return [await decorated(">"), await decorated(word=">")]
 
-    assert world.run(main) == [">one", ">two"]
+    assert await main() == [">one", ">two"]
     assert script.calls == 5
 
 
-def test_a_decorated_coroutine_function_is_one(tasks_world: World) -> None:
+async def test_a_decorated_coroutine_function_is_one(tasks_world: World) -> None:
     """Frameworks ask `iscoroutinefunction`. It is decided once, when it is decorated."""
 
     @quick()
@@ -448,7 +421,7 @@ def test_a_decorated_coroutine_function_is_one(tasks_world: World) -> None:
     assert inspect.iscoroutinefunction(fetch)
     assert not inspect.iscoroutinefunction(plain)
     assert plain() == "plain"
-    assert tasks_world.run(fetch) == "fetched"
+    assert await fetch() == "fetched"
 
 
 def test_a_decorated_function_takes_arguments_of_any_name() -> None:
@@ -461,7 +434,7 @@ def test_a_decorated_function_takes_arguments_of_any_name() -> None:
     assert fn(self=1, fn=2, ctx=3, policy=4, call=5, args=6, kwargs=7) == (1, 2, 3, 4, 5, 6, 7)
 
 
-def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, clock: FakeClock) -> None:
+async def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, clock: FakeClock) -> None:
     """Above and below `staticmethod` and `classmethod`, synchronous or not, on the class and on an object."""
 
     class Service:
@@ -518,10 +491,11 @@ def test_the_decorator_works_on_methods_of_every_kind(tasks_world: World, clock:
     assert isinstance(vars(Service)["above_class"], classmethod)
     assert isinstance(vars(Service)["above_static"], staticmethod)
 
-    async def main() -> list[Any]:
-        return [await service.amethod(5), await Service.above_aclass(6), await service.above_astatic(7)]
-
-    assert tasks_world.run(main) == [(service, 5), (Service, 6), 7]
+    assert [await service.amethod(5), await Service.above_aclass(6), await service.above_astatic(7)] == [
+        (service, 5),
+        (Service, 6),
+        7,
+    ]
 
 
 def test_a_decorated_abstract_method_stays_abstract() -> None:
@@ -536,7 +510,7 @@ def test_a_decorated_abstract_method_stays_abstract() -> None:
         Client()  # type: ignore[abstract]
 
 
-def test_the_decorator_works_on_callables_without_a_name(tasks_world: World) -> None:
+async def test_the_decorator_works_on_callables_without_a_name(tasks_world: World) -> None:
     """Objects, partials, built-in functions, classes, mocks."""
 
     class Adder:
@@ -556,14 +530,11 @@ def test_the_decorator_works_on_callables_without_a_name(tasks_world: World) -> 
     assert quick()(dict)(a=1) == {"a": 1}
     assert quick()(Mock(return_value="mocked"))() == "mocked"
 
-    async def main() -> list[Any]:
-        return [
-            await quick()(LaterAdder())(1),
-            await quick()(functools.partial(add, 1))(2),
-            await quick()(AsyncMock())(),
-        ]
-
-    two, three, _ = tasks_world.run(main)
+    two, three, _ = [
+        await quick()(LaterAdder())(1),
+        await quick()(functools.partial(add, 1))(2),
+        await quick()(AsyncMock())(),
+    ]
     assert (two, three) == (2, 3)
     assert inspect.iscoroutinefunction(quick()(LaterAdder()))
 
@@ -623,7 +594,7 @@ def test_a_generator_function_is_refused_when_it_is_decorated(fn: Any, name: str
         quick()(fn)
 
 
-@pytest.mark.parametrize("fn", [42, None, "fetch", [len], property(len)], ids=repr)
+@pytest.mark.parametrize("fn", [42, None, "fetch", [len], property(len)], ids=shown)
 def test_what_is_not_callable_is_refused_when_it_is_decorated(fn: Any) -> None:
     """At once, not at the first call."""
     with pytest.raises(TypeError, match="decorates callables"):
@@ -709,7 +680,7 @@ def test_an_awaitable_in_a_blocking_execution_is_refused_and_no_policy_takes_it_
 
 
 @each_greedy
-def test_a_plain_result_in_an_asynchronous_execution_is_refused_likewise(tasks_world: World, name: str) -> None:
+async def test_a_plain_result_in_an_asynchronous_execution_is_refused_likewise(tasks_world: World, name: str) -> None:
     """The other way round: there is nothing to await."""
     seen: list[Any] = []
     calls: list[object] = []
@@ -719,26 +690,23 @@ def test_a_plain_result_in_an_asynchronous_execution_is_refused_likewise(tasks_w
         calls.append(1)
         return 5
 
-    async def main() -> None:
-        for misuse in (
-            lambda: policy.aexecute(returns_a_number),
-            lambda: policy.acall(returns_a_number, 1),
-            lambda: policy.acapture(returns_a_number),
-            lambda: policy.aproxy(Holder(returns_a_number), "method").method(),
-        ):
-            with pytest.raises(TypeError, match=r"int, which cannot be awaited") as caught:
-                await misuse()
-            assert "returns_a_number" in str(caught.value) or "Holder.method" in str(caught.value)
-            assert "execute" in str(caught.value)
-
-    tasks_world.run(main)
+    for misuse in (
+        lambda: policy.aexecute(returns_a_number),
+        lambda: policy.acall(returns_a_number, 1),
+        lambda: policy.acapture(returns_a_number),
+        lambda: policy.aproxy(Holder(returns_a_number), "method").method(),
+    ):
+        with pytest.raises(TypeError, match=r"int, which cannot be awaited") as caught:
+            await misuse()
+        assert "returns_a_number" in str(caught.value) or "Holder.method" in str(caught.value)
+        assert "execute" in str(caught.value)
     assert len(calls) == 4
     assert seen == []
     assert released(policy)
 
 
 @each_greedy
-def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around_it(world: World, name: str) -> None:
+async def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around_it(world: World, name: str) -> None:
     """The mistake is the same wherever it is made: the outer policy neither retries, counts nor answers it."""
     seen: list[Any] = []
     calls: list[int] = []
@@ -748,33 +716,26 @@ def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around_it(wo
         calls.append(1)
         return Retry().execute(lambda ctx: coroutine())
 
-    async def main() -> None:
-        with pytest.raises(TypeError, match="aexecute"):
-            await world.execute(policy, fn)
-
-    with nothing_is_left_unawaited():
-        world.run(main)
+    with nothing_is_left_unawaited(), pytest.raises(TypeError, match="aexecute"):
+        await world.execute(policy, fn)
     assert calls == [1]
     assert seen == []
     assert released(policy)
 
 
-def test_a_misuse_gives_the_slot_of_a_probe_back(world: World, clock: FakeClock) -> None:
+async def test_a_misuse_gives_the_slot_of_a_probe_back(world: World, clock: FakeClock) -> None:
     """A half-open circuit has learnt nothing from it: the next call is the probe."""
     breaker = CircuitBreaker(1, open_for=10.0, on=everything_counts)
 
     async def misuse(ctx: Context) -> Any:
         return Retry().execute(lambda ctx: coroutine())
 
-    async def main() -> None:
-        await world.attempt(breaker, Script(Boom()).function())
-        clock.advance(10.0)
-        with pytest.raises(TypeError):
-            await world.execute(breaker, misuse)
-        assert (breaker.state, breaker.stats().probes) == (CircuitState.HALF_OPEN, 0)
-        assert await world.execute(breaker, Script("fine").function()) == "fine"
-
-    world.run(main)
+    await world.attempt(breaker, Script(Boom()).function())
+    clock.advance(10.0)
+    with pytest.raises(TypeError):
+        await world.execute(breaker, misuse)
+    assert (breaker.state, breaker.stats().probes) == (CircuitState.HALF_OPEN, 0)
+    assert await world.execute(breaker, Script("fine").function()) == "fine"
     assert breaker.state is CircuitState.CLOSED
 
 
@@ -832,26 +793,23 @@ def test_a_handler_that_is_asynchronous_in_blocking_code_is_a_misuse() -> None:
 
 @each_greedy
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_interrupts_are_neutral_to_every_policy(world: World, name: str, kind: type[BaseException]) -> None:
+async def test_interrupts_are_neutral_to_every_policy(world: World, name: str, kind: type[BaseException]) -> None:
     """Not retried, not counted, not answered, not swallowed, whatever the predicates say; nothing stays held."""
     seen: list[Any] = []
     policy = GREEDY[name](seen)
     interrupt = kind("now")
     script = Script(interrupt)
 
-    async def main() -> None:
-        with pytest.raises(kind) as caught:
-            await world.execute(policy, script.function())
-        assert caught.value is interrupt
-
-    world.run(main)
+    with pytest.raises(kind) as caught:
+        await world.execute(policy, script.function())
+    assert caught.value is interrupt
     assert script.calls == 1
     assert seen == []
     assert released(policy)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_interrupts_are_neutral_where_on_names_every_base_exception(
+async def test_interrupts_are_neutral_where_on_names_every_base_exception(
     world: World, clock: FakeClock, kind: type[BaseException]
 ) -> None:
     """`on=BaseException`, or the very type: only an `Exception` is an outcome."""
@@ -859,17 +817,14 @@ def test_interrupts_are_neutral_where_on_names_every_base_exception(
     pipeline = Fallback("x", on=BaseException).wrap(Retry(3, on=kind, backoff=[0]), breaker)
     script = Script(kind())
 
-    async def main() -> None:
-        with pytest.raises(kind):
-            await world.execute(pipeline, script.function())
-
-    world.run(main)
+    with pytest.raises(kind):
+        await world.execute(pipeline, script.function())
     assert script.calls == 1
     assert breaker.state is CircuitState.CLOSED
 
 
 @each_greedy
-def test_a_cancellation_is_neutral_to_every_policy(tasks_world: World, name: str) -> None:
+async def test_a_cancellation_is_neutral_to_every_policy(tasks_world: World, name: str) -> None:
     """As the interrupts are."""
     seen: list[Any] = []
     calls: list[int] = []
@@ -879,30 +834,26 @@ def test_a_cancellation_is_neutral_to_every_policy(tasks_world: World, name: str
         calls.append(1)
         await anyio.sleep(4)
 
-    async def main() -> bool:
-        with anyio.move_on_after(0.05) as scope:
-            await policy.aexecute(fn)
-        return bool(scope.cancelled_caught)
-
-    assert tasks_world.run(main) is True
+    with anyio.move_on_after(0.05) as scope:
+        await policy.aexecute(fn)
+    assert scope.cancelled_caught
     assert calls == [1]
     assert seen == []
     assert released(policy)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupted_probe_gives_its_slot_back(world: World, clock: FakeClock, kind: type[BaseException]) -> None:
+async def test_an_interrupted_probe_gives_its_slot_back(
+    world: World, clock: FakeClock, kind: type[BaseException]
+) -> None:
     """The half-open circuit has learnt nothing."""
     breaker = CircuitBreaker(1, open_for=10.0)
 
-    async def main() -> None:
-        await world.attempt(breaker, Script(Boom()).function())
-        clock.advance(10.0)
-        with pytest.raises(kind):
-            await world.execute(breaker, Script(kind()).function())
-        assert (breaker.state, breaker.stats().probes) == (CircuitState.HALF_OPEN, 0)
-
-    world.run(main)
+    await world.attempt(breaker, Script(Boom()).function())
+    clock.advance(10.0)
+    with pytest.raises(kind):
+        await world.execute(breaker, Script(kind()).function())
+    assert (breaker.state, breaker.stats().probes) == (CircuitState.HALF_OPEN, 0)
 
 
 # --- StopIteration ---------------------------------------------------------------------------
@@ -1043,31 +994,28 @@ def test_a_protected_next_still_ends_a_loop() -> None:
     assert list(Pages()) == [1, 2, 3]
 
 
-def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(tasks_world: World) -> None:
+async def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(tasks_world: World) -> None:
     """A coroutine may not raise one: it becomes a `RuntimeError`, which is a failure like others."""
 
     async def fn(ctx: Context) -> None:
         raise StopIteration("last")
 
-    async def main() -> list[Any]:
-        return [
-            await tasks_world.attempt(quick().wrap(Driven()), fn),
-            await Fallback("x", on=RuntimeError).aexecute(fn),
-        ]
-
-    error, answer = tasks_world.run(main)
+    error, answer = [
+        await tasks_world.attempt(quick().wrap(Driven()), fn),
+        await Fallback("x", on=RuntimeError).aexecute(fn),
+    ]
     assert isinstance(error, RuntimeError)
     assert isinstance(error.__cause__, StopIteration)
     assert answer == "x"
 
 
-def test_a_stop_async_iteration_passes_in_every_world(world: World) -> None:
+async def test_a_stop_async_iteration_passes_in_every_world(world: World) -> None:
     """It needs no carrier: `async for` over a protected `__anext__` ends."""
 
-    async def main() -> object:
-        return await world.attempt(quick().wrap(Driven(), Timeout(5.0)), Script(StopAsyncIteration("end")).function())
-
-    assert isinstance(world.run(main), StopAsyncIteration)
+    assert isinstance(
+        await world.attempt(quick().wrap(Driven(), Timeout(5.0)), Script(StopAsyncIteration("end")).function()),
+        StopAsyncIteration,
+    )
 
 
 # --- the user's own policies -----------------------------------------------------------------
@@ -1146,57 +1094,45 @@ def test_a_policy_may_be_of_another_class_too_that_makes_its_instances_itself() 
     assert TaggedPolicy("blue").call(str.upper, "fine") == ("blue", "FINE")
 
 
-def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: FakeClock) -> None:
+async def test_a_policy_of_ones_own_runs_in_every_world(world: World, clock: FakeClock) -> None:
     """The same code: calling twice, answering, skipping the call, waiting, giving back what it holds."""
     script = Script("once", "twice")
     answering = Answering()
 
-    async def main() -> list[Any]:
-        return [
-            await world.execute(Twice(), script.function()),
-            await world.execute(answering, Script(Boom("boom")).function()),
-            await world.execute(answering, Script("not called").function(), Context(operation="cached")),
-            await world.execute(Rated(), Script("rated").function()),
-        ]
-
-    assert world.run(main) == ["twice", "answered boom", "from the cache", "rated"]
+    assert [
+        await world.execute(Twice(), script.function()),
+        await world.execute(answering, Script(Boom("boom")).function()),
+        await world.execute(answering, Script("not called").function(), Context(operation="cached")),
+        await world.execute(Rated(), Script("rated").function()),
+    ] == ["twice", "answered boom", "from the cache", "rated"]
     assert [ctx.attempt for ctx in script.contexts] == [1, 2]
     assert clock.sleeps == [1.0, 2.0]
 
-    async def interrupted() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            await world.execute(answering, Script(KeyboardInterrupt()).function())
-
-    world.run(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await world.execute(answering, Script(KeyboardInterrupt()).function())
     assert answering.held == 0
 
 
-def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
+async def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
     """With the timer of its world."""
 
     async def hang(ctx: Context) -> None:
         assert ctx.remaining() <= 0.02
         await world.hang()
 
-    async def main() -> object:
-        return await world.execute(Hurried(), hang)
-
-    assert world.run(main) == "cut off"
+    assert await world.execute(Hurried(), hang) == "cut off"
 
 
-def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: FakeClock) -> None:
+async def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: FakeClock) -> None:
     """In the middle of a pipeline, decorating, as a proxy."""
     pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Twice(), CircuitBreaker(9), Timeout(5.0))
     script = Script("first", Boom("no"), "third", "fourth")
 
-    async def main() -> object:
-        return await world.execute(pipeline, script.function())
-
-    assert world.run(main) == "fourth"
+    assert await world.execute(pipeline, script.function()) == "fourth"
     assert script.calls == 4
 
 
-def test_a_policy_may_hand_the_rest_of_the_chain_to_a_helper_and_to_other_policies(
+async def test_a_policy_may_hand_the_rest_of_the_chain_to_a_helper_and_to_other_policies(
     world: World, clock: FakeClock
 ) -> None:
     """`call` is an ordinary coroutine function: it can be passed on, and another policy can go around it."""
@@ -1209,14 +1145,11 @@ def test_a_policy_may_hand_the_rest_of_the_chain_to_a_helper_and_to_other_polici
 
     script = Script(Boom(), Boom(), "fine")
 
-    async def main() -> object:
-        return await world.execute(Timeout(5.0).wrap(Careful()), script.function())
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Timeout(5.0).wrap(Careful()), script.function()) == "fine"
     assert script.calls == 3
 
 
-def test_a_pipeline_can_go_around_a_call_inside_a_policy(world: World, clock: FakeClock) -> None:
+async def test_a_pipeline_can_go_around_a_call_inside_a_policy(world: World, clock: FakeClock) -> None:
     """A pipeline is a policy: its `around` may be used by hand."""
 
     class Careful(Policy):
@@ -1227,14 +1160,11 @@ def test_a_pipeline_can_go_around_a_call_inside_a_policy(world: World, clock: Fa
 
     script = Script(Boom(), Boom(), "fine")
 
-    async def main() -> object:
-        return await world.execute(Careful(), script.function())
-
-    assert world.run(main) == "fine"
+    assert await world.execute(Careful(), script.function()) == "fine"
     assert script.calls == 3
 
 
-def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
+async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
     """`super().around(...)` works as anywhere."""
 
     class Base(Policy):
@@ -1245,13 +1175,10 @@ def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
         async def around(self, call: Any, ctx: Context) -> Any:
             return (await super().around(call, ctx), "derived")
 
-    async def main() -> object:
-        return await world.execute(Derived(), Script("x").function())
-
-    assert world.run(main) == (["x"], "derived")
+    assert await world.execute(Derived(), Script("x").function()) == (["x"], "derived")
 
 
-def test_a_policy_made_inside_a_function_may_use_what_is_around_it(world: World) -> None:
+async def test_a_policy_made_inside_a_function_may_use_what_is_around_it(world: World) -> None:
     """Closures are closures."""
     log: list[str] = []
 
@@ -1263,10 +1190,7 @@ def test_a_policy_made_inside_a_function_may_use_what_is_around_it(world: World)
 
         return Tag()
 
-    async def main() -> object:
-        return await world.execute(tagging("a").wrap(tagging("b")), Script("x").function())
-
-    assert world.run(main) == "x"
+    assert await world.execute(tagging("a").wrap(tagging("b")), Script("x").function()) == "x"
     assert log == ["a", "b"]
 
 
@@ -1342,7 +1266,7 @@ def test_blocking_code_inside_a_running_loop_is_blocking_code() -> None:
     assert anyio.run(main, backend="trio") == "fine"
 
 
-def test_executions_nest_without_end(world: World) -> None:
+async def test_executions_nest_without_end(world: World) -> None:
     """A pipeline inside itself is just another execution."""
     pipeline = quick().wrap(Timeout(5.0, cooperative=True))
     depth: list[int] = []
@@ -1351,7 +1275,4 @@ def test_executions_nest_without_end(world: World) -> None:
         depth.append(1)
         return "bottom" if len(depth) == 20 else await world.execute(pipeline, fn)
 
-    async def main() -> object:
-        return await world.execute(pipeline, fn)
-
-    assert world.run(main) == "bottom"
+    assert await world.execute(pipeline, fn) == "bottom"

@@ -452,7 +452,7 @@ def test_a_caller_who_cancels_at_the_moment_when_the_queue_gives_up_is_cancelled
     all_free(bulkhead)
 
 
-def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
+async def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: World) -> None:
     """Half of those in a queue go away together, in the very turn in which permits come back."""
     bulkhead = Bulkhead(2, queue=40)
     done: list[int] = []
@@ -461,17 +461,14 @@ def test_many_waiters_that_are_cancelled_at_once_lose_no_permit(tasks_world: Wor
         await bulkhead.aexecute(work)
         done.append(n)
 
-    async def main() -> None:
-        with anyio.fail_after(5):
-            async with anyio.create_task_group() as staying, anyio.create_task_group() as going:
-                for n in range(40):
-                    (going if n % 2 else staying).start_soon(call, n)
-                while bulkhead.stats().in_flight < 2:
-                    await anyio.sleep(0)
-                await anyio.sleep(0.0003)
-                going.cancel_scope.cancel()
-
-    tasks_world.run(main)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as staying, anyio.create_task_group() as going:
+            for n in range(40):
+                (going if n % 2 else staying).start_soon(call, n)
+            while bulkhead.stats().in_flight < 2:
+                await anyio.sleep(0)
+            await anyio.sleep(0.0003)
+            going.cancel_scope.cancel()
     assert [n for n in range(0, 40, 2) if n not in done] == []
     all_free(bulkhead)
 
@@ -521,7 +518,7 @@ def test_a_function_that_cancels_its_own_task_and_returns_has_its_result_returne
     asyncio.run(main())
 
 
-def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
+async def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: World) -> None:
     """Nobody has cancelled the task; what travels is no outcome all the same."""
     told: list[Any] = []
     breaker = one_failure_short(on=BaseException)
@@ -540,15 +537,12 @@ def test_a_cancellation_that_the_function_raises_itself_is_one(tasks_world: Worl
 
     kept: list[BaseException] = []
 
-    async def main() -> None:
-        try:
-            await pipeline.aexecute(fn)
-        except BaseException as error:
-            assert error is kept[0]  # noqa: PT017
-        else:
-            raise AssertionError("the cancellation was swallowed")
-
-    tasks_world.run(main)
+    try:
+        await pipeline.aexecute(fn)
+    except BaseException as error:
+        assert error is kept[0]  # noqa: PT017
+    else:
+        raise AssertionError("the cancellation was swallowed")
     assert [type(event) for event in told] == [events.ExecutionFinished]
     assert told[0].outcome is None
     still_one_failure_short(breaker)

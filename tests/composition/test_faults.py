@@ -103,17 +103,17 @@ class After(Policy[Any]):
 
 
 @pytest.mark.parametrize("what", BREAKS_OUT)
-def test_what_decides_and_raises_comes_out_and_nothing_is_held(world: World, what: str) -> None:
+async def test_what_decides_and_raises_comes_out_and_nothing_is_held(world: World, what: str) -> None:
     """Wherever it is in a pipeline, permits and probes around it and inside of it are back."""
     around, inside, outer = Bulkhead(1), Bulkhead(1), probing(ignore=Broken)
     pipeline = Policy.wrap(outer, around, BREAKS_OUT[what](), inside, Timeout(LONG))
-    error = world.run(lambda: world.attempt(pipeline, failing))
+    error = await world.attempt(pipeline, failing)
     assert type(error) is Broken
     assert held(outer, around, inside) == []
     assert outer.state is CircuitState.HALF_OPEN
 
 
-def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:
+async def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:
     """Calls and transitions go on; the transitions of the meantime are told when it comes back, in order."""
     inside, let_go = threading.Event(), threading.Event()
     told: list[CircuitState] = []
@@ -128,7 +128,7 @@ def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:
     blocked.start()
     assert inside.wait(20)
     breaker.close()
-    assert world.run(lambda: world.execute(breaker, fine)) == "fine"
+    assert await world.execute(breaker, fine) == "fine"
     breaker.isolate()
     assert told == [CircuitState.ISOLATED]
     let_go.set()
@@ -163,7 +163,7 @@ def raising_at(nth: int) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize("nth", range(1, 14))
-def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
+async def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth: int) -> None:
     """Whichever reading of it fails: the error comes out, permits and probes are back, the next call works."""
     bulkhead, breaker = Bulkhead(1, queue=1, max_wait=1.0), probing()
     pipeline = Policy.wrap(Timeout(LONG), Retry(2, on=Boom, backoff=[0]), breaker, bulkhead, Timeout(LONG / 2))
@@ -175,27 +175,24 @@ def test_a_clock_that_raises_once_loses_nothing(world: World, clock_of: Any, nth
         breaker.close()
         return first, await world.attempt(pipeline, fine)
 
-    first, second = world.run(main)
+    first, second = await main()
     assert type(first) in (Broken, Boom)
     assert second == "fine"
     assert held(bulkhead, breaker) == []
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, clock_of: Any, nth: int) -> None:
+async def test_a_clock_that_raises_in_a_queue_leaves_no_place_in_it(world: World, clock_of: Any, nth: int) -> None:
     """A ticket that nobody waits with would take the next permit with it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=1.0)
 
-    async def main() -> Any:
-        with bulkhead.slot():
-            clock_of(raising_at(nth))
-            error = await world.attempt(bulkhead, fine)
-            process_clock.restore()
-        return error
-
-    assert type(world.run(main)) is Broken
+    with bulkhead.slot():
+        clock_of(raising_at(nth))
+        error = await world.attempt(bulkhead, fine)
+        process_clock.restore()
+    assert type(error) is Broken
     assert held(bulkhead) == []
-    assert world.run(lambda: world.execute(bulkhead, fine)) == "fine"
+    assert await world.execute(bulkhead, fine) == "fine"
 
 
 async def hanging(ctx: Context) -> None:
@@ -246,7 +243,7 @@ ODD_CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
 
 @pytest.mark.filterwarnings("ignore:.*it ignores its deadline:RuntimeWarning")
 @pytest.mark.parametrize("how", ODD_CLOCKS)
-def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of: Any, how: str) -> None:
+async def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of: Any, how: str) -> None:
     """No call hangs, and none leaves anything behind; what comes out is the failure or an error of ours."""
     breaker = CircuitBreaker(FailureRatio(0.5, min_calls=2, window=1.0), open_for=0.1)
     bulkhead = Bulkhead(1, queue=1, max_wait=0.01)
@@ -257,13 +254,10 @@ def test_a_clock_that_misbehaves_ends_in_an_outcome(world: World, clock_of: Any,
         bulkhead,
     ]
 
-    async def main() -> list[Any]:
-        clock_of(ODD_CLOCKS[how]())
-        errors = [await world.attempt(policy, failing, Context(timeout=5)) for policy in pipelines for _ in range(4)]
-        process_clock.restore()
-        return errors
-
-    assert {type(error) for error in world.run(main)} <= {Boom, *_OURS}
+    clock_of(ODD_CLOCKS[how]())
+    errors = [await world.attempt(policy, failing, Context(timeout=5)) for policy in pipelines for _ in range(4)]
+    process_clock.restore()
+    assert {type(error) for error in errors} <= {Boom, *_OURS}
     assert held(breaker, bulkhead) == []
 
 
@@ -298,26 +292,26 @@ KINDS: list[Callable[[], Policy[Any]]] = [
 ]
 
 
-def test_two_hundred_policies_deep(world: World) -> None:
+async def test_two_hundred_policies_deep(world: World) -> None:
     """All kinds in turn, all of them around one call, which answers and fails as if there were none."""
     policies = [KINDS[number % len(KINDS)]() for number in range(200)]
     pipeline = Policy.wrap(*policies)
-    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
-    assert type(world.run(lambda: world.attempt(pipeline, failing))) is Boom
+    assert await world.execute(pipeline, fine) == "fine"
+    assert type(await world.attempt(pipeline, failing)) is Boom
     assert held(*policies) == []
 
 
-def test_pipelines_in_pipelines_fifty_deep(world: World) -> None:
+async def test_pipelines_in_pipelines_fifty_deep(world: World) -> None:
     """Each with a name and a listener of its own, so that none of them is dissolved."""
     told: list[Any] = []
     pipeline: Policy[Any] = Plain()
     for number in range(50):
         pipeline = Policy.wrap(Retry(1), pipeline, name=f"number {number}", listeners=[told.append])
-    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+    assert await world.execute(pipeline, fine) == "fine"
     assert len(pipeline.policies) == 51  # type: ignore[attr-defined]
 
 
-def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
+async def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
     """Two hundred of them, as the others do; in threads each takes several frames of the interpreter's thousand."""
     passed: list[int] = []
 
@@ -331,23 +325,23 @@ def test_policies_that_cannot_be_lowered_nest_as_well(world: World) -> None:
     if sys.gettrace() is not None:  # what measures coverage takes some of the thousand for itself
         sys.setrecursionlimit(limit + 200)
     try:
-        assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+        assert await world.execute(pipeline, fine) == "fine"
     finally:
         sys.setrecursionlimit(limit)
     assert len(passed) == 200
 
 
-def test_policies_that_hand_their_call_on_nest_half_as_deep(world: World) -> None:
+async def test_policies_that_hand_their_call_on_nest_half_as_deep(world: World) -> None:
     """Each helper of theirs takes a frame more."""
     pipeline = Policy.wrap(*[Handing() for _ in range(100)])
-    assert world.run(lambda: world.execute(pipeline, fine)) == "fine"
+    assert await world.execute(pipeline, fine) == "fine"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_too_deep_a_pipeline_fails_as_any_recursion_does(world: World) -> None:
+async def test_too_deep_a_pipeline_fails_as_any_recursion_does(world: World) -> None:
     """With a `RecursionError`; the permits that were taken on the way are back."""
     policies: list[Policy[Any]] = [Bulkhead(1) if number % 2 else Plain() for number in range(5000)]
-    error = world.run(lambda: world.attempt(Policy.wrap(*policies), fine))
+    error = await world.attempt(Policy.wrap(*policies), fine)
     assert type(error) is RecursionError
     assert held(*policies) == []
 

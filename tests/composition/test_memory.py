@@ -421,7 +421,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> None:
+async def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> None:
     """Everything that it touched is freed with the last name for it, in every failing way of every policy."""
     watched = Watched()
 
@@ -441,19 +441,19 @@ def test_a_failed_call_leaves_no_reference_cycle(world: World, name: str) -> Non
                     break
             return watched.alive
 
-    assert world.run(main) == []
+    assert await main() == []
     assert watched.seen or "too late" in name or "StopIteration" in name or name == "Retry, wrapped result"
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "proxy" not in name])
-def test_nor_where_policies_are_driven(threads: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nor_where_policies_are_driven(threads: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in blocking code without lowering."""
     monkeypatch.setattr(lowering, "enabled", False)
-    test_a_failed_call_leaves_no_reference_cycle(threads, name)
+    await test_a_failed_call_leaves_no_reference_cycle(threads, name)
 
 
 @pytest.mark.parametrize("name", ["Retry", "Timeout", "CircuitBreaker", "Bulkhead", "Fallback", "all of them"])
-def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: str) -> None:
+async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: str) -> None:
     """Given up from outside while it waits."""
     parts: dict[str, Callable[[], Policy[Any]]] = {
         "Retry": lambda: Retry(on=Exception),
@@ -481,11 +481,11 @@ def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: st
             await anyio.sleep(0)
             return watched.alive
 
-    assert tasks_world.run(main) == []
+    assert await main() == []
     assert watched.seen == 2
 
 
-def test_the_watch_would_notice_a_cycle(world: World) -> None:
+async def test_the_watch_would_notice_a_cycle(world: World) -> None:
     """A local that holds the exception when it is raised on: what all these tests are about."""
     watched = Watched()
 
@@ -505,7 +505,7 @@ def test_the_watch_would_notice_a_cycle(world: World) -> None:
                 pass
             return watched.alive
 
-    assert world.run(main) == ["Heavy", "Boom"]
+    assert await main() == ["Heavy", "Boom"]
     gc.collect()
     assert watched.alive == []
 
@@ -551,9 +551,10 @@ SHARED: dict[str, Callable[[], Policy[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [False, True], ids=["succeeding", "failing"])
 @pytest.mark.parametrize("name", SHARED)
-def test_many_calls_leave_no_more_behind_than_one(world: World, name: str, failing: bool) -> None:
+async def test_many_calls_leave_no_more_behind_than_one(world: World, name: str, failing: bool) -> None:
     """With the cyclic collector off: neither what it would have freed grows, nor what it could not."""
     policy = SHARED[name]()
     ctx = Context()
@@ -593,13 +594,14 @@ def test_many_calls_leave_no_more_behind_than_one(world: World, name: str, faili
             calls(count) if world.blocking else await acalls(count)
             return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
 
-    blocks, objects = world.run(main)
+    blocks, objects = await main()
     assert blocks < (CANCELLED_TIMERS if timers else ODDS_AND_ENDS)
     assert objects < (CANCELLED_TIMERS if timers else ODDS_AND_ENDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["decorated", "proxied", "awaited through a proxy", "blocks"])
-def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> None:
+async def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> None:
     """Decorators, proxies and blocks make small objects for each call: they are gone afterwards."""
     retry, breaker, bulkhead = Retry(2, on=Boom, backoff=[0]), CircuitBreaker(10**9), Bulkhead(1)
     pipeline = retry.wrap(breaker, bulkhead)
@@ -649,6 +651,6 @@ def test_nor_do_the_other_ways_to_call(tasks_world: World, what: str) -> None:
                 await once()
             return sys.getallocatedblocks() - blocks, len(gc.get_objects()) - objects
 
-    blocks, objects = tasks_world.run(main)
+    blocks, objects = await main()
     assert blocks < ODDS_AND_ENDS
     assert objects < ODDS_AND_ENDS

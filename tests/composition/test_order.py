@@ -27,13 +27,9 @@ from resilience import (
 from tests.conftest import Boom, FakeClock, Script, World
 
 
-def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
-    """What comes out of one execution: the value, or the exception as a value."""
-
-    async def main() -> Any:
-        return await world.attempt(policy, script.function(), ctx)
-
-    return world.run(main)
+async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
+    """Return what comes out of one execution: the value, or the exception as a value."""
+    return await world.attempt(policy, script.function(), ctx)
 
 
 class Trace(Policy[Never]):
@@ -52,7 +48,7 @@ class Trace(Policy[Never]):
 
 
 @pytest.mark.parametrize("step", ["fine", Boom()], ids=["success", "failure"])
-def test_the_first_policy_is_the_outermost(world: World, step: Any) -> None:
+async def test_the_first_policy_is_the_outermost(world: World, step: Any) -> None:
     """a(b(c(fn))), however it was put together; a failure goes the same way out."""
     notes: list[str] = []
     a, b, c = (Trace(letter, notes) for letter in "abc")
@@ -65,23 +61,23 @@ def test_the_first_policy_is_the_outermost(world: World, step: Any) -> None:
         Policy.wrap(a, Policy.wrap(b, c, listeners=[lambda event: None])),
     ):
         notes.clear()
-        run(world, pipeline, Script(step))
+        await run(world, pipeline, Script(step))
         assert "".join(notes) == "abcCBA"
         assert pipeline.policies == (a, b, c)
 
 
-def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
+async def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
     """What is around it is passed once."""
     notes: list[str] = []
     pipeline = Policy.wrap(Trace("a", notes), Retry(on=Boom, backoff=[0]), Trace("b", notes))
-    run(world, pipeline, Script(Boom(), Boom(), "fine"))
+    await run(world, pipeline, Script(Boom(), Boom(), "fine"))
     assert "".join(notes) == "abBbBbBA"
 
 
 # --- retry and timeout ---
 
 
-def test_a_timeout_inside_a_retry_is_for_each_attempt(world: World, clock: FakeClock) -> None:
+async def test_a_timeout_inside_a_retry_is_for_each_attempt(world: World, clock: FakeClock) -> None:
     """Every attempt has the whole of it."""
     left: list[float] = []
 
@@ -90,14 +86,11 @@ def test_a_timeout_inside_a_retry_is_for_each_attempt(world: World, clock: FakeC
         clock.advance(3)
         raise Boom
 
-    async def main() -> None:
-        await world.attempt(Policy.wrap(Retry(3, on=Boom, backoff=[1]), Timeout(10)), fn)
-
-    world.run(main)
+    await world.attempt(Policy.wrap(Retry(3, on=Boom, backoff=[1]), Timeout(10)), fn)
     assert left == [10, 10, 10]
 
 
-def test_a_timeout_around_a_retry_is_for_all_of_them(world: World, clock: FakeClock) -> None:
+async def test_a_timeout_around_a_retry_is_for_all_of_them(world: World, clock: FakeClock) -> None:
     """Attempts and waits share it, and the last wait that does not fit is not begun."""
     left: list[float] = []
 
@@ -106,15 +99,12 @@ def test_a_timeout_around_a_retry_is_for_all_of_them(world: World, clock: FakeCl
         clock.advance(3)
         raise Boom
 
-    async def main() -> Any:
-        return await world.attempt(Policy.wrap(Timeout(10), Retry(None, on=Boom, backoff=[1])), fn)
-
-    assert isinstance(world.run(main), Boom)
+    assert isinstance(await world.attempt(Policy.wrap(Timeout(10), Retry(None, on=Boom, backoff=[1])), fn), Boom)
     assert left == [10, 6, 2]
     assert clock.sleeps == [1, 1]
 
 
-def test_a_timeout_of_an_attempt_is_tried_again_and_one_of_the_whole_is_not(world: World) -> None:
+async def test_a_timeout_of_an_attempt_is_tried_again_and_one_of_the_whole_is_not(world: World) -> None:
     """In real time: two attempts hang, the third answers."""
     entered: list[int] = []
 
@@ -124,19 +114,16 @@ def test_a_timeout_of_an_attempt_is_tried_again_and_one_of_the_whole_is_not(worl
             await world.hang()
         return "third time lucky"
 
-    async def main() -> None:
-        pipeline = Policy.wrap(Timeout(60), Retry(3, backoff=[0]), Timeout(0.02))
-        assert await world.execute(pipeline, fn) == "third time lucky"
-        assert entered == [1, 2, 3]
-        entered.clear()
-        with pytest.raises(TimeoutExceeded):
-            await world.execute(Policy.wrap(Timeout(0.02), Retry(3, backoff=[0])), fn)
-        assert entered == [1]
-
-    world.run(main)
+    pipeline = Policy.wrap(Timeout(60), Retry(3, backoff=[0]), Timeout(0.02))
+    assert await world.execute(pipeline, fn) == "third time lucky"
+    assert entered == [1, 2, 3]
+    entered.clear()
+    with pytest.raises(TimeoutExceeded):
+        await world.execute(Policy.wrap(Timeout(0.02), Retry(3, backoff=[0])), fn)
+    assert entered == [1]
 
 
-def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) -> None:
+async def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) -> None:
     """`DeadlineExceeded` is a `TimeoutError`, and yet there is no time left for anything."""
     entered: list[int] = []
 
@@ -144,129 +131,120 @@ def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) -> None:
         entered.append(ctx.attempt)
         await world.hang()
 
-    async def main() -> Any:
-        return await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.02))
-
-    assert type(world.run(main)) is DeadlineExceeded
+    assert (
+        type(await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.02)))
+        is DeadlineExceeded
+    )
     assert entered == [1]
 
 
 # --- fallback ---
 
 
-def test_a_fallback_around_a_retry_answers_when_the_retries_are_used_up(world: World, clock: FakeClock) -> None:
+async def test_a_fallback_around_a_retry_answers_when_the_retries_are_used_up(world: World, clock: FakeClock) -> None:
     """The last resort."""
     script = Script(Boom())
-    assert run(world, Policy.wrap(Fallback("instead"), Retry(3, on=Boom, backoff=[0])), script) == "instead"
+    assert await run(world, Policy.wrap(Fallback("instead"), Retry(3, on=Boom, backoff=[0])), script) == "instead"
     assert script.calls == 3
 
 
-def test_a_fallback_inside_a_retry_hides_the_failure_from_it(world: World, clock: FakeClock) -> None:
+async def test_a_fallback_inside_a_retry_hides_the_failure_from_it(world: World, clock: FakeClock) -> None:
     """There is nothing left to try again."""
     script = Script(Boom())
-    assert run(world, Policy.wrap(Retry(3, on=Boom, backoff=[0]), Fallback("instead")), script) == "instead"
+    assert await run(world, Policy.wrap(Retry(3, on=Boom, backoff=[0]), Fallback("instead")), script) == "instead"
     assert script.calls == 1
 
 
-def test_a_fallback_inside_a_breaker_hides_the_failure_from_it_too(world: World) -> None:
+async def test_a_fallback_inside_a_breaker_hides_the_failure_from_it_too(world: World) -> None:
     """The breaker sees an answer; the other way round it sees the failure and the caller the answer."""
     hidden, seeing = CircuitBreaker(1), CircuitBreaker(1)
-    assert run(world, Policy.wrap(hidden, Fallback("instead")), Script(Boom())) == "instead"
-    assert run(world, Policy.wrap(Fallback("instead"), seeing), Script(Boom())) == "instead"
+    assert await run(world, Policy.wrap(hidden, Fallback("instead")), Script(Boom())) == "instead"
+    assert await run(world, Policy.wrap(Fallback("instead"), seeing), Script(Boom())) == "instead"
     assert hidden.state is CircuitState.CLOSED
     assert seeing.state is CircuitState.OPEN
 
 
-def test_a_fallback_answers_whatever_the_others_refuse(world: World, clock: FakeClock) -> None:
+async def test_a_fallback_answers_whatever_the_others_refuse(world: World, clock: FakeClock) -> None:
     """An open circuit, a full bulkhead, a limit, a budget that is over."""
     breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
-    run(world, breaker, Script(Boom()))
+    await run(world, breaker, Script(Boom()))
 
-    async def main() -> list[Any]:
-        fn = Script("fine").function()
-        answers = [await world.execute(Policy.wrap(Fallback("instead"), breaker), fn)]
-        with bulkhead.slot():
-            answers.append(await world.execute(Policy.wrap(Fallback("instead"), bulkhead), fn))
-        answers.append(await world.execute(Policy.wrap(Fallback("instead"), Retry()), fn, Context(timeout=0)))
-        return answers
-
-    assert world.run(main) == ["instead"] * 3
+    fn = Script("fine").function()
+    answers = [await world.execute(Policy.wrap(Fallback("instead"), breaker), fn)]
+    with bulkhead.slot():
+        answers.append(await world.execute(Policy.wrap(Fallback("instead"), bulkhead), fn))
+    answers.append(await world.execute(Policy.wrap(Fallback("instead"), Retry()), fn, Context(timeout=0)))
+    assert answers == ["instead"] * 3
 
 
 # --- circuit breaker ---
 
 
-def test_a_breaker_inside_a_retry_counts_every_attempt(world: World, clock: FakeClock) -> None:
+async def test_a_breaker_inside_a_retry_counts_every_attempt(world: World, clock: FakeClock) -> None:
     """And refuses the next one, which a retry leaves alone."""
     breaker = CircuitBreaker(2)
     script = Script(Boom())
-    error = run(world, Policy.wrap(Retry(5, on=Exception, backoff=[1]), breaker), script)
+    error = await run(world, Policy.wrap(Retry(5, on=Exception, backoff=[1]), breaker), script)
     assert isinstance(error, CircuitOpen)
     assert script.calls == 2
     assert clock.sleeps == [1, 1]
 
 
-def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
+async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
     """Three attempts that fail together are one failure."""
     breaker = CircuitBreaker(2)
     pipeline = Policy.wrap(breaker, Retry(3, on=Boom, backoff=[0]))
-    run(world, pipeline, Script(Boom()))
+    await run(world, pipeline, Script(Boom()))
     assert breaker.state is CircuitState.CLOSED
-    run(world, pipeline, Script(Boom()))
+    await run(world, pipeline, Script(Boom()))
     assert breaker.state is CircuitState.OPEN
 
 
-def test_a_retry_that_names_open_circuits_waits_until_a_probe_is_admitted(world: World, clock: FakeClock) -> None:
+async def test_a_retry_that_names_open_circuits_waits_until_a_probe_is_admitted(world: World, clock: FakeClock) -> None:
     """`retry_after` of the refusal is the wait."""
     breaker = CircuitBreaker(1, open_for=30)
     script = Script(Boom(), "recovered")
     pipeline = Policy.wrap(Retry(5, on=(Boom, CircuitOpen), backoff=[1]), breaker)
-    assert run(world, pipeline, script) == "recovered"
+    assert await run(world, pipeline, script) == "recovered"
     assert script.calls == 2
     assert clock.sleeps == [1, 29]
     assert breaker.state is CircuitState.CLOSED
 
 
-def test_a_breaker_counts_the_timeouts_inside_it_and_not_those_around_it(world: World) -> None:
+async def test_a_breaker_counts_the_timeouts_inside_it_and_not_those_around_it(world: World) -> None:
     """Who is cut off from outside has said nothing about the dependency."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> None:
-        around, inside, budget = CircuitBreaker(1), CircuitBreaker(1), CircuitBreaker(1)
-        await world.attempt(Policy.wrap(Timeout(0.01), inside), hang)
-        assert inside.state is CircuitState.CLOSED
-        await world.attempt(Policy.wrap(around, Timeout(0.01)), hang)
-        assert around.state is CircuitState.OPEN
-        await world.attempt(Policy.wrap(budget, Timeout(60)), hang, Context(timeout=0.01))
-        assert budget.state is CircuitState.CLOSED
-
-    world.run(main)
+    around, inside, budget = CircuitBreaker(1), CircuitBreaker(1), CircuitBreaker(1)
+    await world.attempt(Policy.wrap(Timeout(0.01), inside), hang)
+    assert inside.state is CircuitState.CLOSED
+    await world.attempt(Policy.wrap(around, Timeout(0.01)), hang)
+    assert around.state is CircuitState.OPEN
+    await world.attempt(Policy.wrap(budget, Timeout(60)), hang, Context(timeout=0.01))
+    assert budget.state is CircuitState.CLOSED
 
 
-def test_a_full_bulkhead_inside_a_breaker_is_no_failure_of_the_dependency(world: World) -> None:
+async def test_a_full_bulkhead_inside_a_breaker_is_no_failure_of_the_dependency(world: World) -> None:
     """It was not even asked; a probe that met it gives its slot back."""
     breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
 
-    async def main() -> None:
-        with bulkhead.slot():
-            for _ in range(3):
-                result = await world.attempt(Policy.wrap(breaker, bulkhead), Script("fine").function())
-                assert isinstance(result, BulkheadFull)
-        assert await world.execute(Policy.wrap(breaker, bulkhead), Script("fine").function()) == "fine"
-
-    world.run(main)
+    with bulkhead.slot():
+        for _ in range(3):
+            result = await world.attempt(Policy.wrap(breaker, bulkhead), Script("fine").function())
+            assert isinstance(result, BulkheadFull)
+    assert await world.execute(Policy.wrap(breaker, bulkhead), Script("fine").function()) == "fine"
     assert breaker.state is CircuitState.CLOSED
 
 
-def test_an_open_circuit_takes_no_permit(world: World) -> None:
+async def test_an_open_circuit_takes_no_permit(world: World) -> None:
     """Around the bulkhead it refuses before the queue; inside it, the permit comes back at once."""
     for wrap in (lambda c, b: Policy.wrap(c, b), lambda c, b: Policy.wrap(b, c)):
         breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
         breaker.isolate()
         for _ in range(3):
-            assert isinstance(run(world, wrap(breaker, bulkhead), Script("fine")), CircuitOpen)
+            assert isinstance(await run(world, wrap(breaker, bulkhead), Script("fine")), CircuitOpen)
         assert bulkhead.stats().in_flight == 0
 
 
@@ -274,19 +252,19 @@ def test_an_open_circuit_takes_no_permit(world: World) -> None:
 
 
 @pytest.mark.parametrize(("outside", "held"), [(True, 1), (False, 0)])
-def test_a_permit_is_held_during_the_waits_of_a_retry_inside_it_only(
+async def test_a_permit_is_held_during_the_waits_of_a_retry_inside_it_only(
     world: World, clock: FakeClock, outside: bool, held: int
 ) -> None:
     """A bulkhead inside the retry lets others in while this one waits."""
     bulkhead = Bulkhead(1)
     seen: list[int] = []
     retry = Retry(3, on=Boom, backoff=[1], on_retry=lambda event: seen.append(bulkhead.stats().in_flight))
-    run(world, Policy.wrap(bulkhead, retry) if outside else Policy.wrap(retry, bulkhead), Script(Boom()))
+    await run(world, Policy.wrap(bulkhead, retry) if outside else Policy.wrap(retry, bulkhead), Script(Boom()))
     assert seen == [held, held]
     assert bulkhead.stats().in_flight == 0
 
 
-def test_a_full_bulkhead_is_tried_again_only_where_it_is_named(world: World, clock: FakeClock) -> None:
+async def test_a_full_bulkhead_is_tried_again_only_where_it_is_named(world: World, clock: FakeClock) -> None:
     """`Retry(on=BulkheadFull)` is a way of queueing."""
     bulkhead = Bulkhead(1)
     slot = bulkhead.slot()
@@ -295,35 +273,30 @@ def test_a_full_bulkhead_is_tried_again_only_where_it_is_named(world: World, clo
         if event.attempt == 2:
             slot.__exit__(None, None, None)
 
-    async def main() -> None:
-        fn = Script("fine").function()
-        slot.__enter__()
-        assert isinstance(
-            await world.attempt(Policy.wrap(Retry(on=Exception, backoff=[1]), bulkhead), fn), BulkheadFull
-        )
-        retry = Retry(5, on=BulkheadFull, backoff=[1], on_retry=free)
-        assert await world.execute(Policy.wrap(retry, bulkhead), fn) == "fine"
-
-    world.run(main)
+    fn = Script("fine").function()
+    slot.__enter__()
+    assert isinstance(await world.attempt(Policy.wrap(Retry(on=Exception, backoff=[1]), bulkhead), fn), BulkheadFull)
+    retry = Retry(5, on=BulkheadFull, backoff=[1], on_retry=free)
+    assert await world.execute(Policy.wrap(retry, bulkhead), fn) == "fine"
     assert clock.sleeps == [1, 1]
 
 
-def test_the_same_policy_twice_in_one_pipeline(world: World, clock: FakeClock) -> None:
+async def test_the_same_policy_twice_in_one_pipeline(world: World, clock: FakeClock) -> None:
     """It shares its state with itself: a bulkhead of one is full, retries multiply."""
     bulkhead, retry = Bulkhead(1), Retry(2, on=Boom, backoff=[0])
-    assert isinstance(run(world, Policy.wrap(bulkhead, bulkhead), Script("fine")), BulkheadFull)
+    assert isinstance(await run(world, Policy.wrap(bulkhead, bulkhead), Script("fine")), BulkheadFull)
     assert bulkhead.stats().in_flight == 0
     script = Script(Boom())
-    run(world, Policy.wrap(retry, retry), script)
+    await run(world, Policy.wrap(retry, retry), script)
     assert script.calls == 4
 
 
-def test_policies_share_their_state_between_pipelines(world: World, clock: FakeClock) -> None:
+async def test_policies_share_their_state_between_pipelines(world: World, clock: FakeClock) -> None:
     """One breaker for one dependency, whatever is around it."""
     breaker = CircuitBreaker(2)
-    run(world, Policy.wrap(Fallback("instead"), breaker), Script(Boom()))
-    run(world, Policy.wrap(Retry(1, on=Boom), breaker), Script(Boom()))
-    assert isinstance(run(world, breaker, Script("fine")), CircuitOpen)
+    await run(world, Policy.wrap(Fallback("instead"), breaker), Script(Boom()))
+    await run(world, Policy.wrap(Retry(1, on=Boom), breaker), Script(Boom()))
+    assert isinstance(await run(world, breaker, Script("fine")), CircuitOpen)
 
 
 # --- all five ---
@@ -332,7 +305,7 @@ FIVE = ("fallback", "retry", "breaker", "bulkhead", "timeout")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(FIVE))[::7], ids="-".join)
-def test_in_any_order_a_call_that_succeeds_comes_through_and_nothing_stays_held(
+async def test_in_any_order_a_call_that_succeeds_comes_through_and_nothing_stays_held(
     world: World, clock: FakeClock, order: tuple[str, ...]
 ) -> None:
     """Be it at the first attempt, after a failure, or not at all."""
@@ -345,17 +318,17 @@ def test_in_any_order_a_call_that_succeeds_comes_through_and_nothing_stays_held(
         "timeout": Timeout(60),
     }
     pipeline = Policy.wrap(*(policies[name] for name in order))
-    assert run(world, pipeline, Script("fine")) == "fine"
+    assert await run(world, pipeline, Script("fine")) == "fine"
     hidden = order.index("fallback") > order.index("retry")
-    assert run(world, pipeline, Script(Boom(), "fine")) == ("instead" if hidden else "fine")
-    assert run(world, pipeline, Script(Boom())) == "instead"
+    assert await run(world, pipeline, Script(Boom(), "fine")) == ("instead" if hidden else "fine")
+    assert await run(world, pipeline, Script(Boom())) == "instead"
     assert bulkhead.stats().in_flight == 0
     assert breaker.state is CircuitState.CLOSED
-    assert isinstance(run(world, pipeline, Script(KeyError("passes"))), KeyError)
+    assert isinstance(await run(world, pipeline, Script(KeyError("passes"))), KeyError)
     assert bulkhead.stats().in_flight == 0
 
 
-def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock) -> None:
+async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock) -> None:
     """Failures, waits, the circuit, the answer: what listeners hear is what happened."""
     told: list[Any] = []
     breaker = CircuitBreaker(2, open_for=30)
@@ -367,7 +340,7 @@ def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock)
         Timeout(60),
         listeners=[told.append],
     )
-    assert run(world, pipeline, Script(Boom())) == "instead"
+    assert await run(world, pipeline, Script(Boom())) == "instead"
     assert [type(event) for event in told] == [
         events.AttemptFailed,
         events.RetryScheduled,
@@ -381,7 +354,7 @@ def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock)
     assert [event.time for event in told] == [1000, 1000, 1001, 1001, 1001, 1002, 1002, 1002]
     told.clear()
     clock.advance(30)
-    assert run(world, pipeline, Script("back")) == "back"
+    assert await run(world, pipeline, Script("back")) == "back"
     assert [type(event) for event in told] == [events.CircuitChanged, events.CircuitChanged, events.ExecutionFinished]
     assert [(event.old.name, event.new.name) for event in told[:2]] == [("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]
 
@@ -389,7 +362,7 @@ def test_the_story_of_an_outage_is_told_in_order(world: World, clock: FakeClock)
 # --- executions inside executions ---
 
 
-def test_an_execution_inside_another_inherits_its_deadline(world: World, clock: FakeClock) -> None:
+async def test_an_execution_inside_another_inherits_its_deadline(world: World, clock: FakeClock) -> None:
     """And operation and properties; its own limits can only shorten it."""
     seen: list[Any] = []
     inner = Policy.wrap(Retry(None, on=Boom, backoff=[2]), Timeout(100))
@@ -401,16 +374,13 @@ def test_an_execution_inside_another_inherits_its_deadline(world: World, clock: 
     async def fn(ctx: Context) -> Any:
         return await world.attempt(inner, failing)
 
-    async def main() -> Any:
-        ctx = Context(operation="outer", properties={"tenant": 7})
-        return await world.execute(Timeout(5), fn, ctx)
-
-    assert isinstance(world.run(main), Boom)
+    ctx = Context(operation="outer", properties={"tenant": 7})
+    assert isinstance(await world.execute(Timeout(5), fn, ctx), Boom)
     assert seen == [(1005, "outer", 7, n) for n in (1, 2, 3)]
     assert clock.sleeps == [2, 2]
 
 
-def test_an_explicit_context_inside_an_ambient_deadline_has_the_earlier_of_the_two(
+async def test_an_explicit_context_inside_an_ambient_deadline_has_the_earlier_of_the_two(
     world: World, clock: FakeClock
 ) -> None:
     """Whichever way round."""
@@ -419,25 +389,19 @@ def test_an_explicit_context_inside_an_ambient_deadline_has_the_earlier_of_the_t
     async def fn(ctx: Context) -> None:
         seen.append(ctx.deadline)
 
-    async def main() -> None:
-        with deadline(5):
-            await world.execute(Retry(), fn, Context(timeout=60))
-            await world.execute(Retry(), fn, Context(timeout=2))
+    with deadline(5):
         await world.execute(Retry(), fn, Context(timeout=60))
-
-    world.run(main)
+        await world.execute(Retry(), fn, Context(timeout=2))
+    await world.execute(Retry(), fn, Context(timeout=60))
     assert seen == [1005, 1002, 1060]
 
 
-def test_nested_budgets_only_shorten(world: World, clock: FakeClock) -> None:
+async def test_nested_budgets_only_shorten(world: World, clock: FakeClock) -> None:
     """A longer one inside a shorter one changes nothing."""
 
-    async def main() -> list[float]:
-        seen = []
-        with deadline(5) as outer:
-            seen.append(outer.deadline)
-            with deadline(60) as longer, deadline(2) as shorter:
-                seen += [longer.deadline, shorter.deadline]
-        return seen
-
-    assert world.run(main) == [1005, 1005, 1002]
+    seen = []
+    with deadline(5) as outer:
+        seen.append(outer.deadline)
+        with deadline(60) as longer, deadline(2) as shorter:
+            seen += [longer.deadline, shorter.deadline]
+    assert seen == [1005, 1005, 1002]

@@ -12,8 +12,7 @@ import anyio
 import anyio.abc
 
 from resilience import Bulkhead, Context, Policy
-from resilience.runtimes.blocking import drive
-from tests.conftest import World
+from tests.conftest import World, drive
 
 #: Seconds after which something that should have happened is said not to happen any more.
 PATIENCE = 20.0
@@ -82,7 +81,7 @@ class Call:
         self.cancelled = self._scope.cancelled_caught
 
     def run_in_thread(self, start: Callable[[], Awaitable[Any]]) -> None:
-        drive(self.run(start), "a call beside the test")
+        drive(self.run(start))
 
 
 class Group:

@@ -92,6 +92,7 @@ def test_a_bulkhead_counts_refusals_exactly() -> None:
     assert gauge.most <= 2
 
 
+@pytest.mark.serial
 def test_a_bulkhead_may_be_resized_in_the_storm() -> None:
     """Growing and shrinking all the time: never more than the largest limit, and the last one holds in the end."""
     bulkhead = Bulkhead(4, queue=1000)

@@ -10,7 +10,7 @@ import pytest
 from tests.contention import soak
 
 #: A busy machine holds calls up for longer than they have.
-pytestmark = pytest.mark.filterwarnings(f"ignore:{soak.LATE}:RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(f"ignore:{soak.LATE}:RuntimeWarning")]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="resources are counted in /proc")

@@ -113,7 +113,10 @@ def test_the_page_of_an_integration_answers_what_every_user_has_to_know(name: st
     ("marker", "command"),
     [
         ("run", ".venv/bin/python -m pip install -q -e '.[examples]' && .venv/bin/python examples/quickstart.py"),
-        ("test", ".venv/bin/python -m pip install -q -e '.[test]' && .venv/bin/python -m pytest -q"),
+        (
+            "test",
+            ".venv/bin/python -m pip install -q -e '.[test]' && .venv/bin/python -m pytest -q -n 4 --dist worksteal",
+        ),
     ],
 )
 def test_the_readme_names_the_two_commands(marker: str, command: str) -> None:

@@ -24,6 +24,7 @@ from resilience import (
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.blocking import drive
+from tests.conftest import shown
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE
@@ -134,7 +135,7 @@ class Again:
         ({"data": io.BytesIO(b"file")}, b"file"),
         ({"data": Again()}, b"in pieces"),
     ],
-    ids=lambda it: "" if isinstance(it, bytes) else str(it),
+    ids=lambda it: "" if isinstance(it, bytes) else shown(it),
 )
 def test_bodies_that_are_sent_again_whole(server: FlakyServer, session: Make, options: Any, expected: bytes) -> None:
     """What can be produced a second time arrives whole at each attempt."""

@@ -18,51 +18,42 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 
 
-def test_a_slow_success_from_before_the_outage_closes_the_circuit(world: World, clock: FakeClock) -> None:
+async def test_a_slow_success_from_before_the_outage_closes_the_circuit(world: World, clock: FakeClock) -> None:
     """Breakers that call `on_success` without asking who was admitted when."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
-    async def main() -> None:
-        async with beside(world) as group:
-            slow = await group.inside(breaker)
-            await world.attempt(breaker, Script(Boom("down")).function())
-            slow.let_go()
-            await slow.result()
-            assert isinstance(await world.attempt(breaker, Script("fine").function()), CircuitOpen)
-
-    world.run(main)
+    async with beside(world) as group:
+        slow = await group.inside(breaker)
+        await world.attempt(breaker, Script(Boom("down")).function())
+        slow.let_go()
+        await slow.result()
+        assert isinstance(await world.attempt(breaker, Script("fine").function()), CircuitOpen)
 
 
-def test_everybody_is_a_probe_once_the_open_period_is_over(world: World, clock: FakeClock) -> None:
+async def test_everybody_is_a_probe_once_the_open_period_is_over(world: World, clock: FakeClock) -> None:
     """Breakers whose half-open state is a state of mind: the dependency gets the whole load at once."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
-    async def main() -> None:
-        await world.attempt(breaker, Script(Boom("down")).function())
-        clock.advance(5.0)
-        async with beside(world) as group:
-            first = await group.inside(breaker)
-            others = [group.start(breaker) for _ in range(10)]
-            for call in others:
-                assert isinstance(await call.result(), CircuitOpen)
-            assert not first.left.is_set()
-
-    world.run(main)
+    await world.attempt(breaker, Script(Boom("down")).function())
+    clock.advance(5.0)
+    async with beside(world) as group:
+        first = await group.inside(breaker)
+        others = [group.start(breaker) for _ in range(10)]
+        for call in others:
+            assert isinstance(await call.result(), CircuitOpen)
+        assert not first.left.is_set()
 
 
-def test_a_cancelled_probe_keeps_the_circuit_half_open_for_ever(tasks_world: World, clock: FakeClock) -> None:
+async def test_a_cancelled_probe_keeps_the_circuit_half_open_for_ever(tasks_world: World, clock: FakeClock) -> None:
     """Breakers that count probes in and out only on success and failure."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
-    async def main() -> None:
-        await tasks_world.attempt(breaker, Script(Boom("down")).function())
-        clock.advance(5.0)
-        with anyio.move_on_after(0.005):
-            await breaker.aexecute(lambda ctx: anyio.sleep(10))
-        assert await tasks_world.attempt(breaker, Script("fine").function()) == "fine"
-        assert breaker.state is CircuitState.CLOSED
-
-    tasks_world.run(main)
+    await tasks_world.attempt(breaker, Script(Boom("down")).function())
+    clock.advance(5.0)
+    with anyio.move_on_after(0.005):
+        await breaker.aexecute(lambda ctx: anyio.sleep(10))
+    assert await tasks_world.attempt(breaker, Script("fine").function()) == "fine"
+    assert breaker.state is CircuitState.CLOSED
 
 
 def test_a_context_manager_that_records_but_lets_everybody_in(threads: World) -> None:
@@ -101,32 +92,28 @@ def test_a_slow_protected_function_blocks_all_other_threads(threads: World) -> N
     assert pipeline.execute(outer) == ["inner"]
 
 
-def test_a_retry_around_hammers_an_open_circuit(world: World) -> None:
+async def test_a_retry_around_hammers_an_open_circuit(world: World) -> None:
     """Retries that take a refusal for a failure, and go on asking: ours gives up when the circuit has opened."""
     breaker = CircuitBreaker(2)
     script = Script(Boom("down"))
 
-    async def main() -> Any:
-        return await world.attempt(Retry(10, on=Exception, backoff=[0]).wrap(breaker), script.function())
-
-    assert isinstance(world.run(main), CircuitOpen)
+    assert isinstance(
+        await world.attempt(Retry(10, on=Exception, backoff=[0]).wrap(breaker), script.function()), CircuitOpen
+    )
     assert script.calls == 2
 
 
-def test_a_waiter_that_gives_up_takes_a_permit_with_it(world: World) -> None:
+async def test_a_waiter_that_gives_up_takes_a_permit_with_it(world: World) -> None:
     """Semaphores that hand a permit to somebody who has just left."""
     bulkhead = Bulkhead(1, queue=1)
 
-    async def main() -> None:
-        for _ in range(5):
-            async with beside(world) as group:
-                holder = await group.inside(bulkhead)
-                await world.attempt(Timeout(0.005).wrap(bulkhead), Script("never").function())
-                holder.let_go()
-                await holder.result()
-        assert await world.attempt(bulkhead, Script("fine").function()) == "fine"
-
-    world.run(main)
+    for _ in range(5):
+        async with beside(world) as group:
+            holder = await group.inside(bulkhead)
+            await world.attempt(Timeout(0.005).wrap(bulkhead), Script("never").function())
+            holder.let_go()
+            await holder.result()
+    assert await world.attempt(bulkhead, Script("fine").function()) == "fine"
 
 
 @pytest.mark.parametrize("make", [lambda: CircuitBreaker(), lambda: Bulkhead(1, queue=1)])

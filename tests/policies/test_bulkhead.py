@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import gc
 import pickle
 import threading
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
-from math import inf, nan
 from typing import Any
 
 import anyio
@@ -50,10 +48,6 @@ SHORT = 0.02
 LONG = 60.0
 
 
-def run(world: World, main: Callable[[], Awaitable[Any]]) -> Any:
-    return world.run(main)
-
-
 def facts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
     it = bulkhead.stats()
     return it.limit, it.in_flight, it.queued, it.rejected
@@ -67,40 +61,33 @@ async def works(world: World, bulkhead: Any, ctx: Context | None = None) -> Any:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_at_most_so_many_at_once(world: World, limit: int) -> None:
+async def test_at_most_so_many_at_once(world: World, limit: int) -> None:
     """One more is turned away at once, its function not entered; a permit that comes back is given again."""
     bulkhead = Bulkhead(limit, name="inventory")
     script = Script("fine")
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            calls = [await group.inside(bulkhead) for _ in range(limit)]
-            error = await world.attempt(bulkhead, script.function())
-            assert script.calls == 0
-            calls[0].let_go()
-            assert await calls[0].result() == "fine"
-            assert await world.attempt(bulkhead, script.function()) == "fine"
-            return error
-
-    error = run(world, main)
+    async with beside(world) as group:
+        calls = [await group.inside(bulkhead) for _ in range(limit)]
+        error = await world.attempt(bulkhead, script.function())
+        assert script.calls == 0
+        calls[0].let_go()
+        assert await calls[0].result() == "fine"
+        assert await world.attempt(bulkhead, script.function()) == "fine"
     assert type(error) is BulkheadFull
     assert isinstance(error, Rejected)
     assert (error.policy, error.retry_after) == ("inventory", None)
     assert str(limit) in str(error)
 
 
-def test_a_permit_comes_back_however_the_call_ends(world: World) -> None:
+async def test_a_permit_comes_back_however_the_call_ends(world: World) -> None:
     """After an answer and after an error, a hundred times over one permit."""
     bulkhead = Bulkhead(1)
 
-    async def main() -> None:
-        error = Boom("no")
-        for _ in range(50):
-            assert await works(world, bulkhead) == "fine"
-            assert await world.attempt(bulkhead, Script(error).function()) is error
-        assert facts(bulkhead) == (1, 0, 0, 0)
-
-    run(world, main)
+    error = Boom("no")
+    for _ in range(50):
+        assert await works(world, bulkhead) == "fine"
+        assert await world.attempt(bulkhead, Script(error).function()) is error
+    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
@@ -117,49 +104,31 @@ def test_a_permit_comes_back_from_an_interrupted_call(threads: World, raised: ty
     assert facts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_a_permit_comes_back_from_a_cancelled_call(tasks_world: World) -> None:
+async def test_a_permit_comes_back_from_a_cancelled_call(tasks_world: World) -> None:
     """The caller lost patience with a call that was running."""
     bulkhead = Bulkhead(1)
 
-    async def main() -> None:
-        async with beside(tasks_world) as group:
-            for _ in range(3):
-                call = await group.inside(bulkhead)
-                call.cancel()
-                await call.result()
-                assert facts(bulkhead) == (1, 0, 0, 0)
-
-    run(tasks_world, main)
+    async with beside(tasks_world) as group:
+        for _ in range(3):
+            call = await group.inside(bulkhead)
+            call.cancel()
+            await call.result()
+            assert facts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: World) -> None:
+async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: World) -> None:
     """Under a Timeout around, or inside, the permit is free when the caller is, though a thread may still run."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    async def main() -> None:
-        for wrap in (lambda it: Timeout(SHORT).wrap(it), lambda it: it.wrap(Timeout(SHORT))):
-            bulkhead = Bulkhead(1)
-            error = await world.attempt(wrap(bulkhead), hang)
-            assert type(error) is TimeoutExceeded
-            assert facts(bulkhead) == (1, 0, 0, 0)
-            assert await works(world, bulkhead) == "fine"
-        world.release()
-
-    run(world, main)
-
-
-def test_a_misuse_gives_the_permit_back(threads: World) -> None:
-    """A coroutine function handed to a blocking call."""
-    bulkhead = Bulkhead(1)
-
-    async def fn(ctx: Context) -> None: ...
-
-    for _ in range(3):
-        with pytest.raises(TypeError, match="aexecute"):
-            bulkhead.execute(lambda ctx: fn(ctx))
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    for wrap in (lambda it: Timeout(SHORT).wrap(it), lambda it: it.wrap(Timeout(SHORT))):
+        bulkhead = Bulkhead(1)
+        error = await world.attempt(wrap(bulkhead), hang)
+        assert type(error) is TimeoutExceeded
+        assert facts(bulkhead) == (1, 0, 0, 0)
+        assert await works(world, bulkhead) == "fine"
+    world.release()
 
 
 def test_all_worlds_share_one_limit() -> None:
@@ -179,69 +148,59 @@ def test_all_worlds_share_one_limit() -> None:
 # --- the queue -------------------------------------------------------------------------------
 
 
-def test_a_few_may_wait_and_the_next_is_turned_away(world: World) -> None:
+async def test_a_few_may_wait_and_the_next_is_turned_away(world: World) -> None:
     """Two in the queue; the third is told at once that it is full."""
     bulkhead = Bulkhead(1, queue=2, name="inventory")
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            holder = await group.inside(bulkhead)
-            waiting = [await group.queued(bulkhead) for _ in range(2)]
-            assert facts(bulkhead) == (1, 1, 2, 0)
-            error = await works(world, bulkhead)
-            assert facts(bulkhead) == (1, 1, 2, 1)
-            assert not any(call.entered.is_set() for call in waiting)
-            holder.let_go()
-            for call in waiting:
-                call.let_go()
-                assert await call.result() == "fine"
-            return error
-
-    error = run(world, main)
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        waiting = [await group.queued(bulkhead) for _ in range(2)]
+        assert facts(bulkhead) == (1, 1, 2, 0)
+        error = await works(world, bulkhead)
+        assert facts(bulkhead) == (1, 1, 2, 1)
+        assert not any(call.entered.is_set() for call in waiting)
+        holder.let_go()
+        for call in waiting:
+            call.let_go()
+            assert await call.result() == "fine"
     assert type(error) is BulkheadFull
     assert error.policy == "inventory"
     assert facts(bulkhead) == (1, 0, 0, 1)
 
 
-def test_permits_are_granted_in_the_order_of_arrival(world: World) -> None:
+async def test_permits_are_granted_in_the_order_of_arrival(world: World) -> None:
     """First come, first served; and who comes while others wait goes to the end of the queue."""
     bulkhead = Bulkhead(1, queue=10)
 
-    async def main() -> None:
-        async with beside(world) as group:
-            holder = await group.inside(bulkhead)
-            queue = [await group.queued(bulkhead) for _ in range(4)]
-            for number in range(4):
-                holder.let_go()
-                await holder.result()
-                await queue[number].is_inside()
-                queue.append(await group.queued(bulkhead))
-                assert [call.entered.is_set() for call in queue] == [it <= number for it in range(len(queue))]
-                holder = queue[number]
-
-    run(world, main)
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        queue = [await group.queued(bulkhead) for _ in range(4)]
+        for number in range(4):
+            holder.let_go()
+            await holder.result()
+            await queue[number].is_inside()
+            queue.append(await group.queued(bulkhead))
+            assert [call.entered.is_set() for call in queue] == [it <= number for it in range(len(queue))]
+            holder = queue[number]
 
 
-def test_an_immediate_second_call_does_not_overtake_who_waits(threads: World) -> None:
+async def test_an_immediate_second_call_does_not_overtake_who_waits(threads: World) -> None:
     """Direct hand-off: who gives a permit back and asks again stands behind those who were there before."""
     bulkhead = Bulkhead(1, queue=5)
     order: list[str] = []
 
-    async def main() -> None:
-        async with beside(threads) as group:
+    async with beside(threads) as group:
 
-            async def greedy() -> None:
-                for _ in range(5):
-                    bulkhead.execute(lambda ctx: (order.append("greedy"), time.sleep(SHORT / 4)))
+        async def greedy() -> None:
+            for _ in range(5):
+                bulkhead.execute(lambda ctx: (order.append("greedy"), time.sleep(SHORT / 4)))
 
-            async def patient() -> None:
-                bulkhead.execute(lambda ctx: order.append("patient"))
+        async def patient() -> None:
+            bulkhead.execute(lambda ctx: order.append("patient"))
 
-            group.run(greedy)
-            await until(threads, lambda: order)
-            group.run(patient)
-
-    run(threads, main)
+        group.run(greedy)
+        await until(threads, lambda: order)
+        group.run(patient)
     assert order.index("patient") <= 2
 
 
@@ -260,20 +219,16 @@ def test_permits_are_granted_in_the_order_of_arrival_across_worlds() -> None:
 # --- how long to wait ------------------------------------------------------------------------
 
 
-def test_a_wait_ends_after_max_wait(world: World) -> None:
+async def test_a_wait_ends_after_max_wait(world: World) -> None:
     """`BulkheadFull`, after that time and not before; and the queue has room again."""
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT, name="inventory")
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            began = time.monotonic()
-            error = await works(world, bulkhead)
-            assert time.monotonic() - began >= SHORT
-            assert facts(bulkhead) == (1, 1, 0, 1)
-            return error
-
-    error = run(world, main)
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        began = time.monotonic()
+        error = await works(world, bulkhead)
+        assert time.monotonic() - began >= SHORT
+        assert facts(bulkhead) == (1, 1, 0, 1)
     assert type(error) is BulkheadFull
     assert error.policy == "inventory"
 
@@ -285,50 +240,40 @@ def test_max_wait_may_be_a_timedelta(threads: World) -> None:
         bulkhead.execute(lambda ctx: None)
 
 
-def test_a_wait_that_is_short_enough_ends_well(world: World) -> None:
+async def test_a_wait_that_is_short_enough_ends_well(world: World) -> None:
     """Neither `max_wait` nor a budget nor a Timeout hurts who is served in time."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
 
-    async def main() -> None:
-        async with beside(world) as group:
-            holder = await group.inside(bulkhead)
-            waiting = await group.queued(bulkhead, Timeout(LONG).wrap(bulkhead), Context(timeout=LONG))
-            holder.let_go()
-            waiting.let_go()
-            assert await waiting.result() == "fine"
-
-    run(world, main)
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        waiting = await group.queued(bulkhead, Timeout(LONG).wrap(bulkhead), Context(timeout=LONG))
+        holder.let_go()
+        waiting.let_go()
+        assert await waiting.result() == "fine"
 
 
-def test_a_wait_ends_with_the_budget(world: World) -> None:
+async def test_a_wait_ends_with_the_budget(world: World) -> None:
     """`DeadlineExceeded`: it was the caller who had no time left. The function is not entered."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
     script = Script("fine")
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            error = await world.attempt(bulkhead, script.function(), Context(timeout=SHORT))
-            assert facts(bulkhead)[:3] == (1, 1, 0)
-            return error
-
-    assert type(run(world, main)) is DeadlineExceeded
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        error = await world.attempt(bulkhead, script.function(), Context(timeout=SHORT))
+        assert facts(bulkhead)[:3] == (1, 1, 0)
+        assert type(error) is DeadlineExceeded
     assert script.calls == 0
 
 
-def test_a_wait_ends_with_a_timeout_around(world: World) -> None:
+async def test_a_wait_ends_with_a_timeout_around(world: World) -> None:
     """With that Timeout's error; the queue is left, and nobody is called rejected."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
     pipeline = Timeout(SHORT, name="patience").wrap(Fallback("never"), bulkhead)
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            error = await works(world, pipeline)
-            assert facts(bulkhead) == (1, 1, 0, 0)
-            return error
-
-    error = run(world, main)
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        error = await works(world, pipeline)
+        assert facts(bulkhead) == (1, 1, 0, 0)
     assert type(error) is TimeoutExceeded
     assert error.policy == "patience"
 
@@ -345,30 +290,25 @@ def test_a_wait_ends_with_a_timeout_around(world: World) -> None:
         ({"budget": LONG, "timeout": SHORT}, TimeoutExceeded),
     ],
 )
-def test_the_earliest_limit_ends_the_wait(world: World, limits: dict[str, float], expected: type[Exception]) -> None:
+async def test_the_earliest_limit_ends_the_wait(
+    world: World, limits: dict[str, float], expected: type[Exception]
+) -> None:
     """Of `max_wait`, the budget and a Timeout around, the one that is over first is the one that is told."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limits.get("max_wait"))
     pipeline = Timeout(limits["timeout"]).wrap(bulkhead) if "timeout" in limits else bulkhead
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            return await works(world, pipeline, Context(timeout=limits.get("budget")))
-
-    assert type(run(world, main)) is expected
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        assert type(await works(world, pipeline, Context(timeout=limits.get("budget")))) is expected
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-def test_of_two_limits_at_one_instant_the_timeout_around_ends_the_wait(world: World) -> None:
+async def test_of_two_limits_at_one_instant_the_timeout_around_ends_the_wait(world: World) -> None:
     """The outer one: nothing inside of it outlives it, not even to tell that it has waited long enough."""
     bulkhead = Bulkhead(1, queue=1, max_wait=5.0)
 
-    async def main() -> Any:
-        with bulkhead.slot():
-            return await works(world, Timeout(5.0, name="patience").wrap(bulkhead))
-
-    with virtual_time():
-        error = run(world, main)
+    with virtual_time(), bulkhead.slot():
+        error = await works(world, Timeout(5.0, name="patience").wrap(bulkhead))
     assert type(error) is TimeoutExceeded
     assert error.policy == "patience"
 
@@ -418,96 +358,62 @@ def test_the_listener_of_a_pipeline_hears_of_a_refusal_though_nobody_else_listen
     assert [event.policy for event in heard if isinstance(event, events.CallRejected)] == ["inventory"]
 
 
-def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
+async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
     """The earlier of the two, though it is not the one that has a timer."""
     bulkhead = Bulkhead(1, queue=1)
     pipeline = Policy.wrap(Timeout(LONG, name="outer"), Timeout(SHORT, cooperative=True, name="inner"), bulkhead)
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            return await works(world, pipeline)
-
-    error = run(world, main)
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        error = await works(world, pipeline)
     assert type(error) is TimeoutExceeded
     assert error.policy == "inner"
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
-    """A permit lies there already, given back by somebody who has not come to look at the queue: no wake-up is lost."""
-    bulkhead = Bulkhead(1, queue=2)
-    served: list[str] = []
-
-    def call(name: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: bulkhead.execute(lambda ctx: served.append(name)), daemon=True)
-        thread.start()
-        return thread
-
-    assert bulkhead._permits.take()
-    first = call("first")
-    wait_until(lambda: bulkhead.stats().queued == 1)
-    bulkhead._permits.free.append(None)  # the first half of giving back
-    second = call("second")
-    first.join(PATIENCE)
-    second.join(PATIENCE)
-    assert served == ["first", "second"]
-    assert bulkhead._permits.settle() == []  # the second half
-    assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> None:
+async def test_a_cooperative_timeout_around_ends_the_wait_too(world: World) -> None:
     """It cuts nothing off, but what waits inside obeys the deadline that it carries."""
     bulkhead = Bulkhead(1, queue=1)
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            return await works(world, Timeout(SHORT, cooperative=True).wrap(bulkhead))
-
-    assert type(run(world, main)) is TimeoutExceeded
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        assert type(await works(world, Timeout(SHORT, cooperative=True).wrap(bulkhead))) is TimeoutExceeded
     assert facts(bulkhead)[1:3] == (0, 0)
 
 
-def test_a_retry_around_may_queue_again(world: World) -> None:
+async def test_a_retry_around_may_queue_again(world: World) -> None:
     """`Retry(on=BulkheadFull)`: the second attempt finds room."""
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
     pipeline = Retry(on=BulkheadFull, backoff=[0], on_retry=lambda event: holder[0].let_go()).wrap(bulkhead)
     holder: list[Call] = []
 
-    async def main() -> Any:
-        async with beside(world) as group:
-            holder.append(await group.inside(bulkhead))
-            return await works(world, pipeline)
-
-    assert run(world, main) == "fine"
+    async with beside(world) as group:
+        holder.append(await group.inside(bulkhead))
+        assert await works(world, pipeline) == "fine"
     assert facts(bulkhead) == (1, 0, 0, 1)
 
 
 # --- leaving ---------------------------------------------------------------------------------
 
 
-def test_a_cancelled_waiter_leaves_the_queue(tasks_world: World) -> None:
+async def test_a_cancelled_waiter_leaves_the_queue(tasks_world: World) -> None:
     """Its place is free, those behind it move up, and it is not called rejected."""
     bulkhead = Bulkhead(1, queue=2)
 
-    async def main() -> None:
-        async with beside(tasks_world) as group:
-            holder = await group.inside(bulkhead)
-            first, second = await group.queued(bulkhead), await group.queued(bulkhead)
-            first.cancel()
-            await first.result()
-            assert first.cancelled
-            assert facts(bulkhead) == (1, 1, 1, 0)
-            third = await group.queued(bulkhead)
-            holder.let_go()
-            await second.is_inside()
-            second.let_go()
-            await third.is_inside()
-        assert not first.entered.is_set()
-        assert facts(bulkhead) == (1, 0, 0, 0)
-
-    run(tasks_world, main)
+    async with beside(tasks_world) as group:
+        holder = await group.inside(bulkhead)
+        first, second = await group.queued(bulkhead), await group.queued(bulkhead)
+        first.cancel()
+        await first.result()
+        assert first.cancelled
+        assert facts(bulkhead) == (1, 1, 1, 0)
+        third = await group.queued(bulkhead)
+        holder.let_go()
+        await second.is_inside()
+        second.let_go()
+        await third.is_inside()
+    assert not first.entered.is_set()
+    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
@@ -564,48 +470,42 @@ def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypat
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_waiter_that_is_cancelled_after_its_grant_passes_it_on(tasks_world: World, others: int) -> None:
+async def test_a_waiter_that_is_cancelled_after_its_grant_passes_it_on(tasks_world: World, others: int) -> None:
     """Granted and cancelled in one breath, before it could run: the permit goes to the next, or lies free."""
     bulkhead = Bulkhead(1, queue=3)
 
-    async def main() -> None:
-        async with beside(tasks_world) as group:
-            slot = bulkhead.slot()
-            await slot.__aenter__()
-            first = await group.queued(bulkhead)
-            behind = [await group.queued(bulkhead) for _ in range(others)]
-            await slot.__aexit__(None, None, None)  # grants; the task has not run yet
-            assert facts(bulkhead) == (1, 1, others, 0)
-            first.cancel()
-            await first.result()
-            assert not first.entered.is_set()
-            for call in behind:
-                await call.is_inside()
-                call.let_go()
-        assert facts(bulkhead) == (1, 0, 0, 0)
-
-    run(tasks_world, main)
+    async with beside(tasks_world) as group:
+        slot = bulkhead.slot()
+        await slot.__aenter__()
+        first = await group.queued(bulkhead)
+        behind = [await group.queued(bulkhead) for _ in range(others)]
+        await slot.__aexit__(None, None, None)  # grants; the task has not run yet
+        assert facts(bulkhead) == (1, 1, others, 0)
+        first.cancel()
+        await first.result()
+        assert not first.entered.is_set()
+        for call in behind:
+            await call.is_inside()
+            call.let_go()
+    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [{"max_wait": 0.2}, {"timeout": 0.2}, {"budget": 0.2}])
-def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, limit: dict[str, float]) -> None:
+async def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, limit: dict[str, float]) -> None:
     """The loop was busy: when it comes round, permit and alarm are both there. Either may win; the permit is kept."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limit.get("max_wait"))
     pipeline = Timeout(limit["timeout"]).wrap(bulkhead) if "timeout" in limit else bulkhead
 
-    async def main() -> None:
-        async with beside(tasks_world) as group:
-            slot = bulkhead.slot()
-            await slot.__aenter__()
-            waiting = await group.queued(bulkhead, pipeline, Context(timeout=limit.get("budget")))
-            waiting.let_go()
-            time.sleep(0.2)
-            await slot.__aexit__(None, None, None)
-            outcome = await waiting.result()
-            assert outcome == "fine" or isinstance(outcome, TimeoutExceeded)
-        assert facts(bulkhead) == (1, 0, 0, 0)
-
-    run(tasks_world, main)
+    async with beside(tasks_world) as group:
+        slot = bulkhead.slot()
+        await slot.__aenter__()
+        waiting = await group.queued(bulkhead, pipeline, Context(timeout=limit.get("budget")))
+        waiting.let_go()
+        time.sleep(0.2)
+        await slot.__aexit__(None, None, None)
+        outcome = await waiting.result()
+        assert outcome == "fine" or isinstance(outcome, TimeoutExceeded)
+    assert facts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("cancelled_first", [True, False])
@@ -685,7 +585,7 @@ def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() ->
         second = call("second")
         wait_until(lambda: bulkhead.stats().queued == 2)
         third = call("third")
-        wait_until(lambda: (first := bulkhead._permits.first_if_full()) is not None and first.waiter.is_alive())
+        time.sleep(SHORT)  # until it has taken that place: the number of those who wait is the same
         assert facts(bulkhead) == (1, 1, 2, 0)
     second.join(PATIENCE)
     third.join(PATIENCE)
@@ -800,45 +700,39 @@ def test_a_call_that_is_thrown_away_gives_its_permit_back() -> None:
 # --- resize ----------------------------------------------------------------------------------
 
 
-def test_a_larger_limit_lets_waiters_in_at_once(world: World) -> None:
+async def test_a_larger_limit_lets_waiters_in_at_once(world: World) -> None:
     """In order, as many as there is room for."""
     bulkhead = Bulkhead(1, queue=5)
 
-    async def main() -> None:
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            waiting = [await group.queued(bulkhead) for _ in range(4)]
-            bulkhead.resize(3)
-            for call in waiting[:2]:
-                await call.is_inside()
-            assert facts(bulkhead) == (3, 3, 2, 0)
-            assert not any(call.entered.is_set() for call in waiting[2:])
-            for call in waiting:
-                call.let_go()
-
-    run(world, main)
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        waiting = [await group.queued(bulkhead) for _ in range(4)]
+        bulkhead.resize(3)
+        for call in waiting[:2]:
+            await call.is_inside()
+        assert facts(bulkhead) == (3, 3, 2, 0)
+        assert not any(call.entered.is_set() for call in waiting[2:])
+        for call in waiting:
+            call.let_go()
     assert facts(bulkhead) == (3, 0, 0, 0)
 
 
-def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
+async def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
     """Nobody is thrown out; nobody comes in before fewer than the new limit are inside."""
     bulkhead = Bulkhead(3, queue=5)
 
-    async def main() -> None:
-        async with beside(world) as group:
-            inside = [await group.inside(bulkhead) for _ in range(3)]
-            waiting = await group.queued(bulkhead)
-            bulkhead.resize(1)
-            assert facts(bulkhead) == (1, 3, 1, 0)
-            for number, call in enumerate(inside):
-                assert not waiting.entered.is_set()
-                call.let_go()
-                await call.result()
-                await until(world, lambda number=number: bulkhead.stats().in_flight == max(1, 2 - number))  # type: ignore[misc]
-            await waiting.is_inside()
-            assert isinstance(await works(world, Bulkhead(1).wrap(bulkhead), Context(timeout=SHORT)), DeadlineExceeded)
-
-    run(world, main)
+    async with beside(world) as group:
+        inside = [await group.inside(bulkhead) for _ in range(3)]
+        waiting = await group.queued(bulkhead)
+        bulkhead.resize(1)
+        assert facts(bulkhead) == (1, 3, 1, 0)
+        for number, call in enumerate(inside):
+            assert not waiting.entered.is_set()
+            call.let_go()
+            await call.result()
+            await until(world, lambda number=number: bulkhead.stats().in_flight == max(1, 2 - number))  # type: ignore[misc]
+        await waiting.is_inside()
+        assert isinstance(await works(world, Bulkhead(1).wrap(bulkhead), Context(timeout=SHORT)), DeadlineExceeded)
     assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
@@ -897,26 +791,23 @@ async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
             yield it
 
 
-def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
+async def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
     """It counts, it refuses, it queues, and it is given back however the block ends."""
     bulkhead = Bulkhead(1)
 
-    async def main() -> None:
-        async with slot_of(world, bulkhead):
-            assert facts(bulkhead) == (1, 1, 0, 0)
-            assert isinstance(await works(world, bulkhead), BulkheadFull)
-            with pytest.raises(BulkheadFull):
-                async with slot_of(world, bulkhead):
-                    pytest.fail("entered")
-        with pytest.raises(Boom):
+    async with slot_of(world, bulkhead):
+        assert facts(bulkhead) == (1, 1, 0, 0)
+        assert isinstance(await works(world, bulkhead), BulkheadFull)
+        with pytest.raises(BulkheadFull):
             async with slot_of(world, bulkhead):
-                raise Boom("no")
-        assert facts(bulkhead) == (1, 0, 0, 2)
+                pytest.fail("entered")
+    with pytest.raises(Boom):
+        async with slot_of(world, bulkhead):
+            raise Boom("no")
+    assert facts(bulkhead) == (1, 0, 0, 2)
 
-    run(world, main)
 
-
-def test_a_slot_that_waits_is_in_use(world: World) -> None:
+async def test_a_slot_that_waits_is_in_use(world: World) -> None:
     """Who enters the same one meanwhile is told, and no permit is lost."""
     bulkhead = Bulkhead(1, queue=2, max_wait=2.0)
     slot: Any = bulkhead.slot()
@@ -933,20 +824,17 @@ def test_a_slot_that_waits_is_in_use(world: World) -> None:
         except RuntimeError as error:
             refused.append(str(error))
 
-    async def main() -> None:
-        async with beside(world) as group:
-            holder = await group.inside(bulkhead)
-            group.run(enter_it)
-            await until(world, lambda: bulkhead.stats().queued == 1)
-            await enter_it()
-            holder.let_go()
-
-    run(world, main)
+    async with beside(world) as group:
+        holder = await group.inside(bulkhead)
+        group.run(enter_it)
+        await until(world, lambda: bulkhead.stats().queued == 1)
+        await enter_it()
+        holder.let_go()
     assert refused == ["this slot is in use: ask for another one"]
     assert facts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
+async def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
     """In order of arrival, whichever they are."""
     bulkhead = Bulkhead(1, queue=5)
     order: list[int] = []
@@ -970,24 +858,21 @@ def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
                 await until(world, lambda number=number: bulkhead.stats().queued == number)  # type: ignore[misc]
             holder.let_go()
 
-    run(world, main)
+    await main()
     assert order == [1, 2, 1, 2]
 
 
-def test_a_slot_waits_no_longer_than_max_wait(world: World) -> None:
+async def test_a_slot_waits_no_longer_than_max_wait(world: World) -> None:
     """As a call does."""
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
 
-    async def main() -> None:
-        async with slot_of(world, bulkhead):
-            with pytest.raises(BulkheadFull):
-                async with slot_of(world, bulkhead):
-                    pytest.fail("entered")
-
-    run(world, main)
+    async with slot_of(world, bulkhead):
+        with pytest.raises(BulkheadFull):
+            async with slot_of(world, bulkhead):
+                pytest.fail("entered")
 
 
-def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
+async def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
     """Blocks use the ambient context: `with deadline(...)` around them, or the execution that they are in."""
     bulkhead = Bulkhead(1, queue=1)
 
@@ -998,44 +883,38 @@ def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
         except DeadlineExceeded:
             return "no time left"
 
-    async def main() -> None:
-        async with slot_of(world, bulkhead):
-            with deadline(SHORT):
-                assert await another() == "no time left"
-            assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
-        assert facts(bulkhead)[:3] == (1, 0, 0)
-
-    run(world, main)
+    async with slot_of(world, bulkhead):
+        with deadline(SHORT):
+            assert await another() == "no time left"
+        assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
+    assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
-def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_it(tasks_world: World) -> None:
+async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_it(tasks_world: World) -> None:
     """A context follows new tasks, the timer does not: the budget that it stands for holds all the same."""
     bulkhead = Bulkhead(1, queue=1)
     came_out: list[type[BaseException]] = []
 
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks, bulkhead.slot():
+    async with anyio.create_task_group() as tasks, bulkhead.slot():
 
-            async def waits() -> None:
-                try:
-                    async with bulkhead.slot():
-                        pytest.fail("entered")
-                except BaseException as error:
-                    came_out.append(type(error))
+        async def waits() -> None:
+            try:
+                async with bulkhead.slot():
+                    pytest.fail("entered")
+            except BaseException as error:
+                came_out.append(type(error))
 
-            async def starts_it(ctx: Context) -> None:
-                tasks.start_soon(waits)
-                await anyio.sleep(LONG)
+        async def starts_it(ctx: Context) -> None:
+            tasks.start_soon(waits)
+            await anyio.sleep(LONG)
 
-            with pytest.raises(TimeoutExceeded):
-                await Timeout(SHORT).aexecute(starts_it)
-            await until(tasks_world, lambda: came_out)
-
-    run(tasks_world, main)
+        with pytest.raises(TimeoutExceeded):
+            await Timeout(SHORT).aexecute(starts_it)
+        await until(tasks_world, lambda: came_out)
     assert came_out == [DeadlineExceeded]
 
 
-def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -> None:
+async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -> None:
     """`anyio.to_thread` takes the context along: what has run out is the budget, not `max_wait`."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
     came_out: list[Exception] = []
@@ -1051,12 +930,9 @@ def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(waits)
 
-    async def main() -> None:
-        async with bulkhead.slot():
-            await tasks_world.attempt(Timeout(SHORT), fn)
-            await until(tasks_world, lambda: came_out)
-
-    run(tasks_world, main)
+    async with bulkhead.slot():
+        await tasks_world.attempt(Timeout(SHORT), fn)
+        await until(tasks_world, lambda: came_out)
     assert [type(error) for error in came_out] == [DeadlineExceeded]
 
 
@@ -1111,20 +987,17 @@ def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
 # --- what is told ----------------------------------------------------------------------------
 
 
-def test_a_refusal_is_told(world: World) -> None:
+async def test_a_refusal_is_told(world: World) -> None:
     """`CallRejected`, to subscribers and to the listeners of the pipeline, with the facts of the context."""
     heard: list[Any] = []
     bulkhead = Bulkhead(1, name="inventory")
     pipeline = bulkhead.wrap(Timeout(LONG), listeners=[heard.append])
     unsubscribe = events.subscribe(heard.append, events.CallRejected)
 
-    async def main() -> None:
+    try:
         async with beside(world) as group:
             await group.inside(bulkhead)
             await works(world, pipeline, Context(operation="get-stock"))
-
-    try:
-        run(world, main)
     finally:
         unsubscribe()
     told = [it for it in heard if isinstance(it, events.CallRejected)]
@@ -1166,45 +1039,20 @@ def test_each_refusal_is_an_exception_of_its_own_and_pickles(threads: World) -> 
     assert str(again) == str(one)
 
 
-def test_stats_are_facts() -> None:
-    """A frozen dataclass: it does not change with the bulkhead, nor by a hand."""
-    bulkhead = Bulkhead(2)
-    before = bulkhead.stats()
-    with bulkhead.slot():
-        assert before.in_flight == 0
-    with pytest.raises(AttributeError):
-        before.limit = 9  # type: ignore[misc]
-
-
 # --- with others -----------------------------------------------------------------------------
 
 
-def test_outcomes_are_none_of_its_business(world: World) -> None:
+async def test_outcomes_are_none_of_its_business(world: World) -> None:
     """A bulkhead counts who is inside, not how it goes there; and a breaker around takes a refusal as neutral."""
     bulkhead = Bulkhead(1)
     pipeline = CircuitBreaker(1).wrap(bulkhead)
 
-    async def main() -> None:
-        for _ in range(3):
-            await world.attempt(bulkhead, Script(Boom("no")).function())
-        async with beside(world) as group:
-            await group.inside(bulkhead)
-            assert isinstance(await works(world, pipeline), BulkheadFull)
-        assert await works(world, pipeline) == "fine"
-
-    run(world, main)
-
-
-def test_one_bulkhead_in_two_pipelines_counts_together(world: World) -> None:
-    """A policy may be in many pipelines, and then shares its state between them."""
-    bulkhead = Bulkhead(1)
-
-    async def main() -> None:
-        async with beside(world) as group:
-            await group.inside(Retry().wrap(bulkhead))
-            assert isinstance(await works(world, bulkhead.wrap(Timeout(LONG))), BulkheadFull)
-
-    run(world, main)
+    for _ in range(3):
+        await world.attempt(bulkhead, Script(Boom("no")).function())
+    async with beside(world) as group:
+        await group.inside(bulkhead)
+        assert isinstance(await works(world, pipeline), BulkheadFull)
+    assert await works(world, pipeline) == "fine"
 
 
 def test_it_is_built_without_a_loop_and_used_in_several() -> None:
@@ -1221,68 +1069,23 @@ def test_it_is_built_without_a_loop_and_used_in_several() -> None:
         assert facts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_the_happy_path_does_not_suspend(tasks_world: World) -> None:
+async def test_the_happy_path_does_not_suspend(tasks_world: World) -> None:
     """A free permit is taken without giving other tasks a turn, and a failed call costs no cycle."""
     bulkhead = Bulkhead(1)
     turns: list[int] = []
 
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
 
-            async def other() -> None:
-                turns.append(1)
+        async def other() -> None:
+            turns.append(1)
 
-            tasks.start_soon(other)
-            for _ in range(5):
-                assert await bulkhead.aexecute(Script("fine").function()) == "fine"
-            assert turns == []
-
-    run(tasks_world, main)
+        tasks.start_soon(other)
+        for _ in range(5):
+            assert await bulkhead.aexecute(Script("fine").function()) == "fine"
+        assert turns == []
 
 
 # --- building --------------------------------------------------------------------------------
-
-WRONG: list[tuple[dict[str, Any], type[Exception]]] = [
-    ({"limit": 0}, ValueError),
-    ({"limit": -1}, ValueError),
-    ({"limit": True}, TypeError),
-    ({"limit": 2.0}, TypeError),
-    ({"limit": inf}, TypeError),
-    ({"limit": "3"}, TypeError),
-    ({"limit": None}, TypeError),
-    ({"queue": -1}, ValueError),
-    ({"queue": True}, TypeError),
-    ({"queue": 1.5}, TypeError),
-    ({"queue": None}, TypeError),
-    ({"max_wait": 0}, ValueError),
-    ({"max_wait": -1.0}, ValueError),
-    ({"max_wait": nan}, ValueError),
-    ({"max_wait": inf}, ValueError),
-    ({"max_wait": True}, TypeError),
-    ({"max_wait": "1"}, TypeError),
-    ({"max_wait": timedelta(0)}, ValueError),
-    ({"name": ""}, ValueError),
-    ({"name": 3}, TypeError),
-]
-
-
-@pytest.mark.parametrize(("settings", "kind"), WRONG, ids=lambda it: str(it) if isinstance(it, dict) else "")
-def test_nonsense_is_refused(settings: dict[str, Any], kind: type[Exception]) -> None:
-    """Wrong arguments fail in the constructor, with the parameter and the value in the message."""
-    with pytest.raises(kind) as caught:
-        Bulkhead(**{"limit": 1, **settings})
-    ((name, value),) = settings.items()
-    assert name in str(caught.value)
-    if "nan" not in repr(value) and value not in ("", timedelta(0)):  # these are told in words
-        assert repr(value) in str(caught.value)
-
-
-def test_everything_but_the_limit_is_named() -> None:
-    """`Bulkhead(5, 10)` would have to be looked up to be read."""
-    with pytest.raises(TypeError):
-        Bulkhead(5, 10)  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Bulkhead()  # type: ignore[call-arg]
 
 
 def test_repr_and_description_tell_every_number() -> None:
@@ -1296,13 +1099,6 @@ def test_repr_and_description_tell_every_number() -> None:
     assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
     assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"
     assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, nobody waits"
-
-
-def test_it_is_one_object_and_cannot_be_copied() -> None:
-    """Two copies would let twice as many in."""
-    for make in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError):
-            make(Bulkhead(1))  # type: ignore[operator]
 
 
 # --- a thread, an asyncio loop and a trio loop -----------------------------------------------

@@ -22,8 +22,7 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
-from resilience.runtimes import tasks
-from tests.conftest import Boom, FakeClock, Watched, World, no_collector
+from tests.conftest import Boom, FakeClock, Watched, World, drive, no_collector
 
 #: What a block does in its n-th attempt: raise this, or nothing.
 Steps = list[BaseException | None]
@@ -54,36 +53,32 @@ async def block(world: World, retry: Retry, steps: Steps) -> list[int]:
     return numbers
 
 
-def run(world: World, retry: Retry, steps: Steps) -> list[int]:
-    return world.run(lambda: block(world, retry, steps))  # type: ignore[no-any-return]
-
-
-def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseException]) -> Any:
+async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseException]) -> Any:
     """Return what came out of the block, which has to be of this kind."""
     with pytest.raises(kind) as raised:
-        run(world, retry, steps)
+        await block(world, retry, steps)
     return raised.value
 
 
 # --- attempts ---
 
 
-def test_a_block_that_succeeds_runs_once(world: World, clock: FakeClock) -> None:
+async def test_a_block_that_succeeds_runs_once(world: World, clock: FakeClock) -> None:
     """`attempt.number` is 1 for the first, and there is no second."""
-    assert run(world, Retry(on=Boom), [None]) == [1]
+    assert await block(world, Retry(on=Boom), [None]) == [1]
     assert clock.sleeps == []
 
 
-def test_a_block_that_fails_runs_again_after_a_wait(world: World, clock: FakeClock) -> None:
+async def test_a_block_that_fails_runs_again_after_a_wait(world: World, clock: FakeClock) -> None:
     """The exception is held back while there is another attempt to make."""
-    assert run(world, Retry(on=Boom, backoff=[1, 2]), [Boom(), Boom(), None]) == [1, 2, 3]
+    assert await block(world, Retry(on=Boom, backoff=[1, 2]), [Boom(), Boom(), None]) == [1, 2, 3]
     assert clock.sleeps == [1, 2]
 
 
-def test_the_last_exception_itself_comes_out_of_the_block(world: World, clock: FakeClock) -> None:
+async def test_the_last_exception_itself_comes_out_of_the_block(world: World, clock: FakeClock) -> None:
     """With one note, and without a wait after it."""
     errors = [Boom("a"), Boom("b"), Boom("c")]
-    error = failing(world, Retry(on=Boom, backoff=[1]), list(errors), Boom)
+    error = await failing(world, Retry(on=Boom, backoff=[1]), list(errors), Boom)
     assert error is errors[2]
     assert error.numbers == [1, 2, 3]
     assert clock.sleeps == [1, 1]
@@ -92,44 +87,44 @@ def test_the_last_exception_itself_comes_out_of_the_block(world: World, clock: F
     assert "Boom(a), Boom(b), Boom(c)" in note
 
 
-def test_one_attempt_is_no_retry_for_a_block_either(world: World, clock: FakeClock) -> None:
+async def test_one_attempt_is_no_retry_for_a_block_either(world: World, clock: FakeClock) -> None:
     """`attempts=1`."""
-    assert failing(world, Retry(1, on=Boom), [Boom()], Boom).numbers == [1]
+    assert (await failing(world, Retry(1, on=Boom), [Boom()], Boom)).numbers == [1]
 
 
-def test_a_block_may_be_tried_as_long_as_time_allows(world: World, clock: FakeClock) -> None:
+async def test_a_block_may_be_tried_as_long_as_time_allows(world: World, clock: FakeClock) -> None:
     """`attempts=None`."""
-    assert run(world, Retry(None, on=Boom, backoff=[1]), [*[Boom()] * 40, None])[-1] == 41
+    assert (await block(world, Retry(None, on=Boom, backoff=[1]), [*[Boom()] * 40, None]))[-1] == 41
 
 
-def test_an_exception_that_is_not_handled_passes_at_once(world: World, clock: FakeClock) -> None:
+async def test_an_exception_that_is_not_handled_passes_at_once(world: World, clock: FakeClock) -> None:
     """Unchanged, without a note; so does one that is ignored, and a refusal that is not named."""
     for error, retry in [
         (KeyError("k"), Retry(on=Boom)),
         (Boom(), Retry(on=Boom, ignore=Boom)),
         (CircuitOpen("open"), Retry(on=Exception)),
     ]:
-        came_out = failing(world, retry, [error], type(error))
+        came_out = await failing(world, retry, [error], type(error))
         assert came_out is error
         assert came_out.numbers == [1]
         assert not hasattr(error, "__notes__")
     assert clock.sleeps == []
 
 
-def test_an_unhandled_exception_ends_a_block_that_was_tried_again(world: World, clock: FakeClock) -> None:
+async def test_an_unhandled_exception_ends_a_block_that_was_tried_again(world: World, clock: FakeClock) -> None:
     """Each failure is looked at for itself."""
-    error = failing(world, Retry(on=Boom, backoff=[0]), [Boom(), KeyError()], KeyError)
+    error = await failing(world, Retry(on=Boom, backoff=[0]), [Boom(), KeyError()], KeyError)
     assert error.numbers == [1, 2]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_only_an_exception_is_held_back(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
+async def test_only_an_exception_is_held_back(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
     """An interrupt leaves the block whatever `on` says."""
-    error = failing(threads, Retry(on=BaseException, backoff=[0]), [kind()], kind)
+    error = await failing(threads, Retry(on=BaseException, backoff=[0]), [kind()], kind)
     assert error.numbers == [1]
 
 
-def test_a_cancellation_is_not_held_back(tasks_world: World) -> None:
+async def test_a_cancellation_is_not_held_back(tasks_world: World) -> None:
     """A task that is cancelled inside the block, or in the wait after it, ends there."""
     entered: list[int] = []
 
@@ -141,51 +136,45 @@ def test_a_cancellation_is_not_held_back(tasks_world: World) -> None:
                     raise error
                 await anyio.sleep(10)
 
-    async def main() -> None:
-        for error in (None, Boom()):
-            with anyio.move_on_after(0.01) as scope:
-                await forever(Retry(on=BaseException, backoff=[10]), error)
-            assert scope.cancelled_caught
-
-    tasks_world.run(main)
+    for error in (None, Boom()):
+        with anyio.move_on_after(0.01) as scope:
+            await forever(Retry(on=BaseException, backoff=[10]), error)
+        assert scope.cancelled_caught
     assert entered == [1, 1]
 
 
 # --- leaving it ---
 
 
-def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
+async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
     """From inside and from outside of the `with`; nothing is left behind."""
 
-    async def main() -> list[int]:
-        numbers: list[int] = []
-        for where in ("inside", "outside"):
-            retry = Retry(9, on=Boom, backoff=[1])
-            if world.blocking:
-                for attempt in retry.attempts():
-                    with attempt:
-                        numbers.append(attempt.number)
-                        if where == "inside" and attempt.number == 2:
-                            break
-                        raise Boom
-                    if attempt.number == 2:
+    numbers: list[int] = []
+    for where in ("inside", "outside"):
+        retry = Retry(9, on=Boom, backoff=[1])
+        if world.blocking:
+            for attempt in retry.attempts():
+                with attempt:
+                    numbers.append(attempt.number)
+                    if where == "inside" and attempt.number == 2:
                         break
-            else:
-                async for attempt in retry.attempts():
-                    with attempt:
-                        numbers.append(attempt.number)
-                        if where == "inside" and attempt.number == 2:
-                            break
-                        raise Boom
-                    if attempt.number == 2:
+                    raise Boom
+                if attempt.number == 2:
+                    break
+        else:
+            async for attempt in retry.attempts():
+                with attempt:
+                    numbers.append(attempt.number)
+                    if where == "inside" and attempt.number == 2:
                         break
-        assert current_context().attempt == 1
-        return numbers
+                    raise Boom
+                if attempt.number == 2:
+                    break
+    assert current_context().attempt == 1
+    assert numbers == [1, 2, 1, 2]
 
-    assert world.run(main) == [1, 2, 1, 2]
 
-
-def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) -> None:
+async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) -> None:
     """The usual way of getting a result out of it."""
 
     def blocking() -> str:
@@ -204,33 +193,27 @@ def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) 
                 return f"attempt {attempt.number}"
         raise AssertionError("a block that is left by `return` does not come here")
 
-    async def main() -> str:
-        return blocking() if world.blocking else await task()
-
-    assert world.run(main) == "attempt 3"
+    assert (blocking() if world.blocking else await task()) == "attempt 3"
 
 
-def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
+async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
     """The block has ended without an exception, so there is nothing to try again."""
 
-    async def main() -> list[int]:
-        numbers: list[int] = []
-        if world.blocking:
-            for attempt in Retry(on=Boom).attempts():
-                with attempt:
-                    numbers.append(attempt.number)
-                    continue
-        else:
-            async for attempt in Retry(on=Boom).attempts():
-                with attempt:
-                    numbers.append(attempt.number)
-                    continue
-        return numbers
-
-    assert world.run(main) == [1]
+    numbers: list[int] = []
+    if world.blocking:
+        for attempt in Retry(on=Boom).attempts():
+            with attempt:
+                numbers.append(attempt.number)
+                continue
+    else:
+        async for attempt in Retry(on=Boom).attempts():
+            with attempt:
+                numbers.append(attempt.number)
+                continue
+    assert numbers == [1]
 
 
-def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, clock: FakeClock) -> None:
+async def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, clock: FakeClock) -> None:
     """A loop without a `with` must not go on for ever."""
 
     async def main() -> list[int]:
@@ -238,13 +221,13 @@ def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, clock: 
             return [attempt.number for attempt in Retry(None).attempts()]
         return [attempt.number async for attempt in Retry(None).attempts()]
 
-    assert world.run(main) == [1]
+    assert await main() == [1]
 
 
-def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:
+async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:
     """Only the block itself is protected."""
 
-    async def main() -> None:
+    with pytest.raises(Boom, match="outside"):
         if world.blocking:
             for attempt in Retry(on=Boom, backoff=[0]).attempts():
                 with attempt:
@@ -256,31 +239,24 @@ def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock:
                     pass
                 raise Boom("outside")
 
-    with pytest.raises(Boom, match="outside"):
-        world.run(main)
-
 
 # --- wrap ---
 
 
-def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
+async def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
     """`RetriesExhausted` with the last error as its cause."""
     errors = [Boom("a"), Boom("b")]
-    error = failing(world, Retry(2, on=Boom, backoff=[0], wrap=True), list(errors), RetriesExhausted)
+    error = await failing(world, Retry(2, on=Boom, backoff=[0], wrap=True), list(errors), RetriesExhausted)
     assert error.attempts == 2
     assert error.last == Failure(errors[1])
     assert error.__cause__ is errors[1]
 
 
-def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, clock: FakeClock) -> None:
+async def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, clock: FakeClock) -> None:
     """As it does for a call."""
 
-    async def main() -> None:
-        with deadline(5):
-            await block(world, Retry(9, on=Boom, backoff=[3], wrap=True), [Boom()])
-
-    with pytest.raises(RetriesExhausted) as raised:
-        world.run(main)
+    with pytest.raises(RetriesExhausted) as raised, deadline(5):
+        await block(world, Retry(9, on=Boom, backoff=[3], wrap=True), [Boom()])
     assert raised.value.attempts == 2
     assert isinstance(raised.value.last, Failure)
 
@@ -288,35 +264,32 @@ def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, clock: 
 # --- time ---
 
 
-def test_the_ambient_deadline_holds_for_a_block(world: World, clock: FakeClock) -> None:
+async def test_the_ambient_deadline_holds_for_a_block(world: World, clock: FakeClock) -> None:
     """No wait that does not fit, and the failure at hand comes out."""
 
-    async def main() -> None:
-        with deadline(5):
-            await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
-
-    with pytest.raises(Boom) as raised:
-        world.run(main)
+    with pytest.raises(Boom) as raised, deadline(5):
+        await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
     assert clock.sleeps == [2, 2]
     assert "3 attempts" in raised.value.__notes__[0]
 
 
-def test_no_block_is_entered_when_the_deadline_is_over(world: World, clock: FakeClock) -> None:
+async def test_no_block_is_entered_when_the_deadline_is_over(world: World, clock: FakeClock) -> None:
     """`DeadlineExceeded` from the loop itself, with the name of the policy."""
 
-    async def main() -> None:
-        with deadline(0):
-            await block(world, Retry(name="reader"), [None])
-
-    with pytest.raises(DeadlineExceeded) as raised:
-        world.run(main)
+    with pytest.raises(DeadlineExceeded) as raised, deadline(0):
+        await block(world, Retry(name="reader"), [None])
     assert raised.value.numbers == []  # type: ignore[attr-defined]
     assert raised.value.policy == "reader"
 
 
-def test_max_elapsed_holds_for_a_block(world: World, clock: FakeClock) -> None:
+async def test_max_elapsed_holds_for_a_block(world: World, clock: FakeClock) -> None:
     """Counted from the moment that the attempts were asked for."""
-    assert failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom).numbers == [1, 2, 3, 4]
+    assert (await failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom)).numbers == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,15 +298,11 @@ def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(seconds: float) -> None:
         clock.advance(60)
 
-    async def late_task(runtime: object, seconds: float, ctx: Context) -> None:
-        clock.advance(60)
-        await anyio.sleep(0)
-
     monkeypatch.setattr(process_clock, "sleep", late)
-    monkeypatch.setattr(tasks.TaskRuntime, "sleep", late_task)
+    monkeypatch.setattr(process_clock, "shorten", lambda seconds: late(seconds) or 0.0)
 
 
-def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
+async def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure that was held back comes out of the loop, noted; with `wrap`, what stands for it."""
@@ -345,69 +314,63 @@ def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
             await block(world, retry, [error])
 
     with pytest.raises(Boom) as raised:
-        world.run(lambda: main(Retry(on=Boom, backoff=[1])))
+        await main(Retry(on=Boom, backoff=[1]))
     assert raised.value is error
     assert error.numbers == [1]  # type: ignore[attr-defined]
     assert "1 attempt " in error.__notes__[0]
     with pytest.raises(RetriesExhausted) as wrapped:
-        world.run(lambda: main(Retry(on=Boom, backoff=[1], wrap=True)))
+        await main(Retry(on=Boom, backoff=[1], wrap=True))
     assert wrapped.value.__cause__ is error
 
 
-def test_retry_after_holds_for_a_block(world: World, clock: FakeClock) -> None:
+async def test_retry_after_holds_for_a_block(world: World, clock: FakeClock) -> None:
     """An error of the block that carries a delay raises the wait to it."""
-    run(world, Retry(on=CircuitOpen, backoff=[1]), [CircuitOpen("open", retry_after=7), None])
+    await block(world, Retry(on=CircuitOpen, backoff=[1]), [CircuitOpen("open", retry_after=7), None])
     assert clock.sleeps == [7]
 
 
 # --- context, events, resources ---
 
 
-def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock: FakeClock) -> None:
+async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock: FakeClock) -> None:
     """`current_context()` tells attempt, deadline and operation, and goes back to what it was."""
     seen: list[tuple[int, float]] = []
 
-    async def main() -> None:
-        with deadline(60) as outer:
-            if world.blocking:
-                for attempt in Retry(on=Boom, backoff=[1]).attempts():
-                    with attempt:
-                        seen.append((current_context().attempt, current_context().deadline))
-                        if attempt.number < 3:
-                            raise Boom
-                    assert current_context() is outer
-            else:
-                async for attempt in Retry(on=Boom, backoff=[1]).attempts():
-                    with attempt:
-                        seen.append((current_context().attempt, current_context().deadline))
-                        if attempt.number < 3:
-                            raise Boom
-                    assert current_context() is outer
-
-    world.run(main)
+    with deadline(60) as outer:
+        if world.blocking:
+            for attempt in Retry(on=Boom, backoff=[1]).attempts():
+                with attempt:
+                    seen.append((current_context().attempt, current_context().deadline))
+                    if attempt.number < 3:
+                        raise Boom
+                assert current_context() is outer
+        else:
+            async for attempt in Retry(on=Boom, backoff=[1]).attempts():
+                with attempt:
+                    seen.append((current_context().attempt, current_context().deadline))
+                    if attempt.number < 3:
+                        raise Boom
+                assert current_context() is outer
     assert seen == [(1, 1060), (2, 1060), (3, 1060)]
 
 
-def test_a_block_inside_an_execution_keeps_to_its_budget(world: World, clock: FakeClock) -> None:
+async def test_a_block_inside_an_execution_keeps_to_its_budget(world: World, clock: FakeClock) -> None:
     """The function of one policy may loop over the attempts of another."""
 
     async def fn(ctx: Context) -> None:
         await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
 
-    async def main() -> Any:
-        return await world.attempt(Timeout(5, cooperative=True), fn)
-
-    assert isinstance(world.run(main), Boom)
+    assert isinstance(await world.attempt(Timeout(5, cooperative=True), fn), Boom)
     assert clock.sleeps == [2, 2]
 
 
-def test_on_retry_and_listeners_hear_of_a_block(world: World, clock: FakeClock) -> None:
+async def test_on_retry_and_listeners_hear_of_a_block(world: World, clock: FakeClock) -> None:
     """The same events as for a call."""
     told: list[Any] = []
     asked: list[Any] = []
     unsubscribe = events.subscribe(told.append)
     try:
-        failing(world, Retry(2, on=Boom, backoff=[1], on_retry=asked.append), [Boom()], Boom)
+        await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=asked.append), [Boom()], Boom)
     finally:
         unsubscribe()
     assert [type(event) for event in told] == [
@@ -431,21 +394,21 @@ class Closing(Exception):
         self.closed += 1
 
 
-def test_the_response_of_a_discarded_error_of_the_block_is_closed(world: World, clock: FakeClock) -> None:
+async def test_the_response_of_a_discarded_error_of_the_block_is_closed(world: World, clock: FakeClock) -> None:
     """The one that comes out is left to the caller."""
     errors = [Closing(), Closing()]
-    failing(world, Retry(2, on=Closing, backoff=[0]), list(errors), Closing)
+    await failing(world, Retry(2, on=Closing, backoff=[0]), list(errors), Closing)
     assert [error.closed for error in errors] == [1, 0]
 
 
 # --- state ---
 
 
-def test_every_loop_starts_anew(world: World, clock: FakeClock) -> None:
+async def test_every_loop_starts_anew(world: World, clock: FakeClock) -> None:
     """One policy, many blocks; no iterator is shared."""
     retry = Retry(on=Boom, backoff=lambda: iter([1.0, 2.0, 3.0]))
     for _ in range(2):
-        assert run(world, retry, [Boom(), Boom(), None]) == [1, 2, 3]
+        assert await block(world, retry, [Boom(), Boom(), None]) == [1, 2, 3]
     assert clock.sleeps == [1, 2, 1, 2]
 
 
@@ -453,11 +416,11 @@ def test_blocks_at_the_same_time_have_nothing_in_common(clock: FakeClock) -> Non
     """In threads."""
     retry = Retry(4, on=Boom, backoff=[0])
     with ThreadPoolExecutor(8) as pool:
-        runs = pool.map(lambda _: run(World("threads"), retry, [Boom(), Boom(), Boom(), None]), range(32))
+        runs = pool.map(lambda _: drive(block(World("threads"), retry, [Boom(), Boom(), Boom(), None])), range(32))
     assert list(runs) == [[1, 2, 3, 4]] * 32
 
 
-def test_blocks_in_tasks_at_the_same_time_have_nothing_in_common(tasks_world: World, clock: FakeClock) -> None:
+async def test_blocks_in_tasks_at_the_same_time_have_nothing_in_common(tasks_world: World, clock: FakeClock) -> None:
     """In tasks, which take turns at every wait."""
     retry = Retry(4, on=Boom, backoff=[0])
     runs: list[list[int]] = []
@@ -465,12 +428,9 @@ def test_blocks_in_tasks_at_the_same_time_have_nothing_in_common(tasks_world: Wo
     async def one() -> None:
         runs.append(await block(tasks_world, retry, [Boom(), Boom(), Boom(), None]))
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(8):
-                group.start_soon(one)
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(one)
     assert runs == [[1, 2, 3, 4]] * 8
 
 
@@ -488,42 +448,7 @@ def test_loops_inside_one_another_count_for_themselves(threads: World, clock: Fa
     assert numbers == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_a_predicate_that_raises_comes_out_of_the_block(world: World, clock: FakeClock) -> None:
-    """With the failure of the block as its context."""
-    error = Boom()
-
-    def broken(_: Exception) -> bool:
-        raise LookupError("the predicate is broken")
-
-    assert failing(world, Retry(on=broken), [error], LookupError).__context__ is error
-
-
-async def ignored(policy: Retry, world: World, watched: Watched) -> None:
-    """Run a block that makes its own errors, and let go of the last one."""
-    try:
-        if world.blocking:
-            for attempt in policy.attempts():
-                with attempt:
-                    watched.fail()
-        else:
-            async for attempt in policy.attempts():
-                with attempt:
-                    watched.fail()
-    except Exception:
-        pass
-
-
-@pytest.mark.parametrize("wrap", [False, True], ids=["last", "wrap"])
-def test_no_failed_block_needs_the_cyclic_collector(world: World, clock: FakeClock, wrap: bool) -> None:
-    """When the caller lets go of the error, it is gone, and every frame with it."""
-    watched = Watched()
-    with no_collector():
-        world.run(lambda: ignored(Retry(3, on=Boom, backoff=[0], wrap=wrap), world, watched))
-        assert watched.seen
-        assert watched.alive == []
-
-
-def test_the_error_that_was_held_back_is_let_go_of(
+async def test_the_error_that_was_held_back_is_let_go_of(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next attempt; and it makes no cycle where it has to come out after all, because time is over."""
@@ -547,10 +472,10 @@ def test_the_error_that_was_held_back_is_let_go_of(
             pass
 
     with no_collector():
-        world.run(lambda: main(60))
+        await main(60)
         assert seen == [[]] * 3
         oversleep(clock, monkeypatch)
-        world.run(lambda: main(5))
+        await main(5)
         assert seen == [[]] * 4
         assert watched.alive == []
 

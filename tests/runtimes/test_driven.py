@@ -52,6 +52,7 @@ def test_the_environment_switches_lowering_off() -> None:
     assert (done.stdout, done.stderr) == ("DRIVEN\n", "")
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_policies_pass_with_lowering_off() -> None:
     """Those of the world of threads: in tasks there is nothing to lower."""
     done = python(

@@ -23,7 +23,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, current_context, events
 from resilience.runtimes import lowering
 from resilience.runtimes.blocking import _SHORTCUT, drive
-from tests.conftest import Boom, World
+from tests.conftest import Boom, World, shown
 
 
 def is_lowered(policy: Policy[Any]) -> bool:
@@ -296,7 +296,7 @@ LOWERABLE: list[Callable[[], Policy[Any]]] = [
 
 
 def name_of(make: Callable[[], Policy[Any]]) -> str:
-    return repr(make())[:60]
+    return shown(make())[:60]
 
 
 # --- what has to be driven -------------------------------------------------------------------

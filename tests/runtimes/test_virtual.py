@@ -91,6 +91,7 @@ PUBLISHED: dict[str, tuple[Backoff | Sequence[float], int, int]] = {  # N = 100:
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_contention_on_one_row_costs_what_was_published(name: str) -> None:
     """Time and writes are within 5 % of the published means."""

@@ -129,6 +129,7 @@ STEPS: dict[str, Step] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "queue", "arrived"), [(1, 2, 2), (2, 1, 4), (3, 2, 5), (1, 0, 1)])
 def test_every_order_of_five_steps(limit: int, queue: int, arrived: int) -> None:
     """After each of 59,049 orders of five steps, from several beginnings: the right ones, in the right order."""

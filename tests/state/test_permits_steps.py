@@ -11,7 +11,10 @@ from resilience.state import permits as module
 from resilience.state.permits import Permits, Place, Ticket
 from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Interruption, Stage
 
-pytestmark = pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(TRACING_CRASHES, reason="CPython 3.12 crashes where several threads trace opcodes"),
+]
 
 
 class Hall:

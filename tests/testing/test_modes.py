@@ -43,12 +43,12 @@ async def call(world: World, policy: Policy[Any], *steps: Any) -> Any:
 # --- no sleeping -----------------------------------------------------------------------------
 
 
-def test_nothing_sleeps(world: World) -> None:
+async def test_nothing_sleeps(world: World) -> None:
     """Retries come at once; their delays are what they would have been."""
     began = time.monotonic()
     with no_sleeping(), recording(RetryScheduled) as recorder:
         retry = Retry(on=Boom, backoff=[3600, 7200])
-        assert world.run(lambda: call(world, retry, Boom(), Boom(), "fine")) == "fine"
+        assert await call(world, retry, Boom(), Boom(), "fine") == "fine"
     assert [event.delay for event in recorder.of(RetryScheduled)] == [3600, 7200]
     assert time.monotonic() - began < 5
 
@@ -85,18 +85,18 @@ def test_virtual_time_sleeps_inside_no_sleeping() -> None:
 # --- switched off ----------------------------------------------------------------------------
 
 
-def test_no_policy_does_anything(world: World) -> None:
+async def test_no_policy_does_anything(world: World) -> None:
     """The function is entered once, and what it raises comes out as it is."""
     pipeline = everything()
     with switched_off():
         with pytest.raises(Boom):
-            world.run(lambda: call(world, pipeline, Boom()))
-        assert world.run(lambda: call(world, pipeline, "fine")) == "fine"
+            await call(world, pipeline, Boom())
+        assert await call(world, pipeline, "fine") == "fine"
     with no_sleeping():
-        assert world.run(lambda: call(world, pipeline, Boom(), ...)) == "unknown"
+        assert await call(world, pipeline, Boom(), ...) == "unknown"
 
 
-def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World) -> None:
+async def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World) -> None:
     """And on again, with the state that it had."""
     breaker = CircuitBreaker(2)
     pipeline = Fallback("unknown").wrap(breaker)
@@ -104,13 +104,13 @@ def test_a_pipeline_that_was_used_before_is_switched_off_too(world: World) -> No
     async def once() -> Any:
         return await call(world, pipeline, Boom())
 
-    assert world.run(once) == "unknown"
+    assert await once() == "unknown"
     with switched_off():
         for _ in range(5):
             with pytest.raises(Boom):
-                world.run(once)
+                await once()
     assert breaker.state is CircuitState.CLOSED
-    assert world.run(once) == "unknown"
+    assert await once() == "unknown"
     assert breaker.state is CircuitState.OPEN
 
 

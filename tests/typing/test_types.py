@@ -15,6 +15,8 @@ import pytest
 
 import resilience
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 #: To write one, of the types of every client, takes longer than it saves.

@@ -75,6 +75,7 @@ def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: Redis
     side.run(main)
 
 
+@pytest.mark.serial
 def test_a_deadline_ends_sending_to_a_frozen_server(server: RedisServer) -> None:
     """A value that is larger than what the kernel takes in. (asyncio would take it, and go on sending by itself.)"""
     side = Side("threads", server)

@@ -356,7 +356,8 @@ class TestInStarlette:
             return PlainTextResponse(str(len(await request.body())))
 
         app = Starlette(
-            routes=[Route("/", endpoint, methods=["GET", "POST"])], middleware=[Middleware(DeadlineMiddleware, default=inf)]
+            routes=[Route("/", endpoint, methods=["GET", "POST"])],
+            middleware=[Middleware(DeadlineMiddleware, default=inf)],
         )
         with asgi_service(app) as url, httpx.Client() as client:
             for _ in range(3):

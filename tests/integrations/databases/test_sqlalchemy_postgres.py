@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 from sqlalchemy.orm import Session, sessionmaker
 
 from resilience import Retry, Timeout, TimeoutExceeded, deadline
-from resilience.integrations.sqlalchemy import transient, unit_of_work
+from resilience.integrations.sqlalchemy import TransactionAborted, transient, unit_of_work
 from tests.integrations.databases.models import AGAIN, Note, notes
 from tests.integrations.databases.postgres import Frozen, PostgresServer
 from tests.integrations.databases.sqlite import PATIENCE
@@ -79,6 +79,68 @@ def test_postgresql_asynchronous(url: str, driver: str) -> None:
         await engine.dispose()
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_blocking_unit_whose_transaction_is_aborted_is_a_failure(url: str, driver: str) -> None:
+    """With a session and with a connection; PostgreSQL would answer the commit with a rollback."""
+    engine = create_engine(f"postgresql+{driver}{url}")
+
+    def swallow(work: Session | Connection) -> None:
+        work.execute(text("insert into notes (text) values ('a')"))
+        with pytest.raises(DBAPIError):
+            work.execute(text("select 1 / 0"))
+
+    for source in (engine, sessionmaker(engine)):
+        with pytest.raises(TransactionAborted):
+            unit_of_work(AGAIN, source)(swallow)()
+        unit_of_work(AGAIN, source)(lambda work: None)()
+    assert notes(engine) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_asynchronous_unit_whose_transaction_is_aborted_is_a_failure(url: str, driver: str) -> None:
+    """asyncpg does not know the state of its transaction: the server is asked."""
+
+    async def swallow(work: AsyncSession | AsyncConnection) -> None:
+        with pytest.raises(DBAPIError):
+            await work.execute(text("select 1 / 0"))
+
+    async def succeed(work: AsyncSession | AsyncConnection) -> None:
+        await work.execute(text("insert into notes (text) values (now()::text)"))
+
+    async def main() -> None:
+        engine = create_async_engine(f"postgresql+{driver}{url}")
+        for source in (engine, async_sessionmaker(engine)):
+            with pytest.raises(TransactionAborted):
+                await unit_of_work(AGAIN, source)(swallow)()
+            await unit_of_work(AGAIN, source)(succeed)()
+        async with engine.connect() as connection:
+            assert len(list(await connection.scalars(select(Note.text)))) == 2
+        await engine.dispose()
+
+    anyio.run(main)
+
+
+def test_a_session_of_many_databases_is_committed(url: str) -> None:
+    """It has no connection that could be asked for its state."""
+    engine = create_engine(f"postgresql+psycopg{url}")
+    unit_of_work(AGAIN, lambda: Session(binds={Note: engine}))(lambda session: session.add(Note(text="a")))()
+    assert notes(engine) == ["a"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_the_smaller_of_a_deadline_and_an_own_limit_holds(url: str, driver: str) -> None:
+    """A deadline never lengthens what the connection has set."""
+    engine = create_engine(f"postgresql+{driver}{url}", connect_args={"options": "-c statement_timeout=200ms"})
+    shown = unit_of_work(AGAIN, engine)(lambda it: it.execute(text("show statement_timeout")).scalar())
+    with deadline(PATIENCE):
+        assert shown() == "200ms"
+    with deadline(0.15):
+        assert 0 < int(shown().removesuffix("ms")) <= 150
+    engine.dispose()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

@@ -46,6 +46,31 @@ def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> No
     other.release()
 
 
+def test_a_progress_handler_of_the_users_own_stays(path: Path) -> None:
+    """A connection has one, and nothing tells which: it is asked in a block with a deadline, and after it."""
+    asked: list[int] = []
+    connection = connecting(path)()
+    connection.set_progress_handler(lambda: asked.append(1), 1000)
+    with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        connection.execute(FOREVER).fetchall()
+    assert asked
+    asked.clear()
+    assert connection.execute(LONG).fetchone() == (100_000,)
+    assert asked
+    connection.close()
+
+
+def test_a_statement_that_begins_after_the_deadline_is_interrupted_too(path: Path) -> None:
+    """Whatever the block did with its time."""
+    connection = connecting(path)()
+    with deadline(0.05), StatementLimits(connection):
+        time.sleep(0.1)
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                connection.execute(FOREVER).fetchall()
+    connection.close()
+
+
 def test_without_a_deadline_nothing_is_limited(path: Path) -> None:
     """A connection that would not wait for a lock at all does not wait for the deadline either."""
     connection = connecting(path, timeout=1.5)()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import psycopg
 import psycopg2
+import psycopg2.extras
 import pytest
 from psycopg import errors as pg
 
 from resilience import Timeout, TimeoutExceeded, deadline
-from resilience.integrations.dbapi import StatementLimits, sqlstate, transient, unit_of_work
+from resilience.integrations.dbapi import StatementLimits, TransactionAborted, sqlstate, transient, unit_of_work
 from tests.integrations.databases.postgres import Frozen, PostgresServer
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE
 
@@ -123,6 +125,76 @@ def test_a_deadline_cancels_the_statement_in_the_server(url: str, driver: Any) -
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [("50ms", "50ms"), ("5s", "5s"), ("2min", "2min"), ("3h", "~"), ("4d", "~"), ("0", "~")],
+)
+def test_the_smaller_of_a_deadline_and_an_own_limit_holds(url: str, driver: Any, own: str, shown: str) -> None:
+    """A deadline never lengthens what the connection, its user or the server has set."""
+    connection = driver.connect(url)
+    execute(connection, f"set statement_timeout = '{own}'")
+    connection.commit()
+    with deadline(1000.0), StatementLimits(connection), connection.cursor() as cursor:
+        cursor.execute("show statement_timeout")
+        (limit,) = cursor.fetchone()
+        assert limit == shown or (shown == "~" and 900_000 < int(limit.removesuffix("ms")) <= 1_000_000)
+    connection.close()
+
+
+@pytest.mark.parametrize("rows", ["dictionaries", "objects"])
+def test_rows_of_any_kind_leave_the_limit_alone(url: str, driver: Any, rows: str) -> None:
+    """A connection may make anything of a row: the deadline reaches the server all the same."""
+    if driver is psycopg:
+        connection = psycopg.connect(url, row_factory=psycopg.rows.dict_row if rows == "dictionaries" else made)
+    else:
+        kinds = {"dictionaries": psycopg2.extras.RealDictCursor, "objects": psycopg2.extras.NamedTupleCursor}
+        connection = psycopg2.connect(url, cursor_factory=kinds[rows])
+    with deadline(0.1), StatementLimits(connection), pytest.raises(driver.Error):
+        execute(connection, "select pg_sleep(20)")
+    connection.close()
+
+
+def made(cursor: Any) -> Any:
+    raise AssertionError("no row of ours is one of the user's")
+
+
+def test_a_deadline_that_the_server_cannot_take_is_bounded(url: str, driver: Any) -> None:
+    """PostgreSQL counts milliseconds in 31 bits; what a stranger asks for may be 40,000 years."""
+    with deadline(99_999_999 * 3600.0):
+        unit_of_work(AGAIN, lambda: driver.connect(url))(lambda it: execute(it, "select 1"))()
+
+
+def swallowing(connection: Any) -> None:
+    """Do work of which a statement fails, and hide that."""
+    execute(connection, "insert into notes values ('a')")
+    try:
+        execute(connection, "select 1 / 0")
+    except (psycopg.Error, psycopg2.Error):
+        return
+
+
+def test_a_unit_whose_transaction_is_aborted_is_a_failure(url: str, driver: Any) -> None:
+    """PostgreSQL answers such a commit with a rollback, of which no driver tells."""
+    with pytest.raises(TransactionAborted, match="nothing can be committed"):
+        unit_of_work(AGAIN, lambda: driver.connect(url))(swallowing)()
+    assert rows(url) == []
+
+
+def test_a_unit_that_undoes_a_failed_statement_is_committed(url: str, driver: Any) -> None:
+    """With a savepoint the rest of the transaction is as good as before."""
+
+    @unit_of_work(AGAIN, lambda: driver.connect(url))
+    def add(connection: Any) -> None:
+        execute(connection, "insert into notes values ('a')")
+        execute(connection, "savepoint mine")
+        with pytest.raises(driver.Error):
+            execute(connection, "select 1 / 0")
+        execute(connection, "rollback to savepoint mine")
+
+    add()
+    assert rows(url) == ["a"]
+
+
 def test_a_server_that_is_frozen_does_not_keep_the_caller(
     url: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,8 +223,12 @@ def test_a_server_that_is_frozen_does_not_keep_the_caller(
 
 
 def test_asynchronous_psycopg(url: str) -> None:
-    """A lost connection, and a deadline."""
+    """A lost connection, a deadline, and a transaction that was aborted."""
     attempts = []
+
+    async def swallow(connection: psycopg.AsyncConnection[Any]) -> None:
+        with suppress(psycopg.Error):
+            await connection.execute("select 1 / 0")
 
     async def add(connection: psycopg.AsyncConnection[Any]) -> None:
         attempts.append(connection)
@@ -168,6 +244,8 @@ def test_asynchronous_psycopg(url: str) -> None:
         await unit(add)()
         with deadline(0.2), pytest.raises(pg.QueryCanceled):
             await unit(sleep)()
+        with pytest.raises(TransactionAborted):
+            await unit(swallow)()
 
     anyio.run(main)
     assert rows(url) == ["attempt 2"]

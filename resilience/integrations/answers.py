@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from resilience.errors import DeadlineExceeded, Rejected
 
+__all__ = ["Answer", "answer_to"]
+
 
 class Answer(NamedTuple):
     """A whole response, in plain text.

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONNECT_TIMEOUT",
-    "DEFAULT_SECONDS",
     "ENVOY_EXPECTED_TIMEOUT",
     "GRPC_TIMEOUT",
     "HEADERS",
-    "LONGEST",
     "Acceptance",
     "Propagation",
     "format_grpc_timeout",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from functools import partialmethod
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
@@ -51,14 +50,25 @@ class PolicyInterceptor(
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
         self._calls = Calls(policy, unrepeatable)
 
-    def _run(self, kind: Kind, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = _BlockingCall(self._calls, kind, continuation, client_call_details, request)
-        return drive(call.run(self._calls.policy.execute), type(self).__name__)
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Make a call of one request and one reply."""
+        return self._run(Kind(False, False), continuation, client_call_details, request)
 
-    intercept_unary_unary = partialmethod(_run, Kind(sends_stream=False, gets_stream=False))
-    intercept_unary_stream = partialmethod(_run, Kind(sends_stream=False, gets_stream=True))
-    intercept_stream_unary = partialmethod(_run, Kind(sends_stream=True, gets_stream=False))
-    intercept_stream_stream = partialmethod(_run, Kind(sends_stream=True, gets_stream=True))
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Make a call of one request and many replies."""
+        return self._run(Kind(False, True), continuation, client_call_details, request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        """Make a call of many requests and one reply."""
+        return self._run(Kind(True, False), continuation, client_call_details, request_iterator)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        """Make a call of many requests and many replies."""
+        return self._run(Kind(True, True), continuation, client_call_details, request_iterator)
+
+    def _run(self, kind: Kind, *made: Any) -> Any:
+        call = _BlockingCall(self._calls, kind, *made)
+        return drive(call.run(self._calls.policy.execute), type(self).__name__)
 
 
 def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:

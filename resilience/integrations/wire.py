@@ -37,6 +37,7 @@ __all__ = [
     "GRPC_TIMEOUT",
     "HEADERS",
     "Acceptance",
+    "OfHost",
     "Propagation",
     "format_grpc_timeout",
     "format_milliseconds",
@@ -67,6 +68,30 @@ _GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what HTTP allows as the name of a header
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
 DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+@final
+class OfHost(str):
+    """A name that holds a host, for errors and logs.
+
+    :param common: the name without it, for metrics: a label must have few different values, and who can choose a URL
+        chooses the host.
+
+    >>> OfHost("GET example.org", common="GET").common
+    'GET'
+    """
+
+    common: str
+
+    def __new__(cls, text: str, common: str) -> OfHost:
+        """Make a string with an attribute."""
+        name = super().__new__(cls, text)
+        name.common = common
+        return name
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Keep it in a copy and a pickle."""
+        return OfHost, (str(self), self.common)
 
 
 # --- writing ---------------------------------------------------------------------------------

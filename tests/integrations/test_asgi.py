@@ -101,15 +101,11 @@ class TestWhatTheAppFinds:
         tasks_world.run(lambda: asked(DeadlineMiddleware(app, **settings), headers))
         assert app.contexts[0].remaining() == pytest.approx(seconds)
 
-    def test_is_never_more_than_there_was(self, tasks_world: Any, clock: Any) -> None:
+    async def test_is_never_more_than_there_was(self, tasks_world: Any, clock: Any) -> None:
         """A deadline around the server stays where it is earlier."""
         app = App(start, body)
-
-        async def main() -> None:
-            with deadline(1.0):
-                await asked(DeadlineMiddleware(app), {EXPECTED: "5000"})
-
-        tasks_world.run(main)
+        with deadline(1.0):
+            await asked(DeadlineMiddleware(app), {EXPECTED: "5000"})
         assert app.contexts[0].remaining() == 1.0
 
     @pytest.mark.parametrize("kind", ["websocket", "lifespan"])

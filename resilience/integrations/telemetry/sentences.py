@@ -15,7 +15,7 @@ from resilience.events import (
     RetryScheduled,
     TimedOut,
 )
-from resilience.integrations.telemetry.words import facts, scope_of, status_of
+from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure
 
 _RAN_OUT = {
@@ -104,7 +104,7 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
 
 
 def sentence(event: Event, *, messages: bool) -> str:
-    """Say what happened in one line, whatever a message holds.
+    """Say what happened in one line, whatever a message or a name holds.
 
     :param messages: whether the messages of errors are told.
     """
@@ -115,4 +115,4 @@ def sentence(event: Event, *, messages: bool) -> str:
             text = f"{text}: {told['error']}"
         elif "last_failure" in told:
             text = f"{text}, after {told['last_failure']}"
-    return " ".join(text.split())
+    return printable(text)

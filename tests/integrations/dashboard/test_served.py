@@ -129,23 +129,19 @@ def test_another_address_is_allowed_under_its_own_name() -> None:
         assert get(it.url, Host="dashboard.internal").status_code == 200
 
 
-def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
+async def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
     """Under asyncio and trio, until it is cancelled."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: aserve(port=port))
-            status = 0
-            while status != 200:
-                with contextlib.suppress(httpx.ConnectError):
-                    status = (await anyio.to_thread.run_sync(get, f"http://127.0.0.1:{port}/")).status_code
-                await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()
-        assert not [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: aserve(port=port))
+        status = 0
+        while status != 200:
+            with contextlib.suppress(httpx.ConnectError):
+                status = (await anyio.to_thread.run_sync(get, f"http://127.0.0.1:{port}/")).status_code
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert not [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
 
 
 def test_without_uvicorn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

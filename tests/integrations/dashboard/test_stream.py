@@ -17,29 +17,25 @@ from tests.conftest import FakeClock, World
 from tests.integrations.dashboard.requests import Viewer, ask, run, scope
 
 
-def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
+async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
     """Under asyncio and trio: first everything, then each row once, at its time."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            breaker.close()
-            await viewer.until(lambda it: len(it.rows()) > 1)
-            answer = viewer.answer
-            assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-            assert answer.headers["cache-control"] == "no-store"
-            assert answer.headers["x-accel-buffering"] == "no"
-            assert answer.sent()[0] == {"retry": "1000"}
-            assert answer.sent()[1]["event"] == "reset"
-            assert [row["number"] for row in answer.rows()] == [1, 2]
-            assert answer.updates()[0]["now"]["circuits"][0]["state"] == "isolated"
-            assert answer.updates()[-1]["now"]["circuits"][0]["state"] == "closed"
-        assert app._watch.viewers == 0
-
-    tasks_world.run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        breaker.close()
+        await viewer.until(lambda it: len(it.rows()) > 1)
+        answer = viewer.answer
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.sent()[0] == {"retry": "1000"}
+        assert answer.sent()[1]["event"] == "reset"
+        assert [row["number"] for row in answer.rows()] == [1, 2]
+        assert answer.updates()[0]["now"]["circuits"][0]["state"] == "isolated"
+        assert answer.updates()[-1]["now"]["circuits"][0]["state"] == "closed"
+    assert app._watch.viewers == 0
 
 
 def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> None:
@@ -175,7 +171,7 @@ def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..
     run(main)
 
 
-def test_who_does_not_read_at_all_is_let_go(
+async def test_who_does_not_read_at_all_is_let_go(
     tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""
@@ -187,9 +183,6 @@ def test_who_does_not_read_at_all_is_let_go(
         if message["type"] == "http.response.body":
             await anyio.sleep_forever()
 
-    async def main() -> None:
-        with anyio.fail_after(10):
-            await app(scope("/events"), anyio.sleep_forever, send)
-        assert app._watch.viewers == 0
-
-    tasks_world.run(main)
+    with anyio.fail_after(10):
+        await app(scope("/events"), anyio.sleep_forever, send)
+    assert app._watch.viewers == 0

@@ -30,7 +30,7 @@ async def async_engine(file: Path) -> AsyncIterator[AsyncEngine]:
         await engine.dispose()
 
 
-def test_an_asynchronous_session_is_done_again_as_a_whole(file: Path) -> None:
+async def test_an_asynchronous_session_is_done_again_as_a_whole(file: Path) -> None:
     """A lock, a commit, a mistake: as with blocking sessions."""
     sessions = []
 
@@ -39,42 +39,36 @@ def test_an_asynchronous_session_is_done_again_as_a_whole(file: Path) -> None:
         session.add(Note(text=text))
         return text
 
-    async def main() -> None:
-        async with async_engine(file) as engine:
-            other = Locked(file)
-            retry = Retry(2, on=transient, backoff=[0], on_retry=other.release)
-            unit = unit_of_work(retry, async_sessionmaker(engine))
-            assert await unit(add)("a") == "a"
-            assert len(sessions) == 2
-            with pytest.raises(IntegrityError):
-                await unit(add)("a")
-            assert len(sessions) == 3
+    async with async_engine(file) as engine:
+        other = Locked(file)
+        retry = Retry(2, on=transient, backoff=[0], on_retry=other.release)
+        unit = unit_of_work(retry, async_sessionmaker(engine))
+        assert await unit(add)("a") == "a"
+        assert len(sessions) == 2
+        with pytest.raises(IntegrityError):
+            await unit(add)("a")
+        assert len(sessions) == 3
 
-            async def read(connection: AsyncConnection) -> list[str]:
-                return list(await connection.scalars(select(Note.text)))
+        async def read(connection: AsyncConnection) -> list[str]:
+            return list(await connection.scalars(select(Note.text)))
 
-            with deadline(PATIENCE):
-                assert await unit_of_work(retry, engine)(read)() == ["a"]
-
-    anyio.run(main)
+        with deadline(PATIENCE):
+            assert await unit_of_work(retry, engine)(read)() == ["a"]
 
 
-def test_an_asynchronous_statement_keeps_to_the_deadline(file: Path) -> None:
+async def test_an_asynchronous_statement_keeps_to_the_deadline(file: Path) -> None:
     """For sessions and for connections."""
 
     async def forever(work: Any) -> None:
         await work.execute(FOREVER)
 
-    async def main() -> None:
-        async with async_engine(file) as engine:
-            for source in (engine, async_sessionmaker(engine)):
-                with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
-                    await unit_of_work(AGAIN, source)(forever)()
-
-    anyio.run(main)
+    async with async_engine(file) as engine:
+        for source in (engine, async_sessionmaker(engine)):
+            with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
+                await unit_of_work(AGAIN, source)(forever)()
 
 
-def test_a_cancelled_unit_gives_its_connection_back(file: Path) -> None:
+async def test_a_cancelled_unit_gives_its_connection_back(file: Path) -> None:
     """A Timeout cancels the first attempt; the second one does the work."""
     attempts = []
 
@@ -85,18 +79,15 @@ def test_a_cancelled_unit_gives_its_connection_back(file: Path) -> None:
         if len(attempts) == 1:
             await anyio.sleep(PATIENCE)
 
-    async def main() -> None:
-        async with async_engine(file) as engine:
-            unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.5)), async_sessionmaker(engine))
-            await unit(add)()
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            async with engine.connect() as connection:
-                assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
-
-    anyio.run(main)
+    async with async_engine(file) as engine:
+        unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.5)), async_sessionmaker(engine))
+        await unit(add)()
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        async with engine.connect() as connection:
+            assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
 
 
-def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
+async def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
     """Nobody knows how far it came."""
 
     class Slow(AsyncSession):
@@ -107,27 +98,21 @@ def test_a_cancelled_commit_is_not_repeated(file: Path) -> None:
     async def add(session: AsyncSession) -> None:
         session.add(Note(text="a"))
 
-    async def main() -> None:
-        async with async_engine(file) as engine:
-            unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), async_sessionmaker(engine, class_=Slow))
-            with pytest.raises(OutcomeUnknown):
-                await unit(add)()
-            async with engine.connect() as connection:
-                assert list(await connection.scalars(select(Note.text))) == ["a"]
-
-    anyio.run(main)
+    async with async_engine(file) as engine:
+        unit = unit_of_work(Policy.wrap(AGAIN, Timeout(0.3)), async_sessionmaker(engine, class_=Slow))
+        with pytest.raises(OutcomeUnknown):
+            await unit(add)()
+        async with engine.connect() as connection:
+            assert list(await connection.scalars(select(Note.text))) == ["a"]
 
 
-def test_a_plain_function_is_not_given_an_asynchronous_session(file: Path) -> None:
+async def test_a_plain_function_is_not_given_an_asynchronous_session(file: Path) -> None:
     """Neither by an engine nor by a sessionmaker; the error says what to write."""
 
     def add(work: Any) -> None:
         pytest.fail("it was given one")
 
-    async def main() -> None:
-        async with async_engine(file) as engine:
-            for source, kind in ((engine, "AsyncConnection"), (async_sessionmaker(engine), "AsyncSession")):
-                with pytest.raises(TypeError, match=rf"add is a plain function, .* \({kind}\): write `async def`"):
-                    unit_of_work(AGAIN, source)(add)()
-
-    anyio.run(main)
+    async with async_engine(file) as engine:
+        for source, kind in ((engine, "AsyncConnection"), (async_sessionmaker(engine), "AsyncSession")):
+            with pytest.raises(TypeError, match=rf"add is a plain function, .* \({kind}\): write `async def`"):
+                unit_of_work(AGAIN, source)(add)()

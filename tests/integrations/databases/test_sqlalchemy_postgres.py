@@ -55,7 +55,7 @@ def test_postgresql_blocking(url: str, driver: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_postgresql_asynchronous(url: str, driver: str) -> None:
+async def test_postgresql_asynchronous(url: str, driver: str) -> None:
     """The same, also with asyncpg, which is no DB-API driver by itself."""
     attempts = []
 
@@ -69,16 +69,13 @@ def test_postgresql_asynchronous(url: str, driver: str) -> None:
     async def sleep(connection: AsyncConnection) -> None:
         await connection.execute(text("select pg_sleep(20)"))
 
-    async def main() -> None:
-        engine = create_async_engine(f"postgresql+{driver}{url}")
-        await unit_of_work(AGAIN, async_sessionmaker(engine))(add)()
-        with deadline(0.3), pytest.raises(DBAPIError, match="statement timeout"):
-            await unit_of_work(AGAIN, engine)(sleep)()
-        async with engine.connect() as connection:
-            assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
-        await engine.dispose()
-
-    anyio.run(main)
+    engine = create_async_engine(f"postgresql+{driver}{url}")
+    await unit_of_work(AGAIN, async_sessionmaker(engine))(add)()
+    with deadline(0.3), pytest.raises(DBAPIError, match="statement timeout"):
+        await unit_of_work(AGAIN, engine)(sleep)()
+    async with engine.connect() as connection:
+        assert list(await connection.scalars(select(Note.text))) == ["attempt 2"]
+    await engine.dispose()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
@@ -100,7 +97,7 @@ def test_a_blocking_unit_whose_transaction_is_aborted_is_a_failure(url: str, dri
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_an_asynchronous_unit_whose_transaction_is_aborted_is_a_failure(url: str, driver: str) -> None:
+async def test_an_asynchronous_unit_whose_transaction_is_aborted_is_a_failure(url: str, driver: str) -> None:
     """asyncpg does not know the state of its transaction: the server is asked."""
 
     async def swallow(work: AsyncSession | AsyncConnection) -> None:
@@ -110,17 +107,14 @@ def test_an_asynchronous_unit_whose_transaction_is_aborted_is_a_failure(url: str
     async def succeed(work: AsyncSession | AsyncConnection) -> None:
         await work.execute(text("insert into notes (text) values (now()::text)"))
 
-    async def main() -> None:
-        engine = create_async_engine(f"postgresql+{driver}{url}")
-        for source in (engine, async_sessionmaker(engine)):
-            with pytest.raises(TransactionAborted):
-                await unit_of_work(AGAIN, source)(swallow)()
-            await unit_of_work(AGAIN, source)(succeed)()
-        async with engine.connect() as connection:
-            assert len(list(await connection.scalars(select(Note.text)))) == 2
-        await engine.dispose()
-
-    anyio.run(main)
+    engine = create_async_engine(f"postgresql+{driver}{url}")
+    for source in (engine, async_sessionmaker(engine)):
+        with pytest.raises(TransactionAborted):
+            await unit_of_work(AGAIN, source)(swallow)()
+        await unit_of_work(AGAIN, source)(succeed)()
+    async with engine.connect() as connection:
+        assert len(list(await connection.scalars(select(Note.text)))) == 2
+    await engine.dispose()
 
 
 def test_a_session_of_many_databases_is_committed(url: str) -> None:
@@ -144,7 +138,7 @@ def test_the_smaller_of_a_deadline_and_an_own_limit_holds(url: str, driver: str)
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_server_that_is_frozen_does_not_keep_the_caller(
+async def test_a_server_that_is_frozen_does_not_keep_the_caller(
     url: str, driver: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection leaves the pool behind the caller's back, and its place is free again."""
@@ -156,21 +150,18 @@ def test_a_server_that_is_frozen_does_not_keep_the_caller(
         frozen.freeze((await session.scalars(text("select pg_backend_pid()"))).one())
         await anyio.sleep(PATIENCE)
 
-    async def main() -> None:
-        engine = create_async_engine(f"postgresql+{driver}{url}")
-        began = time.monotonic()
-        with pytest.raises(TimeoutExceeded):
-            await unit_of_work(Timeout(0.3), async_sessionmaker(engine))(add)()
-        assert time.monotonic() - began < PATIENCE / 4
-        frozen.thaw()
-        with anyio.fail_after(PATIENCE):
-            while engine.pool.checkedout():  # type: ignore[attr-defined]
-                await anyio.sleep(0.01)
-        async with engine.connect() as connection:
-            assert list(await connection.scalars(select(Note.text))) == []
-        await engine.dispose()
-
-    anyio.run(main)
+    engine = create_async_engine(f"postgresql+{driver}{url}")
+    began = time.monotonic()
+    with pytest.raises(TimeoutExceeded):
+        await unit_of_work(Timeout(0.3), async_sessionmaker(engine))(add)()
+    assert time.monotonic() - began < PATIENCE / 4
+    frozen.thaw()
+    with anyio.fail_after(PATIENCE):
+        while engine.pool.checkedout():  # type: ignore[attr-defined]
+            await anyio.sleep(0.01)
+    async with engine.connect() as connection:
+        assert list(await connection.scalars(select(Note.text))) == []
+    await engine.dispose()
 
 
 def test_a_deadlock_is_done_again(url: str) -> None:
@@ -207,7 +198,7 @@ def test_a_deadlock_is_done_again(url: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_unit_with_a_deadline_chooses_its_isolation_level(url: str, driver: str) -> None:
+async def test_a_unit_with_a_deadline_chooses_its_isolation_level(url: str, driver: str) -> None:
     """As it does without one; and is limited all the same."""
     limits = []
 
@@ -217,14 +208,11 @@ def test_a_unit_with_a_deadline_chooses_its_isolation_level(url: str, driver: st
         level: str | None = await session.scalar(text("show transaction_isolation"))
         return level
 
-    async def main() -> None:
-        engine = create_async_engine(f"postgresql+{driver}{url}")
-        transaction = unit_of_work(AGAIN, async_sessionmaker(engine))(unit)
+    engine = create_async_engine(f"postgresql+{driver}{url}")
+    transaction = unit_of_work(AGAIN, async_sessionmaker(engine))(unit)
+    assert await transaction() == "serializable"
+    with deadline(PATIENCE):
         assert await transaction() == "serializable"
-        with deadline(PATIENCE):
-            assert await transaction() == "serializable"
-        await engine.dispose()
-
-    anyio.run(main)
+    await engine.dispose()
     assert limits[0] == "0"
     assert limits[1] not in ("0", None)

@@ -195,7 +195,7 @@ def test_a_unit_that_undoes_a_failed_statement_is_committed(url: str, driver: An
     assert rows(url) == ["a"]
 
 
-def test_a_server_that_is_frozen_does_not_keep_the_caller(
+async def test_a_server_that_is_frozen_does_not_keep_the_caller(
     url: str, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers to no rollback. Whoever waited for the unit is let go; the connection is closed behind their back."""
@@ -208,21 +208,18 @@ def test_a_server_that_is_frozen_does_not_keep_the_caller(
         frozen.freeze(connection.info.backend_pid)
         await anyio.sleep(PATIENCE)
 
-    async def main() -> None:
-        began = time.monotonic()
-        with pytest.raises(TimeoutExceeded):
-            await unit_of_work(Timeout(0.3), lambda: psycopg.AsyncConnection.connect(url))(add)()
-        assert time.monotonic() - began < PATIENCE / 4
-        frozen.thaw()
-        with anyio.fail_after(PATIENCE):
-            while not connections[0].closed:
-                await anyio.sleep(0.01)
-
-    anyio.run(main)
+    began = time.monotonic()
+    with pytest.raises(TimeoutExceeded):
+        await unit_of_work(Timeout(0.3), lambda: psycopg.AsyncConnection.connect(url))(add)()
+    assert time.monotonic() - began < PATIENCE / 4
+    frozen.thaw()
+    with anyio.fail_after(PATIENCE):
+        while not connections[0].closed:
+            await anyio.sleep(0.01)
     assert rows(url) == []
 
 
-def test_asynchronous_psycopg(url: str) -> None:
+async def test_asynchronous_psycopg(url: str) -> None:
     """A lost connection, a deadline, and a transaction that was aborted."""
     attempts = []
 
@@ -239,13 +236,10 @@ def test_asynchronous_psycopg(url: str) -> None:
     async def sleep(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute("select pg_sleep(20)")
 
-    async def main() -> None:
-        unit = unit_of_work(AGAIN, lambda: psycopg.AsyncConnection.connect(url))
-        await unit(add)()
-        with deadline(0.2), pytest.raises(pg.QueryCanceled):
-            await unit(sleep)()
-        with pytest.raises(TransactionAborted):
-            await unit(swallow)()
-
-    anyio.run(main)
+    unit = unit_of_work(AGAIN, lambda: psycopg.AsyncConnection.connect(url))
+    await unit(add)()
+    with deadline(0.2), pytest.raises(pg.QueryCanceled):
+        await unit(sleep)()
+    with pytest.raises(TransactionAborted):
+        await unit(swallow)()
     assert rows(url) == ["attempt 2"]

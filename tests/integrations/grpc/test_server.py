@@ -294,25 +294,21 @@ class APretending(Pretending):
         """The same of grpc.aio."""
 
 
-def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
+async def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
     """Nobody would notice in a unit test that production answers otherwise."""
     handlers = Handlers()
     blocking, tasks = (
         {name: _with_deadline(handler) for name, handler in made.items()}
         for made in (handlers.blocking(), handlers.asyncio())
     )
-
-    async def main() -> None:
-        with pytest.raises(AssertionError, match="abort"):
-            await tasks["One"].unary_unary(b"", APretending())
-        with pytest.raises(AssertionError, match="abort"):
-            await anext(tasks["Many"].unary_stream(b"", APretending()))
-
     with pytest.raises(AssertionError, match="abort"):
         blocking["One"].unary_unary(b"", Pretending())
     with pytest.raises(AssertionError, match="abort"):
         next(blocking["Many"].unary_stream(b"", Pretending()))
-    asyncio.run(main())
+    with pytest.raises(AssertionError, match="abort"):
+        await tasks["One"].unary_unary(b"", APretending())
+    with pytest.raises(AssertionError, match="abort"):
+        await anext(tasks["Many"].unary_stream(b"", APretending()))
     assert handlers.seen == []
 
 

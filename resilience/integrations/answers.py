@@ -66,7 +66,7 @@ def answer_to(error: Exception) -> Answer | None:
 
 # --- frameworks ------------------------------------------------------------------------------
 
-_FRAMEWORKS = frozenset({"flask", "django.core.signals"})
+_FRAMEWORKS = frozenset({"flask.signals", "django.core.signals"})
 _heard: set[str] = set()  # those whose signal we are connected to: a framework may be imported late
 _noticed: ContextVar[Noticed | None] = ContextVar("resilience.noticed", default=None)
 
@@ -84,11 +84,9 @@ class Noticed:
         self._outer: Noticed | None = None
 
     def __enter__(self) -> None:
-        for name in _FRAMEWORKS - _heard:
-            signal = getattr(sys.modules.get(name), "got_request_exception", None)
-            if signal is not None:
-                signal.connect(_notice, weak=False)  # twice does no harm
-                _heard.add(name)
+        for name in (_FRAMEWORKS & sys.modules.keys()) - _heard:
+            sys.modules[name].got_request_exception.connect(_notice, weak=False)  # twice does no harm
+            _heard.add(name)
         self._outer = _noticed.get()
         _noticed.set(self)
 

@@ -211,6 +211,28 @@ def test_an_own_500_of_the_application_stays() -> None:
     assert app.test_client().get("/").text == "as I say"
 
 
+def test_a_service_without_the_middleware_answers_as_before() -> None:
+    """Though its framework is listened to, for the sake of another service in the process."""
+    app = flask.Flask("test")
+    app.get("/")(raising(CircuitOpen("open")))
+    assert app.test_client().get("/").status_code == 500
+
+
+@pytest.mark.parametrize("middleware", [asgi.ResilienceMiddleware, asgi.DeadlineMiddleware])
+async def test_what_is_no_request_goes_through_as_it_is(middleware: Any) -> None:
+    """A websocket has no status to answer with."""
+
+    async def app(*given: Any) -> None:
+        assert given == ({"type": "websocket"}, receive, send)
+        raise CircuitOpen("open")
+
+    async def receive() -> Any: ...
+    async def send(message: Any) -> None: ...
+
+    with pytest.raises(CircuitOpen):
+        await middleware(app)({"type": "websocket"}, receive, send)
+
+
 def test_a_response_that_has_begun_is_not_answered_twice() -> None:
     """The server breaks the connection off instead."""
 

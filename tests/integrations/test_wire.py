@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import copy
+import pickle
 import types
 from math import inf
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, Propagation, Steps, ambient, budget, ran_out
+from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, ambient, budget, ran_out
 
 
 class TestMilliseconds:
@@ -265,6 +267,13 @@ class TestAcceptance:
             Acceptance("grpc-timeout")
         with pytest.raises(ValueError, match="headers"):
             Acceptance([""])
+
+
+def test_a_name_that_holds_a_host_is_a_string_that_knows_what_is_left_without_it() -> None:
+    """In copies and pickles, too: events and errors cross processes."""
+    name = OfHost("GET example.org", common="GET")
+    for it in (name, copy.copy(name), pickle.loads(pickle.dumps(name))):
+        assert (it, it.common) == ("GET example.org", "GET")
 
 
 class TestBudget:

@@ -84,8 +84,8 @@ class SQLiteLimits:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._busy_timeout: int | None = None
-        self._has_ended = threading.Event()
-        self._lock = threading.Lock()  # held while the connection is interrupted: afterwards it is another's
+        self._has_ended = False
+        self._changed = threading.Condition()  # held while the connection is interrupted: afterwards it is another's
 
     async def begin(self, ctx: Context) -> None:
         """Keep to the deadline of a context from now on."""
@@ -99,17 +99,18 @@ class SQLiteLimits:
     async def end(self) -> None:
         """Put back what was there before; nothing where nothing was begun."""
         if self._busy_timeout is not None:
-            self._has_ended.set()
-            with self._lock:
-                pass
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
             await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
     def _interrupt_from(self, deadline: float) -> None:
-        with suppress(Exception):  # of a connection that is closed
-            while not self._has_ended.wait(min(max(deadline - clock.now(), _AGAIN), threading.TIMEOUT_MAX)):
-                with self._lock:
-                    if not self._has_ended.is_set():
-                        drive(finished(self._connection.interrupt()), "StatementLimits")
+        with suppress(Exception), self._changed:  # an exception: of a connection that is closed
+            while not self._has_ended:
+                left = deadline - clock.now()
+                if left <= 0:
+                    drive(finished(self._connection.interrupt()), "StatementLimits")
+                self._changed.wait(min(max(left, _AGAIN), threading.TIMEOUT_MAX))
 
 
 def milliseconds_left(ctx: Context) -> int:

@@ -19,28 +19,24 @@ from tests.integrations.dashboard.requests import Viewer, ask, fail, run, told
 SECRET = "hunter2"
 
 
-def test_the_state_of_circuits_and_bulkheads_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_circuits_and_bulkheads_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
     """State, time until the next probe, last failure; what runs, what waits, what was refused."""
     breaker = CircuitBreaker(2, open_for=30, name="db")
     bulkhead = Bulkhead(3, queue=2, name="pool")
     pipeline = Policy.wrap(breaker, bulkhead, name="stock")
     app = make(pipeline)
-
-    async def main() -> None:
-        for _ in range(3):
-            pipeline.capture(fail())
-        clock.advance(10)
-        with bulkhead.slot():
-            now = (await told(app))["now"]
-        (circuit,) = now["circuits"]
-        assert (circuit["name"], circuit["pipelines"], circuit["state"]) == ("db", ["stock"], "open")
-        assert (circuit["retry_after"], circuit["open_for"]) == (20, 30)
-        assert (circuit["last_failure"], circuit["opened"], circuit["rejected"]) == ("Boom", 1, 1)
-        assert circuit["about"].startswith("opens on ConsecutiveFailures(2) for 30 s")
-        (held,) = now["bulkheads"]
-        assert [held[it] for it in ("limit", "in_flight", "queue", "queued", "rejected")] == [3, 1, 2, 0, 0]
-
-    run(main)
+    for _ in range(3):
+        pipeline.capture(fail())
+    clock.advance(10)
+    with bulkhead.slot():
+        now = (await told(app))["now"]
+    (circuit,) = now["circuits"]
+    assert (circuit["name"], circuit["pipelines"], circuit["state"]) == ("db", ["stock"], "open")
+    assert (circuit["retry_after"], circuit["open_for"]) == (20, 30)
+    assert (circuit["last_failure"], circuit["opened"], circuit["rejected"]) == ("Boom", 1, 1)
+    assert circuit["about"].startswith("opens on ConsecutiveFailures(2) for 30 s")
+    (held,) = now["bulkheads"]
+    assert [held[it] for it in ("limit", "in_flight", "queue", "queued", "rejected")] == [3, 1, 2, 0, 0]
 
 
 def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard]) -> None:

@@ -31,13 +31,13 @@ def program(name: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function, and takes no world, in asyncio; or where its `side` runs."""
+    """Run a test that is a coroutine function, and takes no world, in asyncio; or by an argument that can `run` it."""
     test = pyfuncitem.obj
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
     if not inspect.iscoroutinefunction(test) or any(isinstance(it, World) for it in arguments.values()):
         return None
-    side = arguments.get("side")
-    (anyio.run if side is None else side.run)(partial(test, **arguments))
+    run = next((it.run for it in arguments.values() if hasattr(it, "run")), anyio.run)
+    run(partial(test, **arguments))
     return True
 
 

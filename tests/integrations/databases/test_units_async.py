@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sqlite3
 import time
 from pathlib import Path
@@ -12,10 +11,10 @@ import aiosqlite
 import anyio
 import pytest
 
-from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
-from resilience.integrations.dbapi import StatementLimits, transient, unit_of_work
+from resilience import DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.dbapi import StatementLimits, unit_of_work
 from tests.conftest import World
-from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note, notes
+from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
 def test_a_deadline_interrupts_a_statement(path: Path) -> None:
@@ -95,39 +94,6 @@ def test_a_block_does_not_begin_when_the_time_is_over(path: Path) -> None:
     with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(connection):
         pytest.fail("it began")
     connection.close()
-
-
-async def anote(connection: aiosqlite.Connection, text: str) -> str:
-    await connection.execute("insert into notes values (?)", (text,))
-    return text
-
-
-async def test_an_asynchronous_unit_is_done_again_as_a_whole(path: Path) -> None:
-    """The same rules for `async def`, with a driver whose connections are awaited."""
-
-    async def fails(connection: aiosqlite.Connection) -> None:
-        await anote(connection, "b")
-        raise ValueError("wrong")
-
-    other = Locked(path)
-    policy = Retry(2, on=transient, backoff=[0], on_retry=other.release)
-    add = unit_of_work(policy, lambda: aiosqlite.connect(path, timeout=0))(anote)
-    assert inspect.iscoroutinefunction(add)
-    assert await add("a") == "a"
-    with pytest.raises(ValueError, match="wrong"):
-        await unit_of_work(AGAIN, lambda: aiosqlite.connect(path))(fails)()
-    assert notes(path) == ["a"]
-
-
-async def test_an_asynchronous_unit_keeps_to_its_deadline(path: Path) -> None:
-    """An aiosqlite statement runs in a thread, where a cancellation alone would leave it running."""
-
-    async def forever(connection: aiosqlite.Connection) -> None:
-        await connection.execute(FOREVER)
-
-    add = unit_of_work(AGAIN, lambda: aiosqlite.connect(path))(forever)
-    with deadline(0.1), pytest.raises(sqlite3.OperationalError, match="interrupted"):
-        await add()
 
 
 class Connection:
@@ -225,21 +191,6 @@ async def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Pa
         await unit_of_work(AGAIN, lambda: aiosqlite.connect(path), limit_statements=False)(forever)()
     assert time.monotonic() - began < PATIENCE / 2
     assert not any(it._running for it in connections)
-
-
-async def test_a_cancelled_unit_is_rolled_back_and_closed(path: Path) -> None:
-    """A Timeout cancels it; the next attempt does the work."""
-    attempts = []
-
-    async def add(connection: aiosqlite.Connection) -> None:
-        attempts.append(connection)
-        await anote(connection, f"attempt {len(attempts)}")
-        if len(attempts) == 1:
-            await anyio.sleep(PATIENCE)
-
-    await unit_of_work(Policy.wrap(AGAIN, Timeout(0.5)), lambda: aiosqlite.connect(path))(add)()
-    assert notes(path) == ["attempt 2"]
-    assert not any(connection._running for connection in attempts)
 
 
 @pytest.mark.parametrize("connected", [False, True])

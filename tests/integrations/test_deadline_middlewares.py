@@ -33,9 +33,7 @@ class Service:
         self.name = name
         self.contexts: list[Context] = []
 
-    def get(
-        self, work: Callable[[], Any] = lambda: None, headers: dict[str, str] | None = None, **settings: Any
-    ) -> Answer:
+    def get(self, fields: dict[str, str], work: Callable[[], Any] = lambda: None, **settings: Any) -> Answer:
         def entered() -> None:
             self.contexts.append(current_context())
             work()

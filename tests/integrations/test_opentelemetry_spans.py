@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -254,17 +256,25 @@ async def test_a_span_that_is_not_sampled_hears_nothing(world: World) -> None:
     assert seen[0] is seen[1]
 
 
-def test_a_change_that_is_reported_after_the_end_is_left_out(
-    traced: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A circuit's change may be reported by another call, when the span of its own has ended."""
-    breaker = CircuitBreaker(1)
-    monkeypatch.setattr(breaker, "_reporting", True)  # somebody else holds the baton
-    traced.policy().wrap(breaker).capture(lambda ctx: 1 / 0)
-    assert len(traced.spans) == 1
-    monkeypatch.setattr(breaker, "_reporting", False)
-    breaker.close()
-    assert caplog.records == []
+def test_a_change_that_is_reported_after_the_end_is_left_out(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    """Changes are reported in order: by the call that still reports an earlier one, when this one's span has ended."""
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(event: Any) -> None:
+        if not held.is_set():
+            held.set()
+            may_go_on.wait(20)
+
+    breaker = CircuitBreaker(1, open_for=0.01, on_transition=hold)
+    thread = threading.Thread(target=lambda: breaker.capture(lambda ctx: 1 / 0))
+    thread.start()
+    assert held.wait(20)
+    time.sleep(0.02)
+    assert traced.policy().wrap(breaker).execute(lambda ctx: "probe") == "probe"
+    assert names(traced.only) == []
+    may_go_on.set()
+    thread.join()
+    assert (breaker.state.name, names(traced.only), caplog.records) == ("CLOSED", [], [])
 
 
 def test_no_failed_call_needs_the_collector(threads: World, traced: Traced) -> None:

@@ -12,15 +12,15 @@ import pytest
 from resilience import CircuitBreaker
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard import app as app_module
-from resilience.integrations.dashboard.app import _STREAM_LASTS
+from resilience.integrations.dashboard.app import STREAM_LASTS
 from tests.conftest import FakeClock, World
-from tests.integrations.dashboard.requests import Viewer, ask, scope
+from tests.integrations.dashboard.requests import Viewer, ask, has_room, scope
 
 
 async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
     """Under asyncio and trio: first everything, then each row once, at its time."""
     breaker = CircuitBreaker(name="db")
-    app = make(breaker)
+    app = make(breaker, max_viewers=1)
     breaker.isolate()
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
@@ -35,7 +35,7 @@ async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make:
         assert [row["number"] for row in answer.rows()] == [1, 2]
         assert answer.updates()[0]["now"]["circuits"][0]["state"] == "isolated"
         assert answer.updates()[-1]["now"]["circuits"][0]["state"] == "closed"
-    assert app._watch.viewers == 0
+    assert await has_room(app)
 
 
 async def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> None:
@@ -65,7 +65,7 @@ async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock
     app = make()
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
-        clock.advance(_STREAM_LASTS)
+        clock.advance(STREAM_LASTS)
         await viewer.until(lambda it: it.is_whole)
         assert not viewer._leaves.is_set()
 
@@ -135,7 +135,7 @@ async def test_so_many_may_look_at_a_time(make: Callable[..., Dashboard]) -> Non
 
 async def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..., Dashboard]) -> None:
     """Some tell it so; the stream ends, and he is counted no longer."""
-    app = make()
+    app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
@@ -143,15 +143,15 @@ async def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Calla
 
     with anyio.fail_after(10):
         await app(scope("/events"), anyio.sleep_forever, send)
-    assert app._watch.viewers == 0
+    assert await has_room(app)
 
 
 async def test_who_does_not_read_at_all_is_let_go(
     tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""
-    monkeypatch.setattr(app_module, "_STREAM_LASTS", 0.1)
-    monkeypatch.setattr(app_module, "_STALLS", 0.1)
+    monkeypatch.setattr(app_module, "STREAM_LASTS", 0.1)
+    monkeypatch.setattr(app_module, "STALLS", 0.1)
     app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
@@ -160,4 +160,4 @@ async def test_who_does_not_read_at_all_is_let_go(
 
     with anyio.fail_after(10):
         await app(scope("/events"), anyio.sleep_forever, send)
-    assert app._watch.viewers == 0
+    assert await has_room(app)

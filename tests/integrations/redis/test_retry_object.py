@@ -30,7 +30,7 @@ def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
         assert copy.deepcopy(copied) == copied
     assert retry != kind(CircuitBreaker(5))
     assert retry != kind(retry.policy, repeat_writes=True)
-    assert retry._retries == 0  # none that redis-py would make by itself
+    assert retry.get_retries() == 0  # none that redis-py would make by itself
     assert repr(retry) == f"{kind.__name__}(CircuitBreaker())"
 
 

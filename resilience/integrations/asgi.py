@@ -1,6 +1,6 @@
-"""The caller's deadline in an ASGI application: read from the request, ambient in the app, 504 when it is over.
+"""Middlewares for an ASGI application: the caller's deadline, ambient in the app; 503 and 504 for what policies raise.
 
-Pure ASGI: it knows no framework, and no event loop. The budget holds for as long as the app runs for the
+Pure ASGI: it knows no event loop. The budget holds for as long as the app runs for the
 request: streamed bodies, background tasks. The server's own code, behind `receive` and `send`, runs outside
 of it: servers begin the next request of a connection from there (uvicorn: a pipelined request, or the reader
 of a socket that a large body had stopped), and what is begun inherits the context that it is begun in.
@@ -17,13 +17,14 @@ import anyio.lowlevel
 from resilience import checks
 from resilience.context import Context, get_ambient
 from resilience.errors import DeadlineExceeded
+from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, ambient, budget, ran_out
 from resilience.runtimes.tasks import timer_until
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
 
-__all__ = ["DeadlineMiddleware"]
+__all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -31,7 +32,29 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_BODY = b"the deadline of the request has passed\n"
+
+@final
+class ResilienceMiddleware:
+    """Answer 503 where a policy refuses a call that `app` makes, and 504 where its deadline is exceeded.
+
+    :param app: any ASGI 3 application.
+
+    `Rejected` (an open circuit, a full bulkhead) becomes 503, with `Retry-After` where the error knows when it may be
+    worth a try; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the response has
+    begun, the exception is raised, and the server breaks the connection off. Any other error is left alone.
+
+    In Starlette and FastAPI: `app.add_middleware(ResilienceMiddleware)`; in Django, around `get_asgi_application()`.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = _application(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        server = _Server(receive, send, answer_to)
+        return await server.answer(lambda: self._app(scope, server.receive, server.send))
 
 
 @final
@@ -41,8 +64,9 @@ class DeadlineMiddleware:
     :param app: any ASGI 3 application.
     :param headers: names of the headers that are believed. `grpc-timeout` is read in its own grammar, all others
         as whole milliseconds. What is repeated or cannot be read is ignored; of several the shortest time holds.
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a request that does not say; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
     :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: what the app calls
         obeys it, and code that looks at nothing goes on.
 
@@ -64,9 +88,7 @@ class DeadlineMiddleware:
         default: Duration | None = None,
         cut_off: bool = False,
     ) -> None:
-        if not callable(app):
-            raise TypeError(f"app must be an ASGI application, not {app!r}")
-        self._app = app
+        self._app = _application(app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
         self._cut_off = checks.flag("cut_off", cut_off)
 
@@ -76,41 +98,51 @@ class DeadlineMiddleware:
             return await self._app(scope, receive, send)
         ctx = budget(self._acceptance.seconds(_fields(scope)))
         if ctx.expired:
-            return await _refuse(send)
-        server = _Server(receive, send, is_cut_off=self._cut_off)
-        try:
-            with ambient(ctx):
-                await self._run(ctx, scope, server)
-        except Exception as error:
-            if server.has_begun or not ran_out(error, ctx):
-                raise
-        else:
-            return None
-        return await _refuse(send)
+            return await _respond(send, TOO_LATE)
+        server = _Server(
+            receive, send, lambda error: TOO_LATE if ran_out(error, ctx) else None, is_cut_off=self._cut_off
+        )
+        return await server.answer(lambda: self._run(ctx, scope, server))
 
     async def _run(self, ctx: Context, scope: Scope, server: _Server) -> None:
-        if not self._cut_off or ctx.deadline == inf:
-            return await self._app(scope, server.receive, server.send)
-        timeout = ctx.remaining()
-        with timer_until(ctx.deadline) as timer:
-            await self._app(scope, server.receive, server.send)
-        if timer.fired:
-            raise DeadlineExceeded("the request was cut off at its deadline", timeout=timeout)
-        return None
+        with ambient(ctx):
+            if not self._cut_off or ctx.deadline == inf:
+                return await self._app(scope, server.receive, server.send)
+            timeout = ctx.remaining()
+            with timer_until(ctx.deadline) as timer:
+                await self._app(scope, server.receive, server.send)
+            if timer.fired:
+                raise DeadlineExceeded("the request was cut off at its deadline", timeout=timeout)
+            return None
 
 
 @final
 class _Server:
-    """The server's two functions, called outside of the budget."""
+    """The server of one request. Its two functions are called outside of the budget.
 
-    __slots__ = ("_is_cut_off", "_outside", "_receive", "_send", "has_begun")
+    :param answering: says what is answered to an error in the place of the app.
+    """
 
-    def __init__(self, receive: Receive, send: Send, *, is_cut_off: bool) -> None:
+    def __init__(self, receive: Receive, send: Send, answering: Answering, *, is_cut_off: bool = False) -> None:
         self._receive = receive
         self._send = send
+        self._answering = answering
         self._is_cut_off = is_cut_off
         self._outside = get_ambient()
-        self.has_begun: bool = False  # whether the server has been handed the start of a response
+        self._has_begun = False  # whether the server has been handed the start of a response
+        self._is_replaced = False  # whether that was an answer, in the place of the framework's own
+        self._noticed = Noticed(answering)
+
+    async def answer(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run the app, and answer what comes out of it."""
+        try:
+            with self._noticed:
+                return await run()
+        except Exception as error:
+            answer = None if self._has_begun else self._answering(error)
+            if answer is None:
+                raise
+        return await _respond(self._send, answer)
 
     async def receive(self) -> Message:
         with ambient(self._outside):
@@ -120,9 +152,22 @@ class _Server:
         if message["type"] == "http.response.start":
             if self._is_cut_off:  # while it was shielded, as a handler in a thread is: not inside of the server now
                 await anyio.lowlevel.checkpoint_if_cancelled()
-            self.has_begun = True
-        with ambient(self._outside):
-            await self._send(message)
+            self._has_begun = True
+            answer = self._noticed.answer_in_place_of(message["status"])
+            if answer is not None:
+                self._is_replaced = True
+                with ambient(self._outside):
+                    return await _respond(self._send, answer)
+        if not self._is_replaced:
+            with ambient(self._outside):
+                await self._send(message)
+        return None
+
+
+def _application(app: App) -> App:
+    if not callable(app):
+        raise TypeError(f"app must be an ASGI application, not {app!r}")
+    return app
 
 
 def _fields(scope: Scope) -> Iterable[tuple[str, str]]:
@@ -130,7 +175,7 @@ def _fields(scope: Scope) -> Iterable[tuple[str, str]]:
         yield name.decode("latin-1"), value.decode("latin-1")
 
 
-async def _refuse(send: Send) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_BODY))]
-    await send({"type": "http.response.start", "status": 504, "headers": headers})
-    await send({"type": "http.response.body", "body": _BODY})
+async def _respond(send: Send, answer: Answer) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -26,6 +26,7 @@ from resilience.integrations.telemetry import (
     INSTRUMENTS,
     Feed,
     Instrument,
+    Labels,
     Measurement,
     Observable,
     error_type,
@@ -56,15 +57,25 @@ def _attribute(label: str) -> str:
 # --- metrics ---------------------------------------------------------------------------------
 
 
-def instrument(*policies: Observable, meter_provider: MeterProvider | None = None) -> Callable[[], None]:
+def instrument(
+    *policies: Observable,
+    meter_provider: MeterProvider | None = None,
+    hosts: bool = False,
+    max_names: int = 200,
+) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
     :param policies: whose circuit breakers and bulkheads get gauges: pipelines, policies, and what has many of them
         (`PerHost`, `standard()` for HTTP clients). They are held weakly.
     :param meter_provider: where to; the global one by default, which may be set later. For one provider it may be
         called many times, with more policies: everything is counted once.
+    :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
+        that have the same attributes without it are added up.
+    :param max_names: how many different pipelines, policies and operations are told apart. Further ones are
+        ``"other"``.
     :returns: a function that undoes it.
     :raises TypeError: for what is no policy, and for what is no meter provider.
+    :raises ValueError: for other settings than those of an earlier call for the provider.
 
     >>> from opentelemetry.sdk.metrics import MeterProvider
     >>> from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -87,16 +98,18 @@ def instrument(*policies: Observable, meter_provider: MeterProvider | None = Non
     """
     if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
         raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
-    return _exporter_for(meter_provider).feed.add(*policies)
+    feed = _exporter_for(meter_provider, Labels(hosts=hosts, max_names=max_names)).feed
+    feed.labels.refuse_others(hosts, max_names)
+    return feed.add(*policies)
 
 
 @final
 class _Exporter:
     """The instruments of one meter provider."""
 
-    def __init__(self, provider: MeterProvider) -> None:
+    def __init__(self, provider: MeterProvider, labels: Labels) -> None:
         meter = provider.get_meter(_SCOPE)
-        self.feed: Feed = Feed(self._record)
+        self.feed: Feed = Feed(self._record, labels)
         self._recorders: dict[Instrument, Callable[..., None]] = {}
         for it in INSTRUMENTS:
             if it.kind == "counter":
@@ -126,7 +139,7 @@ class _Global:
 _GLOBAL = _Global()
 
 
-def _exporter_for(given: MeterProvider | None) -> _Exporter:
+def _exporter_for(given: MeterProvider | None, labels: Labels) -> _Exporter:
     """Return the one exporter of a meter provider."""
     current = metrics.get_meter_provider()
     key = _GLOBAL if given is None or given is current else given
@@ -135,7 +148,7 @@ def _exporter_for(given: MeterProvider | None) -> _Exporter:
         if exporter is None and key is _GLOBAL:
             exporter = _exporters.get(current)  # one that was given to us before it became the global one
         if exporter is None:
-            exporter = _exporters[key] = _Exporter(given or current)
+            exporter = _exporters[key] = _Exporter(given or current, labels)
         return exporter
 
 

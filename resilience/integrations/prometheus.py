@@ -18,13 +18,25 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from resilience import checks
-from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS, Feed, Instrument, Measurement, Observable
+from resilience.integrations.telemetry import (
+    DURATION_BUCKETS,
+    INSTRUMENTS,
+    Feed,
+    Instrument,
+    Labels,
+    Measurement,
+    Observable,
+)
 
 __all__ = ["instrument"]
 
 
 def instrument(
-    *policies: Observable, registry: CollectorRegistry | None = None, buckets: Sequence[float] = DURATION_BUCKETS
+    *policies: Observable,
+    registry: CollectorRegistry | None = None,
+    buckets: Sequence[float] = DURATION_BUCKETS,
+    hosts: bool = False,
+    max_names: int = 200,
 ) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
@@ -32,12 +44,15 @@ def instrument(
         (`PerHost`, `standard()` for HTTP clients). They are held weakly.
     :param registry: where to; `prometheus_client.REGISTRY` by default. For one registry it may be called many times,
         with more policies: everything is counted once.
-    :param buckets: upper bounds of the histograms in seconds, ascending. Every call for one registry has to give the
-        same.
+    :param buckets: upper bounds of the histograms in seconds, ascending.
+    :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
+        that have the same labels without it are added up.
+    :param max_names: how many different pipelines, policies and operations are told apart. Further ones are
+        ``"other"``; one that was not seen for ten minutes makes room for a new one, and its series are gone.
     :returns: a function that undoes it. The counts stay in the registry, and stand still.
     :raises TypeError: for what is no policy, and for what is no registry.
-    :raises ValueError: for buckets that do not ascend, or differ from those of an earlier call; and where the
-        registry has somebody else's metric of one of the names.
+    :raises ValueError: for buckets that do not ascend, for other settings than those of an earlier call for the
+        registry; and where it has a metric of one of the names already.
 
     >>> from prometheus_client import CollectorRegistry, generate_latest
     >>> from resilience import Policy, Retry
@@ -60,8 +75,9 @@ def instrument(
     with _lock:
         exporter = _exporters.get(chosen)
         if exporter is None:
-            exporter = _exporters[chosen] = _Exporter(chosen, bounds)
-        elif exporter.buckets != bounds:
+            exporter = _exporters[chosen] = _Exporter(chosen, bounds, hosts=hosts, max_names=max_names)
+        exporter.feed.labels.refuse_others(hosts, max_names)
+        if exporter.buckets != bounds:
             raise ValueError(f"buckets of this registry are {exporter.buckets!r} already, not {bounds!r}")
     return exporter.feed.add(*policies)
 
@@ -73,10 +89,11 @@ _Metric: TypeAlias = Counter | Histogram
 class _Exporter(Collector):
     """The metrics of one registry: it is their feed, and the collector of the gauges."""
 
-    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
+    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int) -> None:
         self.buckets: tuple[float, ...] = buckets
-        self.feed: Feed = Feed(self._record)
+        self.feed: Feed = Feed(self._record, Labels(hosts=hosts, max_names=max_names, forget=self._forget))
         self._metrics: dict[Instrument, _Metric] = {}
+        self._series: set[tuple[Instrument, tuple[str, ...]]] = set()
         registry.register(self)
         try:
             for it in INSTRUMENTS:
@@ -94,11 +111,20 @@ class _Exporter(Collector):
 
     def _record(self, measurement: Measurement) -> None:
         it, value, labels = measurement
-        metric = self._metrics[it].labels(*(labels[name] for name in it.labels))
+        texts = tuple(labels[name] for name in it.labels)
+        self._series.add((it, texts))
+        metric = self._metrics[it].labels(*texts)
         if isinstance(metric, Counter):
             metric.inc(value)
         else:
             metric.observe(value)
+
+    def _forget(self, label: str, text: str) -> None:
+        """Remove the series of a name that has made room for another."""
+        for it, texts in tuple(self._series):
+            if (label, text) in zip(it.labels, texts, strict=True):
+                self._series.discard((it, texts))
+                self._metrics[it].remove(*texts)
 
     @override
     def collect(self) -> Iterator[Metric]:

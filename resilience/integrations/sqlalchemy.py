@@ -13,15 +13,17 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from typing_extensions import override
 
 from resilience.callables import finished
 from resilience.context import current_context
 from resilience.integrations import dbapi
-from resilience.integrations.dbapi import OutcomeUnknown, UnitOfWork
+from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
+from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import is_undone
-from resilience.integrations.dbapi.limits import SQLiteLimits, limit_of_postgresql, milliseconds_left
+from resilience.integrations.dbapi.limits import LIMIT_OF_POSTGRESQL, SQLiteLimits, shorter_limit
+from resilience.integrations.dbapi.units import ABORTED
 from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from resilience.context import Context
     from resilience.policy import Policy
 
-__all__ = ["OutcomeUnknown", "transient", "unit_of_work"]
+__all__ = ["OutcomeUnknown", "TransactionAborted", "transient", "unit_of_work"]
 
 D = TypeVar("D")
 W = TypeVar("W")
@@ -119,12 +121,36 @@ class _UnitOfWork(UnitOfWork[Any, D]):
         flush = getattr(connection, "flush", None)  # a session has; a connection has nothing to flush
         if flush is not None:
             await finished(flush())
+        await _run(connection, _refuse_if_aborted)
 
     @override
     def is_undone(self, error: Exception) -> bool:
         if isinstance(error, DBAPIError):
             return not error.connection_invalidated and is_undone(_original(error))
         return is_undone(error)
+
+
+def _refuse_if_aborted(blocking: Any) -> None:
+    """Raise where PostgreSQL would answer a commit with a rollback. asyncpg does not know it, and asks the server."""
+    if not blocking.in_transaction():
+        return
+    if _is_session(blocking):
+        try:
+            if blocking.get_bind().dialect.name != "postgresql":
+                return
+        except UnboundExecutionError:  # a session of many databases
+            return
+        blocking = blocking.connection()
+    if blocking.dialect.name != "postgresql":
+        return
+    aborted = is_aborted(blocking.connection.driver_connection)
+    try:
+        if aborted is None:
+            blocking.exec_driver_sql("SELECT 1")
+    except DBAPIError as error:
+        raise TransactionAborted(ABORTED) from error
+    if aborted:
+        raise TransactionAborted(ABORTED)
 
 
 # --- deadlines -------------------------------------------------------------------------------
@@ -138,16 +164,15 @@ async def _limits(work: Any) -> AsyncIterator[None]:
         yield
         return
     ctx.check()
-    work = work.registry() if hasattr(work, "registry") else work  # a scoped session stands for one
-    blocking = getattr(work, "sync_session", getattr(work, "sync_connection", work))
     limits = _Limits(ctx)
+    blocking = _blocking(work)
     try:
         if blocking.in_transaction():
-            await _run(work, lambda: limits.begin(blocking.connection() if _is_session(blocking) else blocking))
+            await _run(work, lambda it: limits.begin(it.connection() if _is_session(it) else it))
         with limits.heard_by(blocking):
             yield
     finally:
-        await _run(work, limits.end)
+        await _run(work, lambda it: limits.end())
 
 
 @final
@@ -187,7 +212,9 @@ class _Limits:
     def begin(self, connection: Connection) -> None:
         """Limit what a connection does from now on."""
         if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql(limit_of_postgresql(milliseconds_left(self._ctx)))
+            current: str = connection.exec_driver_sql(LIMIT_OF_POSTGRESQL).scalar_one()
+            if statement := shorter_limit(current, self._ctx):
+                connection.exec_driver_sql(statement)
         elif connection.dialect.name == "sqlite":
             limits = SQLiteLimits(connection.connection.driver_connection)
             self._limited.append((connection.connection.dbapi_connection, limits))
@@ -205,13 +232,20 @@ def _is_session(blocking: object) -> bool:
     return not hasattr(blocking, "exec_driver_sql")
 
 
-async def _run(work: Any, step: Callable[[], None]) -> None:
-    """Take a step as SQLAlchemy's events are: in its greenlet, where sessions and connections are asynchronous."""
+def _blocking(work: Any) -> Any:
+    """Return the blocking session or connection that does the work of an asynchronous one, or of a scoped session."""
+    work = work.registry() if hasattr(work, "registry") else work
+    return getattr(work, "sync_session", getattr(work, "sync_connection", work))
+
+
+async def _run(work: Any, step: Callable[[Any], None]) -> None:
+    """Take a step with what is blocking as SQLAlchemy's events are: in its greenlet, where that is asynchronous."""
+    work = work.registry() if hasattr(work, "registry") else work
     run_sync = getattr(work, "run_sync", None)
     if run_sync is None:
-        step()
+        step(work)
     else:
-        await run_sync(lambda blocking: step())
+        await run_sync(step)
 
 
 def _drive(adapted: Any, step: Coroutine[Any, Any, None]) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "GRPC_TIMEOUT",
     "HEADERS",
     "Acceptance",
+    "OfHost",
     "Propagation",
     "format_grpc_timeout",
     "format_milliseconds",
@@ -53,6 +54,12 @@ CONNECT_TIMEOUT: Final = "connect-timeout-ms"
 #: What a server reads where it is not told otherwise.
 HEADERS: Final = (ENVOY_EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONNECT_TIMEOUT)
 
+#: Seconds for a request that does not say, and the most that one may ask for, where a server has set neither.
+DEFAULT_SECONDS: Final = 60.0
+
+#: The longest timeout in seconds that every client can take, 24 days: many count milliseconds in 31 bits.
+LONGEST: Final = 2_147_483.0
+
 _MOST_MILLISECONDS = 9_999_999_999  # ten digits: 115 days
 _MILLISECONDS = re.compile(r"[0-9]{1,10}")
 _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -61,6 +68,30 @@ _GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what HTTP allows as the name of a header
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
 DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+@final
+class OfHost(str):
+    """A name that holds a host, for errors and logs.
+
+    :param common: the name without it, for metrics: a label must have few different values, and who can choose a URL
+        chooses the host.
+
+    >>> OfHost("GET example.org", common="GET").common
+    'GET'
+    """
+
+    common: str
+
+    def __new__(cls, text: str, common: str) -> OfHost:
+        """Make a string with an attribute."""
+        name = super().__new__(cls, text)
+        name.common = common
+        return name
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Keep it in a copy and a pickle."""
+        return OfHost, (str(self), self.common)
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -238,8 +269,9 @@ class Acceptance:
     """Says which headers a server believes, and how far.
 
     :param headers: names of headers; where several are valid, the shortest time holds.
-    :param cap: the most seconds that a request may ask for; None for no bound.
-    :param default: the seconds for a request that does not say; None for no limit.
+    :param cap: the most seconds that a request may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
     """
 
     def __init__(
@@ -248,8 +280,10 @@ class Acceptance:
         if isinstance(headers, str) or not isinstance(headers, Iterable):
             raise TypeError(f"headers must be a sequence of names, not {headers!r}")
         self.headers: tuple[str, ...] = tuple(_header_name("headers", header) for header in headers)
-        self.cap: float | None = checks.optional_seconds("cap", cap)
-        self.default: float | None = checks.optional_seconds("default", default)
+        given = {"cap": cap, "default": default}
+        checked = {name: checks.seconds(name, it, infinite=True) for name, it in given.items() if it is not None}
+        self.cap: float = checked.get("cap", checked.get("default", DEFAULT_SECONDS))
+        self.default: float = checked.get("default", self.cap)
 
     def seconds(self, fields: Iterable[tuple[str, str]]) -> float:
         """Return the seconds that a request with these header fields gets; infinity for no limit."""
@@ -260,9 +294,13 @@ class Acceptance:
 
     def granted(self, asked: float | None) -> float:
         """Return the seconds for a request that asks for so many, None if it does not say."""
-        if asked is None:
-            return inf if self.default is None else self.default
-        return asked if self.cap is None else min(asked, self.cap)
+        return self.default if asked is None else min(asked, self.cap)
+
+
+def timeout_for_client(ctx: Context) -> float | None:
+    """Return what is left as a client can take it; None without a deadline."""
+    left = ctx.timeout()
+    return None if left is None else min(left, LONGEST)
 
 
 def budget(seconds: float) -> Context:

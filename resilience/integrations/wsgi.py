@@ -1,4 +1,4 @@
-"""The caller's deadline in a WSGI application: read from the request, ambient in the app, 504 when it is over.
+"""Middlewares for a WSGI application: the caller's deadline, ambient in the app; 503 and 504 for what policies raise.
 
 A WSGI body runs after the app has returned, when the server iterates it, and the server may do so in another
 thread. So the budget is made ambient for each step: the call of the app, each item, `close`. Between them the
@@ -9,21 +9,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from resilience.context import Context
+from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
 
-__all__ = ["DeadlineMiddleware"]
+__all__ = ["DeadlineMiddleware", "ResilienceMiddleware"]
 
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-_BODY = b"the deadline of the request has passed\n"
+
+@final
+class ResilienceMiddleware:
+    """Answer 503 where a policy refuses a call that `app` makes, and 504 where its deadline is exceeded.
+
+    :param app: any WSGI application.
+
+    `Rejected` (an open circuit, a full bulkhead) becomes 503, with `Retry-After` where the error knows when it may be
+    worth a try; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the server has sent
+    the headers, the exception is raised. Any other error is left alone.
+
+    In Flask: ``app.wsgi_app = ResilienceMiddleware(app.wsgi_app)``; in Django, around ``get_wsgi_application()``.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = _application(app)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        return _Request(environ, start_response, answer_to, nullcontext()).answer(self._app)
 
 
 @final
@@ -33,8 +53,9 @@ class DeadlineMiddleware:
     :param app: any WSGI application.
     :param headers: names of the headers that are believed. `grpc-timeout` is read in its own grammar, all others
         as whole milliseconds. What is repeated or cannot be read is ignored; of several the shortest time holds.
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a request that does not say; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
 
     The body is included: the budget is ambient in each step of an iterable that the app returns, and in its
     `close`. A list or a tuple of bytes, and the file wrapper of the server, run no code of the app and are
@@ -57,43 +78,81 @@ class DeadlineMiddleware:
         cap: Duration | None = None,
         default: Duration | None = None,
     ) -> None:
-        if not callable(app):
-            raise TypeError(f"app must be a WSGI application, not {app!r}")
-        self._app = app
+        self._app = _application(app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
         self._variables = {f"HTTP_{it.upper().replace('-', '_')}": it for it in self._acceptance.headers}
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         ctx = budget(self._acceptance.seconds(self._fields(environ)))
-        if ctx.expired:
-            return _refuse(environ, start_response)
-        steps = Steps(ctx)
-        try:
-            with steps:
-                result = self._app(environ, start_response)
-                return result if _is_plain(result, environ) else _Body(result, ctx, steps, environ, start_response)
-        except Exception as error:
-            if not ran_out(error, ctx):
-                raise
-            return _refuse(environ, start_response, sys.exc_info())
+        request = _Request(environ, start_response, lambda error: TOO_LATE if ran_out(error, ctx) else None, Steps(ctx))
+        return request.respond(TOO_LATE) if ctx.expired else request.answer(self._app)
 
     def _fields(self, environ: Environ) -> Iterable[tuple[str, str]]:
         return [(name, environ[variable]) for variable, name in self._variables.items() if variable in environ]
 
 
 @final
-class _Body:
-    """An iterable of the app's, run in steps that have the budget."""
+class _Request:
+    """One request, and what is answered in the place of the app.
+
+    :param answering: says what is answered to an error.
+    :param steps: the block in which each step of the app is run: the call of it, each item of its body, `close`.
+    """
 
     def __init__(
-        self, result: Iterable[bytes], ctx: Context, steps: Steps, environ: Environ, start_response: StartResponse
+        self,
+        environ: Environ,
+        start_response: StartResponse,
+        answering: Answering,
+        steps: AbstractContextManager[object],
     ) -> None:
-        self._result: Iterable[bytes] | None = result
-        self._ctx = ctx
-        self._steps = steps
+        self.steps: AbstractContextManager[object] = steps
         self._environ = environ
         self._start_response = start_response
+        self.answering: Answering = answering
+        self._noticed = Noticed(answering)
+        self._replacement: Answer | None = None  # of a response in which a framework has answered an error by itself
+
+    def answer(self, app: App) -> Iterable[bytes]:
+        """Run the app, and answer what it raises."""
+        try:
+            with self._noticed, self.steps:
+                result = app(self._environ, self._start)
+            if self._replacement is None:
+                return result if _is_plain(result, self._environ) else _Body(result, self)
+            _Body(result, self).close()
+            return self.respond(self._replacement)
+        except Exception as error:
+            answer = self.answering(error)
+            if answer is None:
+                raise
+            return self.respond(answer, sys.exc_info())
+
+    def respond(self, answer: Answer, error: object = None) -> list[bytes]:
+        """Send an answer."""
+        arguments = () if error is None else (error,)
+        try:
+            self._start_response(f"{answer.status} {answer.reason}", answer.headers, *arguments)
+        finally:
+            del error, arguments  # no cycle: traceback -> this frame -> traceback
+        # Not every server leaves out what an application returns for it; the client would read it as the next response.
+        return [] if self._environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
+
+    def _start(self, status: str, headers: Any, *error: Any) -> Any:
+        self._replacement = self._noticed.answer_in_place_of(int(status[:3]))
+        if self._replacement is not None:
+            return lambda data: None
+        return self._start_response(status, headers, *error)
+
+
+@final
+class _Body:
+    """An iterable of the app's, run in steps."""
+
+    def __init__(self, result: Iterable[bytes], request: _Request) -> None:
+        self._result: Iterable[bytes] | None = result
+        self._request = request
         self._items: Iterator[bytes] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -103,18 +162,19 @@ class _Body:
         if self._result is None:
             raise StopIteration
         try:
-            with self._steps:
+            with self._request.steps:
                 if self._items is None:
                     self._items = iter(self._result)
                 return next(self._items)
         except StopIteration:
             raise
         except Exception as error:
-            if not ran_out(error, self._ctx):
+            answer = self._request.answering(error)
+            if answer is None:
                 raise
             # Raises the error again where the headers have been sent: then there is no second status.
-            refusal = _refuse(self._environ, self._start_response, sys.exc_info())
-        self._items = iter(refusal)
+            response = self._request.respond(answer, sys.exc_info())
+        self._items = iter(response)
         return next(self._items)
 
     def close(self) -> None:
@@ -122,22 +182,17 @@ class _Body:
         result, self._result, self._items = self._result, None, None
         close = getattr(result, "close", None)
         if close is not None:
-            with self._steps:
+            with self._request.steps:
                 close()
+
+
+def _application(app: App) -> App:
+    if not callable(app):
+        raise TypeError(f"app must be a WSGI application, not {app!r}")
+    return app
 
 
 def _is_plain(result: object, environ: Environ) -> bool:
     """Whether no code of the app runs when this is iterated."""
     wrapper = environ.get("wsgi.file_wrapper")
     return type(result) in (list, tuple) or (isinstance(wrapper, type) and isinstance(result, wrapper))
-
-
-def _refuse(environ: Environ, start_response: StartResponse, error: object = None) -> list[bytes]:
-    headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(_BODY)))]
-    arguments = () if error is None else (error,)
-    try:
-        start_response("504 Gateway Timeout", headers, *arguments)
-    finally:
-        del error, arguments  # no cycle: traceback -> this frame -> traceback
-    # Not every server leaves out what an application returns for it; the client would read it as the next response.
-    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [_BODY]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 import requests
 
 from resilience import Policy
 from resilience.integrations.requests import ResilienceAdapter
+from tests.conftest import World
 from tests.integrations.requests_sessions import QUICK, Make
 from tests.integrations.servers import FlakyServer, flaky_server
 
@@ -23,6 +27,18 @@ def program(name: str) -> str:
         complain = pytest.fail if os.environ.get("CI") else pytest.skip
         complain(f"{name} is not installed")
     return path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function, and takes no world, in asyncio; or by an argument that can `run` it."""
+    test = pyfuncitem.obj
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    if not inspect.iscoroutinefunction(test) or any(isinstance(it, World) for it in arguments.values()):
+        return None
+    run = next((it.run for it in arguments.values() if hasattr(it, "run")), anyio.run)
+    run(partial(test, **arguments))
+    return True
 
 
 @pytest.fixture

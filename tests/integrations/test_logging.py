@@ -55,7 +55,7 @@ def extra(record: logging.LogRecord) -> dict[str, Any]:
 # --- words and levels ------------------------------------------------------------------------
 
 
-def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, clock: FakeClock, log: Log) -> None:
+async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, clock: FakeClock, log: Log) -> None:
     """An opened circuit is an error; what policies are there for is information."""
     pipeline = Policy.wrap(
         Fallback("x", name="spare"),
@@ -64,15 +64,11 @@ def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, cloc
         name="weather",
     )
     log.begin()
-
-    async def main() -> None:
-        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
-        clock.advance(30)
-        await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
-        await world.attempt(Retry(2, on=Boom, backoff=[0.25]), Script(Boom("secret")).function())
-        pipeline.policies[2].isolate()  # type: ignore[attr-defined]
-
-    world.run(main)
+    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+    clock.advance(30)
+    await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
+    await world.attempt(Retry(2, on=Boom, backoff=[0.25]), Script(Boom("secret")).function())
+    pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
         "ERROR circuit db: closed -> open for 30 s",
@@ -87,7 +83,7 @@ def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, cloc
     ]
 
 
-def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
+async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
     """An attempt, the execution, the caller's deadline, or the wait in a queue."""
 
     async def hang(ctx: Context) -> None:
@@ -100,13 +96,10 @@ def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
 
     log.begin()
 
-    async def main() -> None:
-        await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
-        await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang)
-        await world.attempt(Timeout(5.0), hang, Context(timeout=0.01))
-        await world.execute(bulkhead, inside)
-
-    world.run(main)
+    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
+    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang)
+    await world.attempt(Timeout(5.0), hang, Context(timeout=0.01))
+    await world.execute(bulkhead, inside)
     lines = [line for line in log.lines if "gave up" not in line]
     assert lines[0] == "WARNING p: an attempt took longer than the 0.01 s of Timeout"
     assert lines[1] == "WARNING p: the execution took longer than the 0.01 s of whole"
@@ -124,53 +117,37 @@ def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
         (Retry(9, on=Boom, backoff=[20.0]), "the deadline leaves no time for another"),
     ],
 )
-def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log, retry: Retry, why: str) -> None:
+async def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log, retry: Retry, why: str) -> None:
     """What ran out, in words."""
     log.begin()
-
-    async def main() -> None:
-        await world.attempt(retry, Script(Boom()).function(), Context(timeout=10))
-
-    world.run(main)
+    await world.attempt(retry, Script(Boom()).function(), Context(timeout=10))
     assert log.lines == [f"WARNING Retry: Retry gave up after 1 attempt in 0 s, as {why}; the last failure was Boom"]
 
 
-def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
+async def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
     """503 and 429 are different stories."""
     log.begin()
-
-    async def main() -> None:
-        await world.attempt(Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function())
-
-    world.run(main)
+    await world.attempt(Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function())
     assert log.lines[0] == "INFO Retry: attempt 1 failed with TransientStatus 429, the next one is in 1 s"
 
 
-def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
+async def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
     """Results are nobody's business."""
     log.begin(messages=True)
-
-    async def main() -> None:
-        retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
-        await world.attempt(retry, Script("secret").function())
-
-    world.run(main)
+    retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
+    await world.attempt(retry, Script("secret").function())
     assert "attempt 1 failed with a result that was not good enough" in log.lines[0]
     assert "secret" not in str([vars(record) for record in log.records])
 
 
-def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> None:
+async def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> None:
     """A cancellation is no error, and has no failure."""
     log.logger.setLevel(logging.DEBUG)
     log.begin()
-
-    async def main() -> None:
-        await Retry().aexecute(Script("fine").function())
-        await tasks_world.attempt(Retry(), Script(Boom()).function())
-        with anyio.move_on_after(0.01):
-            await Retry().aexecute(lambda ctx: anyio.sleep(10))
-
-    tasks_world.run(main)
+    await Retry().aexecute(Script("fine").function())
+    await tasks_world.attempt(Retry(), Script(Boom()).function())
+    with anyio.move_on_after(0.01):
+        await Retry().aexecute(lambda ctx: anyio.sleep(10))
     assert [line.partition(" s")[0].rpartition(" in ")[0] for line in log.lines] == [
         "DEBUG Retry: done after 1 attempt",
         "DEBUG Retry: failed after 1 attempt",
@@ -179,15 +156,11 @@ def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> No
     assert log.lines[1].endswith(" s with Boom")
 
 
-def test_records_carry_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
+async def test_records_carry_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
     """For formatters that write JSON; an absent value is absent."""
     log.begin()
-
-    async def main() -> None:
-        policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
-        await world.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
-
-    world.run(main)
+    policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
+    await world.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
     where = {"pipeline": "weather", "policy": "again", "operation": "get", "error_type": "tests.conftest.Boom"}
     assert [extra(record) for record in log.records] == [
         {"kind": "retry_scheduled", **where, "attempt": 1, "delay": 1.5},
@@ -195,18 +168,33 @@ def test_records_carry_the_values_of_their_line(world: World, clock: FakeClock, 
     ]
 
 
-def test_messages_of_errors_are_written_where_they_are_asked_for(world: World, clock: FakeClock, log: Log) -> None:
+async def test_messages_of_errors_are_written_where_they_are_asked_for(
+    world: World, clock: FakeClock, log: Log
+) -> None:
     """In one line and cut, whatever is in them; the arguments of the call stay out."""
     log.begin(messages=True)
-
-    async def main() -> None:
-        pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
-        await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function())
-
-    world.run(main)
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
+    await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function())
     assert log.lines[0].startswith("ERROR circuit db: closed -> open for 30 s, after Boom: no")
-    assert log.lines[1].startswith("INFO Pipeline: attempt 1 failed with Boom, the next one is in 1 s: no INFO forged")
+    assert log.lines[1].startswith(
+        "INFO Pipeline: attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
+    )
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["a\nWARNING forged", "\x1b[2Jgone", "\x00", "\x85", "a\u2028b", "\u202egnp.exe", "\x9b2J"]
+)
+def test_control_characters_are_escaped(threads: World, log: Log, hostile: str) -> None:
+    """In names and in messages: a line stays one line, and a terminal that shows it obeys nothing in it."""
+    log.begin(messages=True)
+    retry = Retry(2, on=Boom, backoff=[0], name=f"policy {hostile}")
+    retry.capture(lambda ctx: (_ for _ in ()).throw(Boom(hostile)), Context(operation=hostile))
+    assert len(log.lines) == 2
+    for record in log.records:
+        assert record.getMessage().isprintable()
+        assert all(text.isprintable() for text in extra(record).values() if isinstance(text, str))
+        assert ascii(hostile)[1:-1] in record.getMessage()
 
 
 class Speechless(Exception):
@@ -336,14 +324,10 @@ def test_ids_in_operations_do_not_fill_the_memory(threads: World, clock: FakeClo
 # --- what is asked for -----------------------------------------------------------------------
 
 
-def test_levels_can_be_others(world: World, clock: FakeClock, log: Log) -> None:
+async def test_levels_can_be_others(world: World, clock: FakeClock, log: Log) -> None:
     """And a kind can be left out."""
     log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
-
-    async def main() -> None:
-        await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
-
-    world.run(main)
+    await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
     assert [record.levelname for record in log.records] == ["CRITICAL"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,7 +56,7 @@ def names(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
-def test_the_span_is_the_parent_of_what_the_function_traces(world: World, traced: Traced) -> None:
+async def test_the_span_is_the_parent_of_what_the_function_traces(world: World, traced: Traced) -> None:
     """Also on the worker thread of a Timeout, and for each attempt its own."""
     pipeline = Policy.wrap(traced.policy(), Retry(2, on=Boom, backoff=[0]), traced.policy(each="attempt"), Timeout(5))
     steps = iter([Boom("no"), "fine"])
@@ -65,13 +67,10 @@ def test_the_span_is_the_parent_of_what_the_function_traces(world: World, traced
                 raise step
             return step
 
-    async def main() -> None:
-        with traced.tracer.start_as_current_span("request"):
-            await world.execute(pipeline, fn, Context(operation="get"))
-            assert trace.get_current_span().name == "request"  # type: ignore[attr-defined]
-        assert trace.get_current_span() is trace.INVALID_SPAN
-
-    world.run(main)
+    with traced.tracer.start_as_current_span("request"):
+        await world.execute(pipeline, fn, Context(operation="get"))
+        assert trace.get_current_span().name == "request"  # type: ignore[attr-defined]
+    assert trace.get_current_span() is trace.INVALID_SPAN
     spans = {span.context.span_id: span for span in traced.spans}
     parents = [(span.name, spans[span.parent.span_id].name if span.parent else None) for span in traced.spans]
     assert parents == [
@@ -87,15 +86,13 @@ def test_the_span_is_the_parent_of_what_the_function_traces(world: World, traced
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-def test_what_happens_inside_is_told_as_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
+async def test_what_happens_inside_is_told_as_events_of_the_span(
+    world: World, clock: FakeClock, traced: Traced
+) -> None:
     """Failed attempts, waits, refusals, changes of the circuit, and the answer instead."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
-
-    async def main() -> None:
-        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
-
-    world.run(main)
+    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
     span = traced.only
     assert span.status.status_code is StatusCode.UNSET
     assert span.attributes == {
@@ -124,13 +121,9 @@ def test_what_happens_inside_is_told_as_events_of_the_span(world: World, clock: 
     assert "secret" not in str([event.attributes for event in span.events])
 
 
-def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> None:
+async def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> None:
     """Status, class, message and traceback of the exception."""
-
-    async def main() -> None:
-        await world.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
-
-    world.run(main)
+    await world.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
     span = traced.only
     assert span.name == "get"
     assert span.attributes["error.type"] == "tests.conftest.Boom"
@@ -140,13 +133,9 @@ def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> 
     assert "Traceback" in event.attributes["exception.stacktrace"]
 
 
-def test_messages_can_be_left_out(world: World, traced: Traced) -> None:
+async def test_messages_can_be_left_out(world: World, traced: Traced) -> None:
     """Where they could hold a secret; the class of the error stays."""
-
-    async def main() -> None:
-        await world.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
-
-    world.run(main)
+    await world.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
     assert "secret" not in traced.only.to_json()
     assert traced.only.status.description == "tests.conftest.Boom"
 
@@ -186,7 +175,7 @@ def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -
     assert names(traced.only) == ["resilience.call_rejected", "exception"]
 
 
-def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: World, traced: Traced) -> None:
+async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: World, traced: Traced) -> None:
     """No error of its own: the execution has that, and says what timed out."""
 
     async def hang(ctx: Context) -> None:
@@ -196,10 +185,7 @@ def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: W
         traced.policy(), Retry(2, backoff=[0]), Timeout(0.01), traced.policy(each="attempt"), name="p"
     )
 
-    async def main() -> None:
-        await world.attempt(pipeline, hang, Context())
-
-    world.run(main)
+    await world.attempt(pipeline, hang, Context())
     *attempts, execution = traced.spans
     assert len(attempts) == 2
     for attempt in attempts:
@@ -212,14 +198,10 @@ def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: W
     assert execution.name == "p"
 
 
-def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
+async def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
     """The status stays unset, and the reason is told."""
-
-    async def main() -> None:
-        with anyio.move_on_after(0.01):
-            await traced.policy().aexecute(lambda ctx: anyio.sleep(10))
-
-    tasks_world.run(main)
+    with anyio.move_on_after(0.01):
+        await traced.policy().aexecute(lambda ctx: anyio.sleep(10))
     assert traced.only.status.status_code is StatusCode.UNSET
     assert traced.only.attributes["resilience.cancelled_by"] == "caller"
     assert names(traced.only) == []
@@ -237,22 +219,18 @@ def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
     assert traced.only.status.status_code is StatusCode.UNSET
 
 
-def test_a_coroutine_that_is_thrown_away_ends_its_span_in_peace(
+async def test_a_coroutine_that_is_thrown_away_ends_its_span_in_peace(
     traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In whatever context it is closed."""
+    execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
+    asyncio.get_running_loop().call_soon(lambda: None)
 
-    async def main() -> None:
-        execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
-        asyncio.get_running_loop().call_soon(lambda: None)
+    async def step() -> None:
+        execution.send(None)
 
-        async def step() -> None:
-            execution.send(None)
-
-        await asyncio.create_task(step())
-        execution.close()
-
-    asyncio.run(main())
+    await asyncio.create_task(step())
+    execution.close()
     assert traced.only.attributes["resilience.cancelled_by"] == "closed"
     assert caplog.records == []
 
@@ -264,7 +242,7 @@ def test_a_stop_iteration_is_recorded_as_itself(threads: World, traced: Traced) 
     assert traced.only.attributes["error.type"] == "StopIteration"
 
 
-def test_a_span_that_is_not_sampled_hears_nothing(world: World) -> None:
+async def test_a_span_that_is_not_sampled_hears_nothing(world: World) -> None:
     """No listener, no events: sampling away is what makes it cheap."""
     provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     seen: list[Context] = []
@@ -274,24 +252,29 @@ def test_a_span_that_is_not_sampled_hears_nothing(world: World) -> None:
             seen.append(ctx)
             return await call(ctx)
 
-    async def main() -> None:
-        await world.execute(Policy.wrap(Look(), Tracing(tracer_provider=provider), Look()), Script("fine").function())
-
-    world.run(main)
+    await world.execute(Policy.wrap(Look(), Tracing(tracer_provider=provider), Look()), Script("fine").function())
     assert seen[0] is seen[1]
 
 
-def test_a_change_that_is_reported_after_the_end_is_left_out(
-    traced: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A circuit's change may be reported by another call, when the span of its own has ended."""
-    breaker = CircuitBreaker(1)
-    monkeypatch.setattr(breaker, "_reporting", True)  # somebody else holds the baton
-    traced.policy().wrap(breaker).capture(lambda ctx: 1 / 0)
-    assert len(traced.spans) == 1
-    monkeypatch.setattr(breaker, "_reporting", False)
-    breaker.close()
-    assert caplog.records == []
+def test_a_change_that_is_reported_after_the_end_is_left_out(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    """Changes are reported in order: by the call that still reports an earlier one, when this one's span has ended."""
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(event: Any) -> None:
+        if not held.is_set():
+            held.set()
+            may_go_on.wait(20)
+
+    breaker = CircuitBreaker(1, open_for=0.01, on_transition=hold)
+    thread = threading.Thread(target=lambda: breaker.capture(lambda ctx: 1 / 0))
+    thread.start()
+    assert held.wait(20)
+    time.sleep(0.02)
+    assert traced.policy().wrap(breaker).execute(lambda ctx: "probe") == "probe"
+    assert names(traced.only) == []
+    may_go_on.set()
+    thread.join()
+    assert (breaker.state.name, names(traced.only), caplog.records) == ("CLOSED", [], [])
 
 
 def test_no_failed_call_needs_the_collector(threads: World, traced: Traced) -> None:

@@ -19,11 +19,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, CircuitBreaker, Policy, Retry
 from resilience.integrations.httpx import ResilienceTransport
 from resilience.integrations.prometheus import instrument
 from resilience.integrations.telemetry import INSTRUMENTS
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import FakeClock
 
 
 class Scraped:
@@ -60,32 +60,6 @@ def scraped() -> Iterator[Scraped]:
         ending()
 
 
-def test_events_are_counted_under_the_names_of_prometheus(world: World, clock: FakeClock, scraped: Scraped) -> None:
-    """With `_total` and `_seconds`, and the labels that say where, what for and why."""
-    pipeline = Policy.wrap(
-        Fallback("x"), Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"), name="weather"
-    )
-    scraped.instrument(pipeline)
-
-    async def main() -> None:
-        for _ in range(2):
-            await world.execute(pipeline, Script(Boom()).function(), Context(operation="get", timeout=60))
-
-    world.run(main)
-    where = {"pipeline": "weather", "operation": "get"}
-    boom = "tests.conftest.Boom"
-    assert scraped.value("retries_total", **where, policy="Retry", error_type=boom) == 2
-    assert scraped.value("rejections_total", **where, policy="db", reason="CircuitOpen") == 2
-    refused = "resilience.errors.CircuitOpen"
-    assert scraped.value("fallbacks_total", **where, policy="Fallback", error_type=refused) == 2
-    assert scraped.value("circuit_transitions_total", policy="db", old_state="closed", state="open") == 1
-    assert scraped.value("execution_duration_seconds_count", **where, outcome="success") == 2
-    assert scraped.value("execution_duration_seconds_sum", **where, outcome="success") == 3
-    assert scraped.value("execution_duration_seconds_bucket", **where, outcome="success", le="2.5") == 1
-    assert scraped.value("attempt_duration_seconds_count", **where, outcome="failure", error_type=boom) == 2
-    assert scraped.value("attempt_remaining_seconds_count", **where) == 2
-
-
 def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
     """Though its caller sees a response, and no error."""
     scraped.instrument()
@@ -96,33 +70,6 @@ def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, 
     found = scraped.samples().items()
     retries = {dict(labels)["error_type"]: value for (name, labels), value in found if "retries_total" in name}
     assert retries == {"503": 1}
-
-
-def test_timeouts_are_told_apart(threads: World, scraped: Scraped) -> None:
-    """By their scope, as a label."""
-    pipeline = Policy.wrap(Retry(2, backoff=[0]), Timeout(0.01), name="p")
-    scraped.instrument(pipeline)
-    pipeline.capture(lambda ctx: threads._released.wait(10))
-    assert scraped.value("timeouts_total", pipeline="p", policy="Timeout", scope="attempt") == 2
-
-
-def test_gauges_are_read_when_they_are_scraped(threads: World, scraped: Scraped) -> None:
-    """The state of circuits, and what bulkheads hold at that moment."""
-    breaker = CircuitBreaker(name="db")
-    pipeline = Policy.wrap(breaker, Bulkhead(3, queue=2, name="pool"), name="weather")
-    scraped.instrument(pipeline)
-    held = pipeline.execute(lambda ctx: scraped.value("bulkhead_in_flight", pipeline="weather", policy="pool"))
-    assert held == 1
-    assert scraped.value("bulkhead_in_flight", pipeline="weather", policy="pool") == 0
-    assert scraped.value("bulkhead_limit", pipeline="weather", policy="pool") == 3
-    assert scraped.value("bulkhead_queued", pipeline="weather", policy="pool") == 0
-    assert scraped.value("calls_abandoned") == Timeout.abandoned()
-    breaker.isolate()
-    states = {
-        state: scraped.value("circuit_state", pipeline="weather", policy="db", state=state)
-        for state in ("closed", "open", "half_open", "isolated")
-    }
-    assert states == {"closed": 0, "open": 0, "half_open": 0, "isolated": 1}
 
 
 def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
@@ -137,26 +84,6 @@ def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
             name = it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else "")
             assert families[name].type == it.kind
             assert families[name].documentation == it.description
-
-
-def test_called_twice_for_one_registry_everything_is_counted_once(scraped: Scraped) -> None:
-    """No duplicate registration, no double counts; each call adds its policies."""
-    first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
-    endings = [scraped.instrument(first), scraped.instrument(first, second)]
-    first.execute(lambda ctx: None)
-    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 1
-    assert scraped.value("bulkhead_limit", pipeline="first", policy="Bulkhead") == 1
-    assert scraped.value("bulkhead_limit", pipeline="second", policy="Bulkhead") == 2
-    endings[1]()
-    assert scraped.value("bulkhead_limit", pipeline="second", policy="Bulkhead") is None
-    first.execute(lambda ctx: None)
-    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 2
-    endings[0]()
-    first.execute(lambda ctx: None)
-    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 2
-    scraped.instrument()
-    first.execute(lambda ctx: None)
-    assert scraped.value("execution_duration_seconds_count", pipeline="first", outcome="success") == 3
 
 
 def test_the_default_registry_is_the_client_s_own() -> None:

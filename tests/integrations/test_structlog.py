@@ -22,17 +22,13 @@ def logged() -> Iterator[list[Any]]:
         yield entries
 
 
-def test_events_are_named_after_their_kind_and_carry_its_values(
+async def test_events_are_named_after_their_kind_and_carry_its_values(
     world: World, clock: FakeClock, logged: list[Any]
 ) -> None:
     """With the level as usual; no sentence, no result, no argument, no message."""
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5]), CircuitBreaker(2, open_for=30, name="db"), name="p")
     end = log_events()
-
-    async def main() -> None:
-        await world.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
-
-    world.run(main)
+    await world.attempt(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
     end()
     where = {"pipeline": "p", "operation": "get"}
     boom = "tests.conftest.Boom"

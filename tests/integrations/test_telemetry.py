@@ -9,23 +9,9 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
-from resilience import (
-    Bulkhead,
-    CircuitBreaker,
-    Context,
-    Fallback,
-    Policy,
-    Retry,
-    Timeout,
-)
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, TransientStatus
-from resilience.integrations.telemetry import (
-    INSTRUMENTS,
-    Feed,
-    Measurement,
-    Observed,
-    error_type,
-)
+from resilience.integrations.telemetry import INSTRUMENTS, Feed, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -34,7 +20,7 @@ from tests.conftest import Boom, FakeClock, Script, World
 def taken() -> Any:
     """What a feed records while the test runs."""
     seen: list[Measurement] = []
-    remove = Feed(seen.append).add()
+    remove = Feed(seen.append, Labels()).add()
     yield seen
     remove()
 
@@ -57,20 +43,16 @@ def test_instruments_are_named_as_opentelemetry_names_them() -> None:
         assert it.description.endswith(".")
 
 
-def test_every_measurement_has_the_labels_of_its_instrument(
+async def test_every_measurement_has_the_labels_of_its_instrument(
     world: World, clock: FakeClock, taken: list[Measurement]
 ) -> None:
     """All of them and no others, as text; what is not known is empty."""
     breaker, bulkhead = CircuitBreaker(2), Bulkhead(1)
     pipeline = Fallback("x").wrap(Retry(3, on=Boom, backoff=[0]), breaker, bulkhead)
-
-    async def main() -> None:
-        for _ in range(2):
-            await world.execute(pipeline, Script(Boom()).function())
-        await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
-        await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
-
-    world.run(main)
+    for _ in range(2):
+        await world.execute(pipeline, Script(Boom()).function())
+    await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
+    await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
     taken += list(Observed(pipeline).gauges())
     assert {it.instrument for it in taken} == set(INSTRUMENTS)
     for it in taken:
@@ -78,14 +60,10 @@ def test_every_measurement_has_the_labels_of_its_instrument(
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken: list[Measurement]) -> None:
+async def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken: list[Measurement]) -> None:
     """With where it was, what for, and what failed; the execution with how long it took and how it ended."""
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="r"), name="weather")
-
-    async def main() -> None:
-        await world.attempt(pipeline, Script(Boom()).function(), Context(operation="op"))
-
-    world.run(main)
+    await world.attempt(pipeline, Script(Boom()).function(), Context(operation="op"))
     where = {"pipeline": "weather", "policy": "r", "operation": "op"}
     failed = {"error_type": "tests.conftest.Boom"}
     assert of(taken, "retries") == [(1, {**where, **failed})]
@@ -96,21 +74,17 @@ def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken
     assert of(taken, "attempt.remaining") == []
 
 
-def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
+async def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
     world: World, clock: FakeClock, taken: list[Measurement]
 ) -> None:
     """So one sees how close to the limit the last attempts are."""
-
-    async def main() -> None:
-        retry = Retry(2, on=Boom, backoff=[1.5])
-        await world.attempt(retry, Script(Boom()).function(), Context(timeout=5, operation="op"))
-
-    world.run(main)
+    retry = Retry(2, on=Boom, backoff=[1.5])
+    await world.attempt(retry, Script(Boom()).function(), Context(timeout=5, operation="op"))
     labels = {"pipeline": "Retry", "operation": "op"}
     assert of(taken, "attempt.remaining") == [(5.0, labels), (3.5, labels)]
 
 
-def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
+async def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
     """An attempt, the total, the wait in a queue, or the budget that the caller gave."""
 
     async def hang(ctx: Context) -> None:
@@ -122,13 +96,10 @@ def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Mea
         await world.attempt(bulkhead, Script("never").function())
         await world.attempt(bulkhead, Script("never").function(), Context(timeout=0.005))
 
-    async def main() -> None:
-        await world.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
-        await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
-        await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
-        await world.execute(bulkhead, inside)
-
-    world.run(main)
+    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01, name="each")), hang)
+    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
+    await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
+    await world.execute(bulkhead, inside)
     assert [(labels["policy"], labels["scope"]) for _, labels in of(taken, "timeouts")] == [
         ("each", "attempt"),
         ("whole", "total"),
@@ -138,30 +109,24 @@ def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Mea
     ]
 
 
-def test_a_call_that_is_turned_away_at_once_has_not_timed_out(world: World, taken: list[Measurement]) -> None:
+async def test_a_call_that_is_turned_away_at_once_has_not_timed_out(world: World, taken: list[Measurement]) -> None:
     """It is a rejection and nothing else, by the name of its error."""
     bulkhead = Bulkhead(1, name="pool")
 
     async def inside(ctx: Context) -> None:
         await world.attempt(bulkhead, Script("never").function())
 
-    async def main() -> None:
-        await world.execute(bulkhead, inside)
-
-    world.run(main)
+    await world.execute(bulkhead, inside)
     assert [labels["reason"] for _, labels in of(taken, "rejections")] == ["BulkheadFull"]
     assert of(taken, "timeouts") == []
 
 
-def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Measurement]) -> None:
+async def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Measurement]) -> None:
     """It is counted as what it is."""
     import anyio
 
-    async def main() -> None:
-        with anyio.move_on_after(0.01):
-            await Retry().aexecute(lambda ctx: anyio.sleep(10))
-
-    tasks_world.run(main)
+    with anyio.move_on_after(0.01):
+        await Retry().aexecute(lambda ctx: anyio.sleep(10))
     [(_, labels)] = of(taken, "execution.duration")
     assert (labels["outcome"], labels["error_type"], labels["cancelled_by"]) == ("cancelled", "", "caller")
 
@@ -280,40 +245,3 @@ def test_what_is_no_policy_cannot_be_observed(thing: Any) -> None:
     """A class in the place of an object is the usual slip."""
     with pytest.raises(TypeError, match="only policies can be observed, not "):
         Observed(thing)
-
-
-def test_gauges_show_what_is_the_case_now(threads: World) -> None:
-    """The state of a circuit as one 1 among zeros; what a bulkhead holds as numbers."""
-    pipeline = Policy.wrap(CircuitBreaker(name="db"), Bulkhead(3, name="pool"), name="p")
-    pipeline.policies[0].isolate()  # type: ignore[attr-defined]
-    seen = list(Observed(pipeline).gauges())
-    assert {labels["state"]: value for value, labels in of(seen, "circuit.state")} == {
-        "closed": 0,
-        "open": 0,
-        "half_open": 0,
-        "isolated": 1,
-    }
-    assert of(seen, "bulkhead.limit") == [(3, {"pipeline": "p", "policy": "pool"})]
-    pipeline.policies[0].close()  # type: ignore[attr-defined]
-    seen = pipeline.execute(lambda ctx: list(Observed(pipeline).gauges()))
-    assert of(seen, "bulkhead.in_flight") == [(1, {"pipeline": "p", "policy": "pool"})]
-    assert of(seen, "calls.abandoned") == [(Timeout.abandoned(), {})]
-
-
-# --- one place -------------------------------------------------------------------------------
-
-
-def test_a_place_that_is_fed_twice_hears_everything_once() -> None:
-    """And until the last one has ended it."""
-    seen: list[Measurement] = []
-    feed = Feed(seen.append)
-    bulkhead = Bulkhead(1)
-    endings = [feed.add(bulkhead), feed.add(bulkhead)]
-    for ending in endings:
-        bulkhead.execute(lambda ctx: None)
-        assert len(of(list(feed.gauges()), "bulkhead.limit")) == 1
-        ending()
-        ending()
-    bulkhead.execute(lambda ctx: None)
-    assert len(of(seen, "execution.duration")) == 2
-    assert list(feed.gauges()) == []

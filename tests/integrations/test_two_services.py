@@ -50,7 +50,7 @@ def second_asgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    return asgi_service(asgi.DeadlineMiddleware(app))
+    return asgi_service(asgi.DeadlineMiddleware(app, default=inf))
 
 
 def second_wsgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
@@ -62,7 +62,7 @@ def second_wsgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
             time.sleep(pause)
         yield b"done"
 
-    return wsgi_service(wsgi.DeadlineMiddleware(app))
+    return wsgi_service(wsgi.DeadlineMiddleware(app, default=inf))
 
 
 def first_asgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
@@ -76,7 +76,7 @@ def first_asgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": repr(statuses).encode()})
 
-    return asgi_service(asgi.DeadlineMiddleware(app))
+    return asgi_service(asgi.DeadlineMiddleware(app, default=inf))
 
 
 def first_wsgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
@@ -90,7 +90,7 @@ def first_wsgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [repr(statuses).encode()]
 
-    return wsgi_service(wsgi.DeadlineMiddleware(app))
+    return wsgi_service(wsgi.DeadlineMiddleware(app, default=inf))
 
 
 @dataclass

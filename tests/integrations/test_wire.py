@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import copy
+import pickle
 import types
 from math import inf
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, Propagation, Steps, ambient, budget, ran_out
+from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, ambient, budget, ran_out
 
 
 class TestMilliseconds:
@@ -88,7 +90,11 @@ def test_what_is_written_is_read_as_no_more(header: str, seconds: float) -> None
     assert seconds - 0.001 * max(1.0, seconds / 100) <= read <= seconds * (1 + 1e-12)
 
 
-@given(text=st.text(max_size=20))
+#: Texts that look like a time, or do not.
+_HOSTILE = st.text(max_size=20) | st.from_regex(r"\A\s*[0-9]{1,12}[HMSmunx]?\s*\Z")
+
+
+@given(text=_HOSTILE)
 def test_whatever_comes_is_seconds_or_nothing(text: str) -> None:
     """No header makes a reader raise, or gives a negative or endless time."""
     for header in wire.HEADERS:
@@ -214,30 +220,60 @@ class TestAcceptance:
     )
     def test_hears_nothing_in_rubbish(self, fields: list[tuple[str, str]]) -> None:
         """Missing, unreadable or repeated: the default holds."""
-        assert Acceptance().seconds(fields) == inf
+        assert Acceptance().seconds(fields) == 60.0
         assert Acceptance(default=7.0).seconds(fields) == 7.0
 
     def test_a_header_that_is_rubbish_does_not_hide_another(self) -> None:
         """What can be read is."""
         assert Acceptance().seconds([("grpc-timeout", "x"), ("connect-timeout-ms", "500")]) == 0.5
 
-    def test_believes_no_more_than_its_cap(self) -> None:
-        """A stranger gets at most so much, and may have less."""
-        accept = Acceptance(["x-ms"], cap=2.0)
-        assert accept.seconds([("x-ms", "9999999999")]) == 2.0
-        assert accept.seconds([("x-ms", "500")]) == 0.5
-        assert accept.seconds([("grpc-timeout", "1S")]) == inf  # not among its headers
+    @pytest.mark.parametrize(
+        ("settings", "asking", "not_saying"),
+        [
+            ({}, 60.0, 60.0),
+            ({"cap": 2.0}, 2.0, 2.0),
+            ({"default": 10.0}, 10.0, 10.0),
+            ({"cap": 2.0, "default": 10.0}, 2.0, 10.0),
+            ({"cap": inf}, 359_999_996_400.0, inf),
+            ({"cap": inf, "default": 10.0}, 359_999_996_400.0, 10.0),
+        ],
+    )
+    def test_gives_a_stranger_no_more_than_its_cap(
+        self, settings: dict[str, float], asking: float, not_saying: float
+    ) -> None:
+        """By default no more than the time of a request that does not say; no bound only where that is asked for."""
+        accept = Acceptance(**settings)
+        assert accept.seconds([("grpc-timeout", "99999999H")]) == asking
+        assert accept.seconds([]) == not_saying
+        assert accept.seconds([("grpc-timeout", "1S")]) == 1.0
+
+    def test_believes_only_its_headers(self) -> None:
+        """What it was not told to read says nothing."""
+        assert Acceptance(["x-ms"], cap=2.0).seconds([("grpc-timeout", "1S")]) == 2.0
+
+    @given(st.lists(st.tuples(st.sampled_from([*wire.HEADERS, "other"]), _HOSTILE), max_size=5))
+    def test_gives_no_more_than_its_cap_whatever_comes(self, fields: list[tuple[str, str]]) -> None:
+        """Any text in any header, in any number: a time between nothing and the cap, or the default."""
+        seconds = Acceptance(cap=5.0, default=9.0).seconds(fields)
+        assert 0 <= seconds <= 5.0 or seconds == 9.0
 
     def test_refuses_wrong_arguments(self) -> None:
         """Numbers and names are checked where they are written."""
         with pytest.raises(ValueError, match="cap"):
             Acceptance(cap=0)
         with pytest.raises(ValueError, match="default"):
-            Acceptance(default=inf)
+            Acceptance(default=float("nan"))
         with pytest.raises(TypeError, match="headers"):
             Acceptance("grpc-timeout")
         with pytest.raises(ValueError, match="headers"):
             Acceptance([""])
+
+
+def test_a_name_that_holds_a_host_is_a_string_that_knows_what_is_left_without_it() -> None:
+    """In copies and pickles, too: events and errors cross processes."""
+    name = OfHost("GET example.org", common="GET")
+    for it in (name, copy.copy(name), pickle.loads(pickle.dumps(name))):
+        assert (it, it.common) == ("GET example.org", "GET")
 
 
 class TestBudget:
@@ -248,6 +284,13 @@ class TestBudget:
             assert budget(5.0).deadline == outer.deadline
             assert budget(inf).deadline == outer.deadline
             assert budget(0.5).deadline < outer.deadline
+
+    @pytest.mark.parametrize(("timeout", "handed"), [(None, None), (5.0, 5.0), (1e10, 2_147_483.0)])
+    def test_is_handed_to_a_client_as_far_as_that_can_take_it(
+        self, clock: Any, timeout: float | None, handed: float | None
+    ) -> None:
+        """Many count milliseconds in 31 bits, and raise, or time out at once, beyond that."""
+        assert wire.timeout_for_client(Context(timeout=timeout)) == handed
 
     def test_is_ambient_in_its_block(self) -> None:
         """Inside it is found; outside, also after an error, it is gone."""

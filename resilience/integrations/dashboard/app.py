@@ -38,11 +38,11 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 #: Seconds after which a stream ends, and the milliseconds that a browser then waits before it comes back.
-_STREAM_LASTS: Final = 20.0
+STREAM_LASTS: Final = 20.0
 _RECONNECT: Final = 1000
 
 #: Seconds after that in which who has not read it all is let go: he may be asleep, and he keeps a place.
-_STALLS: Final = 10.0
+STALLS: Final = 10.0
 
 #: Seconds of silence after which a comment is sent, so that nothing between us and the browser takes it for dead.
 _HEARTBEAT: Final = 5.0
@@ -173,7 +173,7 @@ class Dashboard:
             try:
                 await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
                 async with aclosing(self._pieces(last_id)) as pieces, anyio.create_task_group() as tasks:
-                    tasks.cancel_scope.deadline = anyio.current_time() + _STREAM_LASTS + _STALLS
+                    tasks.cancel_scope.deadline = anyio.current_time() + STREAM_LASTS + STALLS
                     tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
                     async for piece in pieces:
                         await response.send(piece, more=True)
@@ -191,7 +191,7 @@ class Dashboard:
         yield f"retry: {_RECONNECT}\n\n".encode()
         if not comes_back:
             yield _event("reset", {"keep": self._keep}, f"{self._run}-0")
-        ends_at = clock.now() + _STREAM_LASTS
+        ends_at = clock.now() + STREAM_LASTS
         told: object = None
         told_at = 0.0
         while (now := clock.now()) < ends_at and not self._is_closed:

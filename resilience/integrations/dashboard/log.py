@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from resilience.events import CallRejected, CircuitChanged, Event, TimedOut
-from resilience.integrations.telemetry import facts, kind_of, scope_of
-from resilience.integrations.telemetry.sentences import SENTENCES
+from resilience.integrations.telemetry import kind_of, scope_of
+from resilience.integrations.telemetry.sentences import sentence
 from resilience.outcome import Failure
 
 #: Equal events that are no further apart than this, in seconds, are one row ...
@@ -79,7 +79,9 @@ class Log:
         with self._lock:
             if self._count(key, now, None):
                 return
-        text = _text(event, self._messages)  # may ask a user's exception for its message: not under the lock
+        text = sentence(
+            event, messages=self._messages
+        )  # may ask a user's exception for its message: not under the lock
         with self._lock:
             if not self._count(key, now, text):
                 self._append(event, key, now, text)
@@ -141,13 +143,3 @@ def _key(event: Event) -> object:
     elif isinstance(outcome := getattr(event, "outcome", None), Failure):
         detail = type(outcome.error)
     return type(event), event.pipeline, event.policy, event.operation, detail
-
-
-def _text(event: Event, messages: bool) -> str:
-    """Say it in one line, whatever a message holds."""
-    text = SENTENCES[type(event)](event)
-    if messages:
-        told = facts(event, messages=True)
-        message = told.get("error") or told.get("last_failure")
-        text = f"{text}: {message}" if message else text
-    return " ".join(text.split())

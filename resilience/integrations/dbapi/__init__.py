@@ -14,8 +14,16 @@ limits.py    StatementLimits: what a database is told of a deadline
 drivers.py   which driver it is
 """
 
-from resilience.integrations.dbapi.errors import OutcomeUnknown, sqlstate, transient
+from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, sqlstate, transient
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.integrations.dbapi.units import UnitOfWork, unit_of_work
 
-__all__ = ["OutcomeUnknown", "StatementLimits", "UnitOfWork", "sqlstate", "transient", "unit_of_work"]
+__all__ = [
+    "OutcomeUnknown",
+    "StatementLimits",
+    "TransactionAborted",
+    "UnitOfWork",
+    "sqlstate",
+    "transient",
+    "unit_of_work",
+]

@@ -13,3 +13,13 @@ def is_of(package: str, name: str, it: object) -> bool:
 def is_sqlite(connection: object) -> bool:
     """Whether this is a connection of sqlite3 or aiosqlite."""
     return isinstance(connection, sqlite3.Connection) or is_of("aiosqlite", "Connection", connection)
+
+
+#: `PQTRANS_INERROR` of libpq: a statement has failed, and the transaction is only good for a rollback.
+_IN_ERROR = 3
+
+
+def is_aborted(connection: object) -> bool | None:
+    """Whether PostgreSQL has aborted the transaction of a connection of psycopg or psycopg2; None for other drivers."""
+    status = getattr(getattr(connection, "info", None), "transaction_status", None)
+    return None if status is None else bool(status == _IN_ERROR)

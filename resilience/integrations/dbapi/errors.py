@@ -13,10 +13,12 @@ _TRANSIENT_STATES = frozenset(
     {
         "40001",  # serialization_failure
         "40P01",  # deadlock_detected
+        "25P03",  # idle_in_transaction_session_timeout
         "55P03",  # lock_not_available
         "57P01",  # admin_shutdown
         "57P02",  # crash_shutdown
         "57P03",  # cannot_connect_now
+        "57P05",  # idle_session_timeout
         "53300",  # too_many_connections
     }
 )
@@ -24,8 +26,8 @@ _PROTOCOL_VIOLATION = "08P01"
 _COMMIT_UNKNOWN = "40003"  # statement_completion_unknown
 
 _MYSQL_PACKAGES = frozenset({"MySQLdb", "asyncmy", "mariadb", "mysql", "pymysql"})
-#: Too many connections, lock wait timeout, deadlock, server gone away, lost connection, shutting down.
-_MYSQL_TRANSIENT = frozenset({1040, 1205, 1213, 2006, 2013, 1053})
+#: Too many connections, shutting down, lock wait timeout, deadlock; refused (by a socket, by TCP), gone away, lost.
+_MYSQL_TRANSIENT = frozenset({1040, 1053, 1205, 1213, 2002, 2003, 2006, 2013})
 _MYSQL_UNDONE = frozenset({1205, 1213})
 
 _SQLITE_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -37,6 +39,14 @@ class OutcomeUnknown(ResilienceError):
 
     #: Tells Retry not to try again.
     repeatable: bool = False
+
+
+class TransactionAborted(ResilienceError):
+    """PostgreSQL has aborted the transaction of a unit of work that returned as if all were well.
+
+    A statement had failed, and its error did not leave the function. PostgreSQL answers such a commit with a rollback,
+    and no driver says so.
+    """
 
 
 def transient(error: Exception) -> bool:
@@ -78,5 +88,7 @@ def _sqlite_code(error: Exception) -> int | None:
 
 
 def _mysql_number(error: Exception) -> object:
-    package = type(error).__module__.partition(".")[0]
-    return error.args[0] if package in _MYSQL_PACKAGES and error.args else None
+    if type(error).__module__.partition(".")[0] not in _MYSQL_PACKAGES:
+        return None
+    numbers = (getattr(error, "errno", None), *error.args[:1])  # mariadb has it as an attribute only
+    return next((it for it in numbers if isinstance(it, int)), None)

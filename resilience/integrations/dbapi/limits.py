@@ -1,20 +1,31 @@
-"""What a database is told of a deadline, so that it stops by itself: PostgreSQL by a statement, SQLite by a handler.
+"""What a database is told of a deadline, so that it stops by itself: PostgreSQL by a statement, SQLite by a thread.
 
 PostgreSQL forgets its limit at the end of the transaction. What SQLite is told belongs to the connection, which may
-go back to a pool, and has to be taken back.
+go back to a pool, and has to be taken back. SQLite could ask us by a progress handler, but a connection has only one,
+which may be the user's, and nothing tells what it is: so a thread interrupts the connection instead.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextlib import nullcontext, suppress
 from math import inf
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Final, final
 
 from resilience.callables import finished
+from resilience.clock import clock
 from resilience.context import Context, current_context
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
+from resilience.integrations.wire import timeout_for_client
 from resilience.runtimes.blocking import drive
+
+#: Seconds between two interruptions once the deadline has passed: the next statement is not to run either.
+_AGAIN: Final = 0.01
+
+#: The units in which PostgreSQL shows a setting, in milliseconds.
+_UNITS: Final = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @final
@@ -24,8 +35,9 @@ class StatementLimits:
     `async with` for asynchronous connections. Without a deadline it does nothing.
 
     PostgreSQL (psycopg, psycopg2): `SET LOCAL statement_timeout`, which holds for each statement by itself, until the
-    end of the transaction. SQLite (sqlite3, aiosqlite): a statement is interrupted, and a wait for a lock ends, when
-    the deadline has passed; both are put back at the end of the block. Other drivers are left alone.
+    end of the transaction; a smaller one that is set already stays. SQLite (sqlite3, aiosqlite): a statement is
+    interrupted, and a wait for a lock ends, when the deadline has passed; both are put back at the end of the block.
+    Other drivers are left alone.
 
     :param connection: the connection of the driver.
     :raises DeadlineExceeded: on entering, if the time is over.
@@ -51,7 +63,9 @@ class StatementLimits:
         if is_sqlite(self._connection):
             await self._sqlite.begin(ctx)
         elif is_of("psycopg", "BaseConnection", self._connection) or is_of("psycopg2", "connection", self._connection):
-            await _execute(self._connection, limit_of_postgresql(milliseconds_left(ctx)))
+            (current,) = await _execute(self._connection, LIMIT_OF_POSTGRESQL)
+            if statement := shorter_limit(current, ctx):
+                await _execute(self._connection, statement)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -70,42 +84,71 @@ class SQLiteLimits:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._busy_timeout: int | None = None
+        self._has_ended = False
+        self._changed = threading.Condition()  # held while the connection is interrupted: afterwards it is another's
 
     async def begin(self, ctx: Context) -> None:
         """Keep to the deadline of a context from now on."""
         milliseconds = milliseconds_left(ctx)
         (self._busy_timeout,) = await _execute(self._connection, "PRAGMA busy_timeout")
         await _execute(self._connection, f"PRAGMA busy_timeout = {min(self._busy_timeout or 0, milliseconds)}")
-        await finished(self._connection.set_progress_handler(lambda: ctx.expired, _INSTRUCTIONS))
+        threading.Thread(
+            target=self._interrupt_from, args=(ctx.deadline,), name="resilience-sqlite", daemon=True
+        ).start()
 
     async def end(self) -> None:
         """Put back what was there before; nothing where nothing was begun."""
         if self._busy_timeout is not None:
-            await finished(self._connection.set_progress_handler(None, 0))
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
             await _execute(self._connection, f"PRAGMA busy_timeout = {self._busy_timeout}")
 
-
-#: How many instructions of its virtual machine SQLite does between two looks at the clock: some 10 us.
-_INSTRUCTIONS = 1000
+    def _interrupt_from(self, deadline: float) -> None:
+        with suppress(Exception), self._changed:  # an exception: of a connection that is closed
+            while not self._has_ended:
+                left = deadline - clock.now()
+                if left <= 0:
+                    drive(finished(self._connection.interrupt()), "StatementLimits")
+                self._changed.wait(min(max(left, _AGAIN), threading.TIMEOUT_MAX))
 
 
 def milliseconds_left(ctx: Context) -> int:
     """Return what a database is told; never 0, which means no limit."""
-    return max(1, int((ctx.timeout() or 0) * 1000))
+    return max(1, int((timeout_for_client(ctx) or 0) * 1000))
 
 
-def limit_of_postgresql(milliseconds: int) -> str:
-    """Return the statement that limits those after it, until the end of the transaction."""
-    return f"SET LOCAL statement_timeout = {milliseconds}"
+#: The statement that shows the limit that there is. It begins no snapshot, so an isolation level may still be chosen.
+LIMIT_OF_POSTGRESQL: Final = "SHOW statement_timeout"
+
+
+def shorter_limit(current: str, ctx: Context) -> str | None:
+    """Return the statement that limits those after it, until the end of the transaction.
+
+    :param current: the limit that there is, as PostgreSQL shows it. None is returned where that is the shorter one.
+    """
+    number = current.rstrip("abcdefghijklmnopqrstuvwxyz")
+    there = int(number) * _UNITS.get(current.removeprefix(number), 1)
+    left = milliseconds_left(ctx)
+    return None if 0 < there <= left else f"SET LOCAL statement_timeout = {left}"
 
 
 async def _execute(connection: Any, statement: str) -> Any:
     """Execute a statement on a connection of any kind; return its first row as a tuple, if it has rows."""
-    cursor = await finished(connection.cursor())
-    if is_sqlite(connection):
-        cursor.row_factory = None  # the connection's may make anything of a row
+    cursor = await finished(_plain_cursor(connection))
     try:
+        if is_sqlite(connection):
+            cursor.row_factory = None
         await finished(cursor.execute(statement))
         return await finished(cursor.fetchone()) if cursor.description else None
     finally:
         await finished(cursor.close())
+
+
+def _plain_cursor(connection: Any) -> Any:
+    """Make a cursor whose rows are tuples, whatever the connection makes of its rows."""
+    if is_of("psycopg2", "connection", connection):
+        return connection.cursor(cursor_factory=sys.modules["psycopg2"].extensions.cursor)
+    if is_of("psycopg", "BaseConnection", connection):
+        return connection.cursor(row_factory=lambda cursor: tuple)
+    return connection.cursor()

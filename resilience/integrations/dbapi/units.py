@@ -25,8 +25,8 @@ from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events import logger
 from resilience.integrations.dbapi.cleanup import in_peace
-from resilience.integrations.dbapi.drivers import is_of
-from resilience.integrations.dbapi.errors import OutcomeUnknown, is_undone
+from resilience.integrations.dbapi.drivers import is_aborted, is_of
+from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
@@ -39,6 +39,11 @@ W = TypeVar("W")
 #: Seconds for which the caller of an asynchronous unit that has failed, or was cut off, waits for its connection to be
 #: rolled back and closed. A server that answers needs milliseconds; one that does not may never answer.
 ROLLBACK_GRACE: Final = 1.0
+
+ABORTED: Final = (
+    "a statement of the unit of work has failed, so nothing can be committed: let its error out of the function, or "
+    "put the statement into a savepoint"
+)
 
 
 def unit_of_work(
@@ -59,8 +64,10 @@ def unit_of_work(
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
-    called several times, it should do nothing outside of the transaction, and it must not commit by itself. A call of
-    a plain function raises `TypeError` where the connection is an asynchronous one; so does decorating a generator.
+    called several times, it should do nothing outside of the transaction, and it must not commit by itself. Where it
+    has swallowed the error of a statement, and PostgreSQL has aborted the transaction for that, it is a
+    `TransactionAborted`. A call of a plain function raises `TypeError` where the connection is an asynchronous one; so
+    does decorating a generator.
 
     An `async def` that fails or is cut off is rolled back and closed whatever is cancelled around it. Its caller waits
     for that one second at most. What takes longer is cancelled, and ends without the caller; a warning is logged.
@@ -134,6 +141,8 @@ class UnitOfWork(Generic[W, D]):
 
     async def prepare(self, connection: W) -> None:
         """Do what may fail before the commit is begun."""
+        if is_aborted(connection):
+            raise TransactionAborted(ABORTED)
 
     def is_undone(self, error: Exception) -> bool:
         """Whether a commit that failed with this error has certainly not happened."""

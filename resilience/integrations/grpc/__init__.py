@@ -1,13 +1,12 @@
 """Policies and deadlines for gRPC: interceptors for clients and servers, blocking and asyncio.
 
-client.py    PolicyInterceptor: calls of a blocking channel under a policy
-aio.py       aio_interceptors: the same for a channel of grpc.aio
+client.py    PolicyInterceptor, aio_interceptors: the calls of a channel under a policy
 server.py    DeadlineInterceptor, AioDeadlineInterceptor: the caller's deadline in a server
-calls.py     what the two clients share: how a call is limited, and how its failure is seen
+calls.py     one call: how it is limited, repeated, and how its failure is seen
+answers.py   what stands in the place of a call that was not made
 """
 
-from resilience.integrations.grpc.aio import aio_interceptors
-from resilience.integrations.grpc.client import PolicyInterceptor
+from resilience.integrations.grpc.client import PolicyInterceptor, aio_interceptors
 from resilience.integrations.grpc.server import AioDeadlineInterceptor, DeadlineInterceptor
 
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor", "PolicyInterceptor", "aio_interceptors"]

@@ -1,4 +1,4 @@
-"""What the clients of both worlds share: how a call is limited, and how the policies see its failure.
+"""A call under a policy, written once for blocking channels and for grpc.aio: its attempts, its time, its failure.
 
 gRPC gives each call one deadline, which its own core keeps, here and on the server. So the time that is
 left becomes the `timeout` of each attempt, and a call that ran into it ends by itself: nothing has to be
@@ -6,6 +6,8 @@ cancelled. To the policies such a call is out of time (`DeadlineExceeded`), not 
 the `Timeout` whose limit it was makes it its own. If it comes out of the pipeline, it is turned back into
 the status that gRPC's callers know; and so is a `DeadlineExceeded` of a policy, where the time was over before a call
 was made.
+
+What happens in an attempt is one coroutine. A blocking channel drives it: what it awaits has finished by then.
 """
 
 from __future__ import annotations
@@ -13,26 +15,42 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, final
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-from typing_extensions import override
 
+from resilience.callables import finished
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded
+from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
+from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 
 #: gRPC tells us when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
-PUSHBACK = "grpc-retry-pushback-ms"
+PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 #: Seconds by which gRPC's timers and our clock may differ.
-GRAIN = 0.05
+GRAIN: Final = 0.05
 
 #: Replies of a call that are kept, the last ones: a policy may go on for hours because of what they say.
-_KEPT = 8
+_KEPT: Final = 8
+
+
+class Kind(NamedTuple):
+    """A kind of method, by whether its requests and its replies are streams."""
+
+    sends_stream: bool
+    gets_stream: bool
+
+    @property
+    def name(self) -> str:
+        """What grpc calls it: ``"unary_stream"``."""
+        return "_".join("stream" if is_stream else "unary" for is_stream in self)
+
+
+KINDS: Final = tuple(Kind(sends, gets) for sends in (False, True) for gets in (False, True))
 
 
 @final
@@ -48,124 +66,146 @@ class OutOfTime(DeadlineExceeded):
 
 
 @final
-class _DeadlineStatus(DeadlineExceeded, grpc.aio.AioRpcError):  # type: ignore[misc]
-    """The status of a call that was not made, because its time was over: `DEADLINE_EXCEEDED`.
+class Calls:
+    """What the calls of one channel have in common.
 
-    To an interceptor around ours it is also the call itself, which grpc's blocking channels hand out in its place.
+    :param policy: what they run under.
+    :param unrepeatable: the methods that are never repeated.
     """
 
-    def __init__(self, message: str = "", *, policy: str | None = None, timeout: float | None = None) -> None:
-        DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
-        self.message: str = message
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-
-    def details(self) -> str:
-        return self.message
-
-    def debug_error_string(self) -> str:
-        return ""
-
-    def initial_metadata(self) -> tuple[()]:
-        return ()
-
-    trailing_metadata = initial_metadata
-
-    def result(self, timeout: float | None = None) -> Any:
-        raise self
-
-    def exception(self, timeout: float | None = None) -> _DeadlineStatus:
-        return self
-
-    def traceback(self, timeout: float | None = None) -> Any:
-        return self.__traceback__
-
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        fn(self)
-
-    def done(self) -> bool:
-        return True
-
-    def cancelled(self) -> bool:
-        return False
-
-    running = cancel = cancelled
-
-    @override
-    def __str__(self) -> str:
-        return self.message
-
-    @override
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.message!r})"
-
-
-def as_status(error: DeadlineExceeded) -> Any:
-    """Return what gRPC's callers know a call by whose time was over: gRPC's own error, if it was made at all."""
-    if isinstance(error, OutOfTime):
-        return error.status
-    return _DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
+    def __init__(self, policy: Policy[Any], unrepeatable: Collection[str]) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a policy, not {policy!r}")
+        if isinstance(unrepeatable, str) or not isinstance(unrepeatable, Collection):
+            raise TypeError(f"unrepeatable must be a collection of methods, not {unrepeatable!r}")
+        for method in unrepeatable:
+            if not isinstance(method, str) or not method.startswith("/"):
+                raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
+        self.policy: Policy[Any] = policy
+        self.unrepeatable: frozenset[str] = frozenset(unrepeatable)
 
 
 class Call(ABC):
     """A call on its way through a policy: the function that the policy calls for each attempt.
 
-    Derived from it are the ways to make one in either world: `__call__(ctx)` makes an attempt with `begin(ctx)`, and
-    hands what that raises to `out_of_time` or to `failed`.
+    The classes that derive from it say how a blocking channel and grpc.aio differ.
 
     :param continuation: makes an attempt; given by grpc.
     :param details: what grpc tells about the call.
-    :param requests: returns what is to be sent, for each attempt anew.
-    :param repeatable: whether the call may be made again once it has been begun.
+    :param request: a message, or the messages of a stream.
     """
 
-    def __init__(
-        self, continuation: Callable[..., Any], details: Any, requests: Callable[[], Any], *, repeatable: bool
-    ) -> None:
+    #: How a stream of replies is read.
+    iterate: ClassVar[Callable[[Any], Any]]
+    following: ClassVar[Callable[[Any], Any]]
+    #: How much the policy covers of a call with one reply whose requests cannot be sent again.
+    covers_once: ClassVar[Literal["reply", "start"]]
+
+    def __init__(self, calls: Calls, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any) -> None:
+        self._calls = calls
+        self._kind = kind
         self._continuation = continuation
         self._details = details
-        self._requests = requests
-        self._may_repeat = repeatable
+        self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
+        self._request = request
+        # A stream of requests that is no list or tuple may be used up: the second time it would be empty.
+        self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
+        self._sends_once = kind.sends_stream and not self._is_replayable
+        self._may_repeat = not self._sends_once and self._method not in calls.unrepeatable
         self._has_begun = False
-        self._calls: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
+        self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
+
+    @abstractmethod
+    def __call__(self, ctx: Context) -> Any:
+        """Make an attempt: run `attempt`."""
+
+    @abstractmethod
+    def result(self, call: Any) -> Any:
+        """Return the one reply of a call of grpc's, or what to await for it."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> Any:
+        """Wait, or return what to await for it."""
+
+    @abstractmethod
+    def answered(self, value: Any, *, by_stream: bool) -> Any:
+        """Return the call that stands for what a policy has answered instead."""
 
     @property
     def repeatable(self) -> bool:
         """Whether the call may be made now, or again. A Retry asks this."""
         return self._may_repeat or not self._has_begun
 
-    @abstractmethod
-    def __call__(self, ctx: Context) -> Any:
-        """Make an attempt."""
+    async def run(self, execute: Callable[..., Any]) -> Any:
+        """Make the call under the policy by its `execute` or `aexecute`, and return what grpc hands to the caller."""
+        try:
+            return self._call_of(await finished(execute(self, self._context())))
+        except DeadlineExceeded as error:
+            status: Any = error.status if isinstance(error, OutOfTime) else None
+            status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
+        except Exception as error:
+            self._mark(error)
+            raise
+        try:
+            raise status
+        finally:
+            del status  # no cycle: error -> traceback -> this frame -> error
 
-    def context(self) -> Context:
+    async def attempt(self, ctx: Context) -> Any:
+        """Make one attempt, and return what the policies see of it."""
+        call = await finished(self._begin(ctx))
+        try:
+            reply = await self._covered(call)
+        except grpc.RpcError as error:
+            _tell_retry(error)
+            if _ran_out(error, ctx):
+                await finished(self.sleep(ctx.remaining()))  # gRPC's timer is a little early
+                raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
+            raise
+        self._replies.append((reply, reply if isinstance(reply, Replies) else call))
+        return reply
+
+    def _context(self) -> Context:
         """Return the context of the execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
         outer = current_context()
         timeout = None if self._details.timeout is None else max(0.0, self._details.timeout)
-        operation = outer.operation or method_of(self._details)
-        return Context(timeout=timeout, operation=operation, properties=outer.properties)
+        return Context(timeout=timeout, operation=outer.operation or self._method, properties=outer.properties)
 
-    def begin(self, ctx: Context) -> Any:
-        """Begin an attempt, with the time that is left, and return what grpc makes of it.
-
-        :raises NotRepeatable: if it must not be made, because it has been begun before.
-        """
-        timeout = ctx.timeout()
+    def _begin(self, ctx: Context) -> Any:
+        """Begin an attempt with the time that is left. What has been sent, and may not be sent twice, is refused."""
+        timeout = timeout_for_client(ctx)
         if not self.repeatable:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self._has_begun = True
-        return self._continuation(_limited(self._details, timeout), self._requests())
+        request = iter(self._request) if self._is_replayable else self._request
+        return self._continuation(_limited(self._details, timeout), request)
 
-    def failed(self, error: Any) -> None:
-        """Tell Retry what it has to know of a failed attempt, as attributes of the error."""
-        pushback = _pushback(error)
-        if pushback is not None and pushback >= 0:
-            error.retry_after = pushback / 1000
-        elif pushback is not None:
-            error.repeatable = False
+    async def _covered(self, call: Any) -> Any:
+        """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
+        if self._sends_once and (self._kind.gets_stream or self.covers_once == "start"):
+            return call
+        if not self._kind.gets_stream:
+            return await finished(self.result(call))
+        replies = type(self).iterate(call)
+        try:
+            first = [await finished(type(self).following(replies))]
+        except (StopIteration, StopAsyncIteration):
+            first = []
+        except grpc.RpcError:
+            raise
+        except BaseException:  # Ctrl-C
+            call.cancel()
+            raise
+        return Replies(call, replies, first)
 
-    def mark(self, error: Exception) -> None:
+    def _call_of(self, reply: object) -> Any:
+        """Return grpc's call that this very reply came from, or one that stands for a policy's answer."""
+        for each, call in tuple(self._replies):  # a thread that was walked away from may add to it
+            if each is reply:
+                return call
+        return self.answered(reply, by_stream=self._kind.gets_stream)
+
+    def _mark(self, error: Exception) -> None:
         """Mark an error, also one of a policy, with which a Retry further out must not make the call again."""
         if not self.repeatable and getattr(error, "repeatable", True) is not False:
             try:
@@ -173,34 +213,38 @@ class Call(ABC):
             except Exception:  # one that refuses attributes goes without
                 return
 
-    def keep(self, reply: object, call: Any) -> None:
-        """Remember which of grpc's calls a reply came from."""
-        self._calls.append((reply, call))
 
-    def of(self, reply: object, answer: Callable[[Any], Any]) -> Any:
-        """Return grpc's call that this very reply came from; where a policy has answered instead, `answer(reply)`."""
-        for each, call in tuple(self._calls):  # a thread that was walked away from may add to it
-            if each is reply:
-                return call
-        return answer(reply)
+@final
+class Replies:
+    """The replies of a call whose first one has been waited for, and everything else that the call can do."""
 
+    def __init__(self, call: Any, replies: Any, first: list[Any]) -> None:
+        self._call = call
+        self._replies = replies
+        self._first = first
 
-def checked(policy: Policy[Any], unrepeatable: Collection[str]) -> frozenset[str]:
-    """Check the arguments of an interceptor; return the methods that are never repeated."""
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a policy, not {policy!r}")
-    if isinstance(unrepeatable, str) or not isinstance(unrepeatable, Collection):
-        raise TypeError(f"unrepeatable must be a collection of methods, not {unrepeatable!r}")
-    for method in unrepeatable:
-        if not isinstance(method, str) or not method.startswith("/"):
-            raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
-    return frozenset(unrepeatable)
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._replies)
 
-def method_of(details: Any) -> str:
-    """Return the full name of the method that is called."""
-    method: str | bytes = details.method
-    return method.decode() if isinstance(method, bytes) else method
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._first.pop() if self._first else await anext(self._replies)
+
+    def close(self) -> None:
+        """End a call whose replies are not wanted."""
+        self._call.cancel()
+
+    async def aclose(self) -> None:
+        """Do the same."""
+        self._call.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
 
 
 def _limited(details: Any, timeout: float | None) -> Any:
@@ -213,20 +257,19 @@ def _limited(details: Any, timeout: float | None) -> Any:
     return changed
 
 
-def is_replayable(requests: object) -> bool:
-    """Whether a stream of requests can be sent once more: a list or a tuple, nothing that may be used up."""
-    return isinstance(requests, Sequence)
-
-
-def ran_out(error: Any, ctx: Context) -> bool:
+def _ran_out(error: Any, ctx: Context) -> bool:
     """Whether a call failed because the time that we gave it was over."""
-    code = getattr(error, "code", None)  # a bare `RpcError` of somebody's has none
+    code = getattr(error, "code", None)  # a bare `RpcError` of another library has none
     return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= GRAIN
 
 
-def out_of_time(error: Any) -> OutOfTime:
-    """Return what the policies see in the place of a call that ran into our deadline."""
-    return OutOfTime("the call ran into the deadline of the execution", status=error)
+def _tell_retry(error: Any) -> None:
+    """Tell Retry what the server says of another attempt, as attributes of the error."""
+    pushback = _pushback(error)
+    if pushback is not None and pushback >= 0:
+        error.retry_after = pushback / 1000
+    elif pushback is not None:
+        error.repeatable = False
 
 
 def _pushback(error: Any) -> int | None:

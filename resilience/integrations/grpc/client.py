@@ -1,30 +1,23 @@
-"""Calls of a blocking gRPC channel under a policy."""
+"""Interceptors that run the calls of a channel under a policy: of a blocking one, and of one of `grpc.aio`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
-from itertools import chain
+import asyncio
+from collections.abc import Collection
 from typing import Any, final
 
 import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded
-from resilience.integrations.grpc.calls import (
-    Call,
-    as_status,
-    checked,
-    is_replayable,
-    method_of,
-    out_of_time,
-    ran_out,
-)
+from resilience.integrations.grpc.answers import AioAnswer, AioAnswers, Answer
+from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind
 from resilience.policy import Policy
+from resilience.runtimes.blocking import drive
 
-__all__ = ["PolicyInterceptor"]
+__all__ = ["PolicyInterceptor", "aio_interceptors"]
 
 
 @final
@@ -55,175 +48,91 @@ class PolicyInterceptor(
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
-        self._unrepeatable = checked(policy, unrepeatable)
-        self._policy = policy
+        self._calls = Calls(policy, unrepeatable)
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call of one request and one reply."""
-        return self._run(_Reply, continuation, client_call_details, lambda: request)
+        return self._run(Kind(False, False), continuation, client_call_details, request)
 
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call of one request and many replies."""
-        return self._run(_Replies, continuation, client_call_details, lambda: request)
+        return self._run(Kind(False, True), continuation, client_call_details, request)
 
     def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         """Make a call of many requests and one reply."""
-        if is_replayable(request_iterator):
-            return self._run(_Reply, continuation, client_call_details, lambda: iter(request_iterator))
-        return self._run(_Reply, continuation, client_call_details, lambda: request_iterator, repeatable=False)
+        return self._run(Kind(True, False), continuation, client_call_details, request_iterator)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         """Make a call of many requests and many replies."""
-        if is_replayable(request_iterator):
-            return self._run(_Replies, continuation, client_call_details, lambda: iter(request_iterator))
-        return self._run(_Start, continuation, client_call_details, lambda: request_iterator, repeatable=False)
+        return self._run(Kind(True, True), continuation, client_call_details, request_iterator)
 
-    def _run(
-        self,
-        kind: type[Call],
-        continuation: Callable[..., Any],
-        details: Any,
-        requests: Callable[[], Any],
-        *,
-        repeatable: bool = True,
-    ) -> Any:
-        may_repeat = repeatable and method_of(details) not in self._unrepeatable
-        call = kind(continuation, details, requests, repeatable=may_repeat)
-        try:
-            return call.of(self._policy.execute(call, call.context()), _Answer)
-        except DeadlineExceeded as error:
-            status = as_status(error)
-        except Exception as error:
-            call.mark(error)
-            raise
-        try:
-            raise status
-        finally:
-            del status  # no cycle: error -> traceback -> this frame -> error
+    def _run(self, kind: Kind, *made: Any) -> Any:
+        call = _BlockingCall(self._calls, kind, *made)
+        return drive(call.run(self._calls.policy.execute), type(self).__name__)
 
 
+def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:
+    """Return interceptors for a channel of `grpc.aio`, with the parameters and rules of `PolicyInterceptor`.
+
+    Two things differ. They are a list, because grpc.aio registers an interceptor for one kind of method only. And of a
+    stream of requests that is no list or tuple, and of `call.write`, a policy covers only the start of the call, also
+    with one reply: a caller who writes requests one by one waits in each write for the interceptors, so they must not
+    wait for a reply.
+
+    ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
+    """
+    calls = Calls(policy, unrepeatable)
+    return [_aio_interceptor(calls, kind) for kind in KINDS]
+
+
+def _aio_interceptor(calls: Calls, kind: Kind) -> Any:
+    async def intercept(self: object, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        call = _AioCall(calls, kind, continuation, client_call_details, request)
+        return await call.run(calls.policy.aexecute)
+
+    name = kind.name.title().replace("_", "") + "ClientInterceptor"
+    return type(name, (getattr(grpc.aio, name),), {f"intercept_{kind.name}": intercept})()
+
+
+@final
 class _BlockingCall(Call):
+    iterate, following = iter, next
+    covers_once = "reply"
+
     @override
     def __call__(self, ctx: Context) -> Any:
-        outcome = self.begin(ctx)
-        try:
-            reply = self.wait(outcome)
-        except grpc.RpcError as error:
-            self.failed(error)
-            if ran_out(error, ctx):
-                clock.sleep(ctx.remaining())  # gRPC's timer is a little early
-                raise out_of_time(error) from error
-            raise
-        self.keep(reply, reply if isinstance(reply, _Stream) else outcome)
-        return reply
+        return drive(self.attempt(ctx), PolicyInterceptor.__name__)
 
-    @abstractmethod
-    def wait(self, outcome: Any) -> Any:
-        """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
-
-
-@final
-class _Reply(_BlockingCall):
     @override
-    def wait(self, outcome: Any) -> Any:
-        return outcome.result()
+    def result(self, call: Any) -> Any:
+        return call.result()
 
-
-@final
-class _Replies(_BlockingCall):
     @override
-    def wait(self, outcome: Any) -> _Stream:
-        return _Stream(outcome)
+    def sleep(self, seconds: float) -> None:
+        clock.sleep(seconds)
 
-
-@final
-class _Start(_BlockingCall):
     @override
-    def wait(self, outcome: Any) -> Any:
-        return outcome
+    def answered(self, value: Any, *, by_stream: bool) -> Answer:
+        return Answer(value)
 
 
 @final
-class _Stream:
-    """A call whose first reply has been waited for: its replies, and everything else that the call can do."""
+class _AioCall(Call):
+    iterate, following = aiter, anext
+    covers_once = "start"
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        try:
-            first = [next(call)]
-        except StopIteration:
-            first = []
-        except grpc.RpcError:
-            raise
-        except BaseException:  # Ctrl-C
-            call.cancel()
-            raise
-        self._replies: Iterator[Any] = chain(first, call)
+    @override
+    async def __call__(self, ctx: Context) -> Any:
+        return await self.attempt(ctx)
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    @override
+    def result(self, call: Any) -> Any:
+        return call
 
-    def __next__(self) -> Any:
-        return next(self._replies)
+    @override
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
 
-    def close(self) -> None:
-        """End a call whose replies nobody will read."""
-        self._call.cancel()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
-
-
-@final
-class _Answer:
-    """What a policy has answered in the place of a call: as much of a finished call as its users look at."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._replies: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._replies is None:
-            self._replies = iter(self._value)
-        return next(self._replies)
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._value
-
-    def exception(self, timeout: float | None = None) -> None:
-        return None
-
-    def traceback(self, timeout: float | None = None) -> None:
-        return None
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.OK
-
-    def details(self) -> str:
-        return "answered by a policy"
-
-    def initial_metadata(self) -> tuple[()]:
-        return ()
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-    def time_remaining(self) -> None:
-        return None
-
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        fn(self)
-
-    def add_callback(self, callback: Callable[[], Any]) -> bool:
-        return False
-
-    def done(self) -> bool:
-        return True
-
-    def is_active(self) -> bool:
-        return False
-
-    running = cancelled = cancel = is_active
+    @override
+    def answered(self, value: Any, *, by_stream: bool) -> Any:
+        return AioAnswers(value) if by_stream else AioAnswer(value)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Never, TypeAlias, final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from resilience.context import Context
-from resilience.integrations.wire import Acceptance, Steps, ambient, budget, ran_out
+from resilience.callables import finished
+from resilience.integrations.grpc.calls import Kind
+from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
+from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -23,15 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
 
 _Behavior: TypeAlias = Callable[..., Any]
-
-#: By whether requests and replies are streams: the attribute that holds a handler's function, and the function
-#: that makes such a handler.
-_KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-}
 
 _NEVER = 1e9  # seconds; a blocking server says about 9e18 where the caller has set no deadline
 _OVER = "the deadline of the call has passed"
@@ -41,8 +35,9 @@ _OVER = "the deadline of the call has passed"
 class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Open the deadline that the caller has set, for everything that a handler of a blocking server does.
 
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a call without a deadline; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
 
     A call whose time is over when it comes to its handler (it has waited for a thread, say) is refused with
     `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded` that comes out of a handler, or once
@@ -61,8 +56,9 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Open the deadline that the caller has set, for everything that a handler of a `grpc.aio` server does.
 
-    :param cap: the most seconds that a caller may ask for; None for no bound.
-    :param default: the seconds for a call without a deadline; None for no limit.
+    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
+        neither is given, both are 60 seconds.
 
     A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded`
     that comes out of a handler, or once the time is over a network error, becomes that status, too. The handler
@@ -81,8 +77,8 @@ def _with(handler: Any, acceptance: Acceptance) -> Any:
     """Return the same handler with the deadline around its function."""
     if handler is None:  # no such method
         return None
-    attribute, make = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-    behavior = getattr(handler, attribute)
+    kind = Kind(bool(handler.request_streaming), bool(handler.response_streaming)).name
+    behavior = getattr(handler, kind)
     if getattr(behavior, "experimental_non_blocking", False):  # answers through a callback, whenever it likes
         return handler
     if inspect.iscoroutinefunction(behavior):
@@ -91,27 +87,15 @@ def _with(handler: Any, acceptance: Acceptance) -> Any:
         wrapper = _async_stream
     else:
         wrapper = _stream if handler.response_streaming else _plain
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(wrapper(behavior, acceptance), handler.request_deserializer, handler.response_serializer)
-
-
-def _budget(acceptance: Acceptance, context: Any) -> Context:
-    remaining: float | None = context.time_remaining()
-    return budget(acceptance.granted(None if remaining is None or remaining > _NEVER else remaining))
 
 
 def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Any:
-        ctx = _budget(acceptance, context)
-        if ctx.expired:
-            _abort(context)
-        try:
-            with ambient(ctx):
-                return behavior(request, context)
-        except Exception as error:
-            if not ran_out(error, ctx):
-                raise
-            _abort(context)
+        with _Limited(acceptance, context) as steps, steps:
+            return behavior(request, context)
 
     return wrapper
 
@@ -119,20 +103,70 @@ def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Iterator[Any]:
-        ctx = _budget(acceptance, context)
-        if ctx.expired:
-            _abort(context)
-        steps = Steps(ctx)
-        try:
+        with _Limited(acceptance, context) as steps:
             with steps:
                 replies = iter(behavior(request, context))
             yield from _stepwise(replies, steps)
-        except Exception as error:
-            if not ran_out(error, ctx):
-                raise
-            _abort(context)
 
     return wrapper
+
+
+def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
+    @wraps(behavior)
+    async def wrapper(request: Any, context: Any) -> Any:
+        async with _Limited(acceptance, context) as steps:
+            with steps:
+                return await behavior(request, context)
+
+    return wrapper
+
+
+def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
+    @wraps(behavior)
+    async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with _Limited(acceptance, context) as steps:
+            with steps:  # all of it: each call has a task of its own
+                async for reply in behavior(request, context):
+                    yield reply
+
+    return wrapper
+
+
+@final
+class _Limited:
+    """A block in which a call is answered: its deadline is opened, and running out of time becomes the status for it.
+
+    :param context: of the call, in a blocking server or in one of grpc.aio, whose `abort` is to be awaited.
+    """
+
+    def __init__(self, acceptance: Acceptance, context: Any) -> None:
+        remaining: float | None = context.time_remaining()
+        asked = None if remaining is None or remaining > _NEVER else remaining
+        self._ctx = budget(acceptance.granted(asked))
+        self._context = context
+
+    def __enter__(self) -> Steps:
+        return drive(self.__aenter__(), "DeadlineInterceptor")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        drive(self.__aexit__(kind, error, traceback), "DeadlineInterceptor")
+
+    async def __aenter__(self) -> Steps:
+        if self._ctx.expired:
+            await self._abort()
+        return Steps(self._ctx)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and ran_out(error, self._ctx):
+            await self._abort()
+
+    async def _abort(self) -> None:
+        await finished(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER))
+        raise AssertionError("abort() raises")
 
 
 def _stepwise(replies: Iterator[Any], steps: Steps) -> Iterator[Any]:
@@ -150,48 +184,3 @@ def _stepwise(replies: Iterator[Any], steps: Steps) -> Iterator[Any]:
         if close is not None:
             with steps:
                 close()
-
-
-def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
-    async def wrapper(request: Any, context: Any) -> Any:
-        ctx = _budget(acceptance, context)
-        if ctx.expired:
-            await _aabort(context)
-        try:
-            with ambient(ctx):
-                return await behavior(request, context)
-        except Exception as error:
-            if not ran_out(error, ctx):
-                raise
-            await _aabort(context)
-
-    return wrapper
-
-
-def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
-    async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
-        ctx = _budget(acceptance, context)
-        if ctx.expired:
-            await _aabort(context)
-        try:
-            with ambient(ctx):  # each call has a task of its own
-                async for reply in behavior(request, context):
-                    yield reply
-        except Exception as error:
-            if not ran_out(error, ctx):
-                raise
-            await _aabort(context)
-
-    return wrapper
-
-
-def _abort(context: Any) -> Never:
-    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER)
-    raise AssertionError("abort() raises")
-
-
-async def _aabort(context: Any) -> Never:
-    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER)
-    raise AssertionError("abort() raises")

@@ -14,6 +14,7 @@ import anyio
 from resilience.context import Context, current_context
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.integrations.http.rules import NotRepeatable, Rules, TransientStatus
+from resilience.integrations.wire import OfHost
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 
@@ -157,7 +158,8 @@ class Exchange(ABC, Generic[R]):
     def _context(self) -> Context:
         outer = current_context()
         self._budget = outer.deadline
-        return Context(operation=outer.operation or f"{self._method} {self._host}", properties=outer.properties)
+        operation = outer.operation or OfHost(f"{self._method} {self._host}", common=self._method)
+        return Context(operation=operation, properties=outer.properties)
 
     def _answer_in(self, error: Exception) -> Any:
         """Return the response that an error stands for; None for any other error, which will be raised."""

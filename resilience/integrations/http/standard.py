@@ -23,6 +23,7 @@ from resilience.checks import exact
 from resilience.context import executed_object
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.wire import OfHost
 from resilience.matching import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
@@ -100,8 +101,11 @@ def standard(
     heard = tuple(listeners)  # once for all hosts
 
     def make(origin: str) -> Policy[Any]:
+        def of(name: str) -> str:
+            return OfHost(f"{name} of {origin}", common=name)
+
         return Policy.wrap(
-            Bulkhead(concurrency, queue=queue, max_wait=total_timeout if queue else None, name=f"bulkhead of {origin}"),
+            Bulkhead(concurrency, queue=queue, max_wait=total_timeout if queue else None, name=of("bulkhead")),
             Timeout(total_timeout, cooperative=cooperative, name="total timeout"),
             _Body(),
             Retry(attempts, backoff=backoff),
@@ -109,10 +113,10 @@ def standard(
                 FailureRatio(failure_ratio, min_calls=min_calls, window=window),
                 open_for=open_for,
                 on=transient,
-                name=f"breaker of {origin}",
+                name=of("breaker"),
             ),
             Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout"),
-            name=f"standard pipeline of {origin}",
+            name=of("standard pipeline"),
             listeners=heard,
         )
 

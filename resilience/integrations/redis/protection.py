@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
@@ -13,9 +13,12 @@ from redis.asyncio.connection import AbstractConnection as AbstractAsyncConnecti
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
+from resilience.callables import finished
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
+from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
+from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
     from resilience.integrations.redis.commands import Command
@@ -65,7 +68,10 @@ _RedisConnection: Any = object
 
 
 class _Connection(_RedisConnection):  # type: ignore[misc]
-    """A connection that is made in the attempt that needs it, keeps to its deadline, and tells it what it sends."""
+    """A connection that is made in the attempt that needs it, and tells it what it sends.
+
+    Written once, as coroutines: a blocking connection drives them, and what they await has finished by then.
+    """
 
     _commands: list[Command] | None = None
     _connecting = False
@@ -73,45 +79,99 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     def _call(self) -> Call | None:
         return self.retry.current_call() if isinstance(self.retry, PolicyDriven) else None
 
-    @override
-    def connect(self) -> None:
+    async def _resilient_connect(self) -> None:
         if self._call() is not None:
-            self._really_connect()
+            await self._really_connect()
 
-    def _really_connect(self) -> None:
+    async def _really_connect(self) -> None:
         self._connecting, outer = True, self._connecting
         try:
-            super().connect()
+            await finished(super().connect())
         finally:
             self._connecting = outer
 
-    @override
-    def can_read(self, timeout: float = 0) -> bool:
-        if self._sock is None and self._call() is None:
-            return False
-        return bool(super().can_read(self._in_time(timeout)))
-
-    @override
-    def send_command(self, *args: Any, **kwargs: Any) -> None:
+    async def _resilient_send_command(self, *args: Any, **kwargs: Any) -> None:
         self._commands = [args]
-        super().send_command(*args, **kwargs)
+        await finished(super().send_command(*args, **kwargs))
 
     @override
-    def pack_commands(self, commands: Iterable[Any]) -> Any:
+    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
         self._commands = [tuple(command) for command in commands]
         return super().pack_commands(self._commands)
 
-    @override
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    async def _resilient_send_packed_command(self, command: Any, check_health: bool = True) -> None:
         commands, self._commands = self._commands, None  # before PING and the like overwrite it
-        if self._sock is None:
-            self._really_connect()
+        if not self.is_connected:
+            await self._really_connect()
         if check_health:
-            self.check_health()
+            await finished(self.check_health())
         self._shorten()
         call = self._call()
         if call is not None and not self._connecting:
             call.sends(commands)
+        await self._put_on_the_wire(command)
+
+
+class _AsyncConnection(_Connection):
+    """One of `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
+
+    connect = _Connection._resilient_connect
+    send_command = _Connection._resilient_send_command
+    send_packed_command = _Connection._resilient_send_packed_command
+
+    @override
+    async def can_read(self) -> bool:
+        return self.is_connected and bool(await super().can_read())
+
+    @override
+    async def can_read_destructive(self) -> bool:  # its name until redis-py 8
+        return self.is_connected and bool(await super().can_read_destructive())
+
+    def _shorten(self) -> None:
+        """Leave the socket as it is."""
+
+    async def _put_on_the_wire(self, command: Any) -> None:
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task is not None else 0
+        await super().send_packed_command(command, check_health=False)
+        if task is not None and task.cancelling() > cancellations:
+            # redis-py sends in `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes as it
+            # ends (https://github.com/python/cpython/issues/86296): the Timeout whose it was would never fire again.
+            await self.disconnect(nowait=True)
+            raise asyncio.CancelledError
+
+
+def _driven(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: drive(method(self, *args, **kwargs), "redis")
+
+
+def _what_is_left(name: str) -> property:
+    """Return the property in which redis-py finds what is left of a timeout where it reads the timeout."""
+    return property(
+        lambda self: self._in_time(getattr(self, f"_{name}")), lambda self, value: setattr(self, f"_{name}", value)
+    )
+
+
+class _BlockingConnection(_Connection):
+    """One of `redis`, where each operation on the socket keeps to the deadline."""
+
+    connect = _driven(_Connection._resilient_connect)
+    send_command = _driven(_Connection._resilient_send_command)
+    send_packed_command = _driven(_Connection._resilient_send_packed_command)
+    socket_timeout = _what_is_left("socket_timeout")
+    socket_connect_timeout = _what_is_left("socket_connect_timeout")
+
+    @property
+    def is_connected(self) -> bool:
+        return self._sock is not None
+
+    @override
+    def can_read(self, timeout: float = 0) -> bool:
+        if not self.is_connected and self._call() is None:
+            return False
+        return bool(super().can_read(self._in_time(timeout)))
+
+    async def _put_on_the_wire(self, command: Any) -> None:
         super().send_packed_command(command, check_health=False)
 
     @override
@@ -121,7 +181,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
             if "timeout" in kwargs:  # of a subscriber, who may want to wait for ever
                 kwargs["timeout"] = self._in_time(kwargs["timeout"])
         except DeadlineExceeded:
-            self.disconnect()  # the answer is on its way, and nobody is to take it for that of another command
+            self.disconnect()  # the answer is on its way, and must not be taken for that of another command
             raise RedisTimeoutError(TOO_LATE) from None
         return super().read_response(*args, **kwargs)
 
@@ -136,94 +196,14 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         call = self._call()
         if call is None or call.ctx is None or not (limit is None or (isinstance(limit, (int, float)) and limit > 0)):
             return limit
-        return call.ctx.timeout(limit)
-
-    # Where redis-py reads its timeouts, it finds what is left of them.
-
-    @property
-    def socket_timeout(self) -> float | None:
-        """Seconds that one operation on the socket may take."""
-        seconds: float | None = self._in_time(self._socket_timeout)
-        return seconds
-
-    @socket_timeout.setter
-    def socket_timeout(self, value: float | None) -> None:
-        self._socket_timeout = value
-
-    @property
-    def socket_connect_timeout(self) -> float | None:
-        """Seconds that connecting may take."""
-        seconds: float | None = self._in_time(self._socket_connect_timeout)
-        return seconds
-
-    @socket_connect_timeout.setter
-    def socket_connect_timeout(self, value: float | None) -> None:
-        self._socket_connect_timeout = value
-
-
-class _AsyncConnection(_RedisConnection):  # type: ignore[misc]
-    """The same for `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
-
-    _commands: list[Command] | None = None
-    _connecting = False
-
-    def _call(self) -> Call | None:
-        return self.retry.current_call() if isinstance(self.retry, PolicyDriven) else None
-
-    @override
-    async def connect(self) -> None:
-        if self._call() is not None:
-            await self._really_connect()
-
-    async def _really_connect(self) -> None:
-        self._connecting, outer = True, self._connecting
-        try:
-            await super().connect()
-        finally:
-            self._connecting = outer
-
-    @override
-    async def can_read(self) -> bool:
-        return self.is_connected and bool(await super().can_read())
-
-    @override
-    async def can_read_destructive(self) -> bool:  # its name until redis-py 8
-        return self.is_connected and bool(await super().can_read_destructive())
-
-    @override
-    async def send_command(self, *args: Any, **kwargs: Any) -> None:
-        self._commands = [args]
-        await super().send_command(*args, **kwargs)
-
-    @override
-    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
-        self._commands = [tuple(command) for command in commands]
-        return super().pack_commands(self._commands)
-
-    @override
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        commands, self._commands = self._commands, None
-        if not self.is_connected:
-            await self._really_connect()
-        if check_health:
-            await self.check_health()
-        call = self._call()
-        if call is not None and not self._connecting:
-            call.sends(commands)
-        task = asyncio.current_task()
-        cancellations = task.cancelling() if task is not None else 0
-        await super().send_packed_command(command, check_health=False)
-        if task is not None and task.cancelling() > cancellations:
-            # redis-py sends in `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes as it
-            # ends (https://github.com/python/cpython/issues/86296): the Timeout whose it was would never fire again.
-            await self.disconnect(nowait=True)
-            raise asyncio.CancelledError
+        left = timeout_for_client(call.ctx)
+        return limit if left is None or (limit is not None and limit < left) else left
 
 
 @functools.cache
 def _connection_class(base: type) -> type:
     """Return the class of connections that does what ours do, and otherwise what `base` does."""
-    if issubclass(base, (_Connection, _AsyncConnection)):
+    if issubclass(base, _Connection):
         return base
-    ours = _AsyncConnection if issubclass(base, AbstractAsyncConnection) else _Connection
+    ours = _AsyncConnection if issubclass(base, AbstractAsyncConnection) else _BlockingConnection
     return type(base.__name__, (ours, base), {"__module__": base.__module__})

@@ -59,94 +59,51 @@ class Measurement(NamedTuple):
 
 # --- the numbers -----------------------------------------------------------------------------
 
-_WHERE = ("pipeline", "policy", "operation")
+_CALLS = ("pipeline", "operation")
+_POLICY = ("pipeline", "policy")
+_WHERE = (*_POLICY, "operation")
+_ENDED = (*_CALLS, "outcome", "error_type", "cancelled_by")
 
-EXECUTION_DURATION = Instrument(
-    "resilience.execution.duration",
-    "histogram",
-    "s",
-    "How long executions took, attempts and waits together.",
-    ("pipeline", "operation", "outcome", "error_type", "cancelled_by"),
+
+def _seconds(name: str, description: str, *labels: str) -> Instrument:
+    return Instrument(f"resilience.{name}", "histogram", "s", description, labels)
+
+
+def _count(unit: str, name: str, description: str, *labels: str) -> Instrument:
+    return Instrument(f"resilience.{name}", "counter", f"{{{unit}}}", description, labels)
+
+
+def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
+    return Instrument(f"resilience.{name}", "gauge", unit, description, labels)
+
+
+EXECUTION_DURATION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_ENDED)
+ATTEMPT_DURATION = _seconds("attempt.duration", "How long single calls of functions took.", *_ENDED)
+ATTEMPT_REMAINING = _seconds(
+    "attempt.remaining", "How much time attempts had when they began, where it was limited.", *_CALLS
 )
-ATTEMPT_DURATION = Instrument(
-    "resilience.attempt.duration",
-    "histogram",
-    "s",
-    "How long single calls of functions took.",
-    ("pipeline", "operation", "outcome", "error_type", "cancelled_by"),
-)
-ATTEMPT_REMAINING = Instrument(
-    "resilience.attempt.remaining",
-    "histogram",
-    "s",
-    "How much time attempts had when they began, where it was limited.",
-    ("pipeline", "operation"),
-)
-RETRIES = Instrument(
-    "resilience.retries",
-    "counter",
-    "{attempt}",
-    "Attempts that were made, or were to be made after a wait, because one had failed.",
-    (*_WHERE, "error_type"),
-)
-GIVE_UPS = Instrument(
-    "resilience.give_ups",
-    "counter",
-    "{execution}",
-    "Retries that came to their end without success, by what ran out.",
-    (*_WHERE, "reason", "error_type"),
-)
-TIMEOUTS = Instrument(
-    "resilience.timeouts",
-    "counter",
-    "{timeout}",
-    "Calls that ran out of time, by what timed out: attempt, total, queue or deadline.",
-    (*_WHERE, "scope"),
-)
-REJECTIONS = Instrument(
-    "resilience.rejections",
-    "counter",
-    "{call}",
-    "Calls that were not let through, by the error that the caller got.",
-    (*_WHERE, "reason"),
-)
-FALLBACKS = Instrument(
-    "resilience.fallbacks",
-    "counter",
-    "{execution}",
-    "Answers that were given instead of a failure.",
-    (*_WHERE, "error_type"),
-)
-TRANSITIONS = Instrument(
-    "resilience.circuit.transitions",
-    "counter",
-    "{transition}",
-    "Changes of the state of circuits, by the state that they went to.",
-    ("policy", "old_state", "state"),
-)
-CIRCUIT_STATE = Instrument(
-    "resilience.circuit.state",
-    "gauge",
-    "1",
-    "1 for the state that a circuit is in, 0 for the others.",
-    ("pipeline", "policy", "state"),
-)
-IN_FLIGHT = Instrument(
-    "resilience.bulkhead.in_flight", "gauge", "{call}", "Calls that run under a bulkhead.", ("pipeline", "policy")
-)
-QUEUED = Instrument(
-    "resilience.bulkhead.queued", "gauge", "{call}", "Calls that wait for a bulkhead.", ("pipeline", "policy")
-)
-LIMIT = Instrument(
-    "resilience.bulkhead.limit", "gauge", "{call}", "Calls that a bulkhead lets run at once.", ("pipeline", "policy")
-)
-ABANDONED = Instrument(
-    "resilience.calls.abandoned",
-    "gauge",
-    "{call}",
-    "Blocking calls of this process that a timeout has walked away from, and that are still running.",
-    (),
-)
+
+_AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
+_GAVE_UP = "Retries that came to their end without success, by what ran out."
+_TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
+_REFUSED = "Calls that were not let through, by the error that the caller got."
+_CHANGED = "Changes of the state of circuits, by the state that they went to."
+
+RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
+GIVE_UPS = _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type")
+TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
+REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
+FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
+TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
+
+_STATE = "1 for the state that a circuit is in, 0 for the others."
+_ABANDONED = "Blocking calls of this process that a timeout has walked away from, and that are still running."
+
+CIRCUIT_STATE = _gauge("1", "circuit.state", _STATE, *_POLICY, "state")
+IN_FLIGHT = _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY)
+QUEUED = _gauge("{call}", "bulkhead.queued", "Calls that wait for a bulkhead.", *_POLICY)
+LIMIT = _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY)
+ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),

@@ -19,7 +19,7 @@ from resilience.events import (
     TimedOut,
 )
 from resilience.integrations.telemetry.repeats import Repeats, key_of
-from resilience.integrations.telemetry.sentences import SENTENCES
+from resilience.integrations.telemetry.sentences import sentence
 from resilience.integrations.telemetry.words import Line, facts, kind_of
 from resilience.state.circuit import CircuitState
 
@@ -98,13 +98,8 @@ class Lines:
         return level
 
     def _line(self, event: Event, level: int) -> Line:
-        text = SENTENCES[type(event)](event)
-        told = facts(event, messages=self._messages)
-        if "error" in told:
-            text = f"{text}: {told['error']}"
-        elif "last_failure" in told:
-            text = f"{text}, after {told['last_failure']}"
-        return Line(level, kind_of(event), " ".join(text.split()), told)  # one line, whatever a message holds
+        text = sentence(event, messages=self._messages)
+        return Line(level, kind_of(event), text, facts(event, messages=self._messages))
 
 
 def _checked(levels: Levels) -> Levels:

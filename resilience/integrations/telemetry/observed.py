@@ -17,9 +17,11 @@ from resilience.integrations.telemetry.instruments import (
     LIMIT,
     MEASURED,
     QUEUED,
+    Instrument,
     Measurement,
     measurements,
 )
+from resilience.integrations.telemetry.labels import Labels
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.timeout import Timeout
@@ -150,10 +152,12 @@ class Feed:
     """The numbers of the process for one place that they go to, however often it is asked for.
 
     :param record: called with each measurement that an event makes, in the thread in which it happens.
+    :param labels: bounds their labels.
     """
 
-    def __init__(self, record: Callable[[Measurement], object]) -> None:
+    def __init__(self, record: Callable[[Measurement], object], labels: Labels) -> None:
         self._record = record
+        self.labels: Labels = labels
         self._lock = threading.RLock()  # a finalizer may end a subscription in the middle of another
         self._groups: list[Observed] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -179,10 +183,17 @@ class Feed:
         return remove
 
     def gauges(self) -> Iterator[Measurement]:
-        """Read what the observed policies hold at this instant; nothing where nobody has asked for it."""
+        """Read what the observed policies hold at this instant; nothing where nothing is observed.
+
+        Policies that have the same labels are added up: how many circuits are open, how many calls run.
+        """
         groups = self._groups
-        return _gauges(_members(groups)) if groups else iter(())
+        sums: dict[tuple[Instrument, frozenset[tuple[str, str]]], float] = {}
+        for it, value, labels in _gauges(_members(groups)) if groups else ():
+            key = it, frozenset(self.labels.bounded(labels).items())
+            sums[key] = sums.get(key, 0) + value
+        return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 
     def _tell(self, event: Event) -> None:
-        for measurement in measurements(event):
-            self._record(measurement)
+        for it, value, labels in measurements(event):
+            self._record(Measurement(it, value, self.labels.bounded(labels)))

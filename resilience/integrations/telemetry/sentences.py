@@ -1,4 +1,4 @@
-"""What happened, in one sentence for each kind of event. Errors are named by their class, never by their message."""
+"""What happened, in one sentence for each kind of event. Errors are named by their class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilience.events import (
     RetryScheduled,
     TimedOut,
 )
-from resilience.integrations.telemetry.words import scope_of, status_of
+from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure
 
 _RAN_OUT = {
@@ -92,8 +92,7 @@ def _finished(event: ExecutionFinished) -> str:
     )
 
 
-#: Kind of event -> what writes its sentence.
-SENTENCES: dict[type[Event], Callable[[Any], str]] = {
+_SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     RetryScheduled: _scheduled,
     RetryGaveUp: _gave_up,
     TimedOut: _timed_out,
@@ -102,3 +101,18 @@ SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     FallbackUsed: _fell_back,
     ExecutionFinished: _finished,
 }
+
+
+def sentence(event: Event, *, messages: bool) -> str:
+    """Say what happened in one line, whatever a message or a name holds.
+
+    :param messages: whether the messages of errors are told.
+    """
+    text = _SENTENCES[type(event)](event)
+    if messages:
+        told = facts(event, messages=True)
+        if "error" in told:
+            text = f"{text}: {told['error']}"
+        elif "last_failure" in told:
+            text = f"{text}, after {told['last_failure']}"
+    return printable(text)

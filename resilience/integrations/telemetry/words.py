@@ -57,7 +57,15 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     if not messages:
         told.pop("last_failure", None)
     values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in told.items())
-    return {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
+    known = {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
+    return {name: printable(value) if isinstance(value, str) else value for name, value in known.items()}
+
+
+def printable(text: str) -> str:
+    """Escape what is no printable character: a terminal obeys some of them, and a line break would forge a line."""
+    if text.isprintable():
+        return text
+    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
 def scope_of(event: TimedOut) -> str:

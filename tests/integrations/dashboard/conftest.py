@@ -7,7 +7,29 @@ from typing import Any
 
 import pytest
 
+from resilience import events
 from resilience.integrations.dashboard import Dashboard
+from tests.integrations.dashboard.requests import STANDING
+
+
+@pytest.fixture(autouse=True)
+def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note who listens: `heard(kind)`."""
+    really_subscribe = events.subscribe
+
+    def subscribe(listener: events.Listener, *kinds: type[events.Event]) -> Callable[[], None]:
+        unsubscribe = really_subscribe(listener, *kinds)
+        STANDING.append(kinds)
+
+        def end() -> None:
+            if kinds in STANDING:
+                STANDING.remove(kinds)
+            unsubscribe()
+
+        return end
+
+    monkeypatch.setattr(events, "subscribe", subscribe)
+    STANDING.clear()
 
 
 @pytest.fixture

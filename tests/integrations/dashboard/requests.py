@@ -115,8 +115,20 @@ def served(*policies: Any, **options: Any) -> Iterator[Served]:
         yield it
 
 
+#: The kinds of each subscription that stands, while `subscriptions` counts them.
+STANDING: list[tuple[type[events.Event], ...]] = []
+
+
 def heard(kind: type[events.Event]) -> bool:
-    return bool(events._subscribers[kind])
+    """Whether the dashboard listens to events of this kind."""
+    return any(kind in kinds for kinds in STANDING)
+
+
+async def has_room(app: Dashboard) -> bool:
+    """Whether one more may look."""
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: it.status in (200, 503))
+        return viewer.answer.status == 200
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:

@@ -122,29 +122,27 @@ def test_no_count_is_lost_between_threads(make: Callable[..., Dashboard]) -> Non
     assert sum(row["count"] for row in it["rows"] if row["kind"] == "call_rejected") == 2000
 
 
-def test_calls_that_succeed_pay_nothing_while_nobody_looks(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_calls_that_succeed_pay_nothing_while_nobody_looks(
+    make: Callable[..., Dashboard], clock: FakeClock
+) -> None:
     """The end of executions is heard from the first viewer until a while after the last one."""
     app = make()
     assert not heard(events.ExecutionFinished)
     assert heard(events.CircuitChanged)
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            assert heard(events.ExecutionFinished)
-        for seconds in (0, LINGER - 1, 2):
-            assert heard(events.ExecutionFinished)
-            clock.advance(seconds)
-            Retry().call(int)  # the first execution after the time notices
-        assert not heard(events.ExecutionFinished)
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            assert heard(events.ExecutionFinished)
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        assert heard(events.ExecutionFinished)
+    for seconds in (0, LINGER - 1, 2):
+        assert heard(events.ExecutionFinished)
+        clock.advance(seconds)
+        Retry().call(int)  # the first execution after the time notices
+    assert not heard(events.ExecutionFinished)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        assert heard(events.ExecutionFinished)
 
 
-def test_without_a_history_nothing_is_heard_while_nobody_looks(
+async def test_without_a_history_nothing_is_heard_while_nobody_looks(
     make: Callable[..., Dashboard], clock: FakeClock
 ) -> None:
     """And what was before the first viewer is not known."""
@@ -153,19 +151,15 @@ def test_without_a_history_nothing_is_heard_while_nobody_looks(
     kinds = (events.CircuitChanged, events.RetryScheduled, events.ExecutionFinished)
     assert not any(map(heard, kinds))
     breaker.isolate()
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            assert all(map(heard, kinds))
-            breaker.close()
-            await viewer.until(lambda it: bool(it.rows()))
-            assert [row["state"] for row in viewer.answer.rows()] == ["closed"]
-        clock.advance(LINGER)
-        Retry().call(int)
-        assert not any(map(heard, kinds))
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        assert all(map(heard, kinds))
+        breaker.close()
+        await viewer.until(lambda it: bool(it.rows()))
+        assert [row["state"] for row in viewer.answer.rows()] == ["closed"]
+    clock.advance(LINGER)
+    Retry().call(int)
+    assert not any(map(heard, kinds))
 
 
 def test_a_dashboard_that_is_dropped_or_closed_hears_nothing() -> None:

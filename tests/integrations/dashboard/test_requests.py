@@ -111,7 +111,7 @@ def test_it_answers_under_the_names_that_are_allowed(
     assert run(lambda: ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
 
 
-def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., Dashboard]) -> None:
+async def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., Dashboard]) -> None:
     """A lifespan is completed, a websocket is refused, anything else is a mistake."""
     app = make()
 
@@ -128,14 +128,11 @@ def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., Dashboa
         await app({"type": kind}, receive, send)
         return sent
 
-    async def main() -> None:
-        ends = ("lifespan.startup", "lifespan.shutdown")
-        assert await talk("lifespan", *ends) == [f"{it}.complete" for it in ends]
-        assert await talk("websocket", "websocket.connect") == ["websocket.close"]
-        with pytest.raises(ValueError, match="answers http, not 'mail'"):
-            await talk("mail")
-
-    run(main)
+    ends = ("lifespan.startup", "lifespan.shutdown")
+    assert await talk("lifespan", *ends) == [f"{it}.complete" for it in ends]
+    assert await talk("websocket", "websocket.connect") == ["websocket.close"]
+    with pytest.raises(ValueError, match="answers http, not 'mail'"):
+        await talk("mail")
 
 
 @pytest.mark.parametrize(

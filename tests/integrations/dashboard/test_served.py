@@ -8,7 +8,8 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from starlette.routing import Mount
 from resilience import CircuitBreaker, events
 from resilience.integrations.dashboard import Dashboard, aserve, serve
 from tests.conftest import World
-from tests.integrations.dashboard.requests import fail, served
+from tests.integrations.dashboard.requests import fail, heard, served
 from tests.integrations.services import PATIENCE, asgi_service
 
 
@@ -68,7 +69,7 @@ def test_it_is_served_on_this_machine_only() -> None:
     it.close()  # again
     with pytest.raises(httpx.ConnectError):
         get(it.url)
-    assert not events._subscribers[events.CircuitChanged]
+    assert not heard(events.CircuitChanged)
 
 
 def test_a_stream_goes_on_over_a_real_connection() -> None:
@@ -94,30 +95,29 @@ def test_open_streams_do_not_hold_up_the_end() -> None:
 
 def test_a_viewer_who_is_gone_is_not_kept() -> None:
     """The server notices that he has closed the connection."""
-    app = Dashboard(interval=0.1)
+    app = Dashboard(interval=0.1, max_viewers=1)
     with asgi_service(app) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
         connection.request("GET", "/events")
         response = connection.getresponse()
         response.readline()
-        assert app._watch.viewers == 1
+        with httpx.stream("GET", f"{url}/events") as refused:
+            assert refused.status_code == 503
         response.close()
         connection.close()
-        anyio.run(_until, lambda: app._watch.viewers == 0)
+        patience, status = time.monotonic() + PATIENCE, 0
+        while status != 200:
+            assert time.monotonic() < patience
+            with httpx.stream("GET", f"{url}/events") as answer:
+                status = answer.status_code
     app.close()
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(PATIENCE):
-        while not holds():
-            await anyio.sleep(0.01)
 
 
 def test_an_address_that_is_taken_is_told_to_the_caller() -> None:
     """As the error that it is, and nothing is left behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as caught:
         serve(port=taken.getsockname()[1])
-    assert not events._subscribers[events.CircuitChanged], caught  # held, and what its traceback holds
+    assert not heard(events.CircuitChanged), caught  # held, and what its traceback holds
 
 
 def test_another_address_is_allowed_under_its_own_name() -> None:
@@ -129,23 +129,19 @@ def test_another_address_is_allowed_under_its_own_name() -> None:
         assert get(it.url, Host="dashboard.internal").status_code == 200
 
 
-def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
+async def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
     """Under asyncio and trio, until it is cancelled."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: aserve(port=port))
-            status = 0
-            while status != 200:
-                with contextlib.suppress(httpx.ConnectError):
-                    status = (await anyio.to_thread.run_sync(get, f"http://127.0.0.1:{port}/")).status_code
-                await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()
-        assert not [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: aserve(port=port))
+        status = 0
+        while status != 200:
+            with contextlib.suppress(httpx.ConnectError):
+                status = (await anyio.to_thread.run_sync(get, f"http://127.0.0.1:{port}/")).status_code
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert not [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
 
 
 def test_without_uvicorn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

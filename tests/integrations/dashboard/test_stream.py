@@ -12,37 +12,33 @@ import pytest
 from resilience import CircuitBreaker
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard import app as app_module
-from resilience.integrations.dashboard.app import _STREAM_LASTS
+from resilience.integrations.dashboard.app import STREAM_LASTS
 from tests.conftest import FakeClock, World
-from tests.integrations.dashboard.requests import Viewer, ask, run, scope
+from tests.integrations.dashboard.requests import Viewer, ask, has_room, scope
 
 
-def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
+async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
     """Under asyncio and trio: first everything, then each row once, at its time."""
     breaker = CircuitBreaker(name="db")
-    app = make(breaker)
+    app = make(breaker, max_viewers=1)
     breaker.isolate()
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            breaker.close()
-            await viewer.until(lambda it: len(it.rows()) > 1)
-            answer = viewer.answer
-            assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-            assert answer.headers["cache-control"] == "no-store"
-            assert answer.headers["x-accel-buffering"] == "no"
-            assert answer.sent()[0] == {"retry": "1000"}
-            assert answer.sent()[1]["event"] == "reset"
-            assert [row["number"] for row in answer.rows()] == [1, 2]
-            assert answer.updates()[0]["now"]["circuits"][0]["state"] == "isolated"
-            assert answer.updates()[-1]["now"]["circuits"][0]["state"] == "closed"
-        assert app._watch.viewers == 0
-
-    tasks_world.run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        breaker.close()
+        await viewer.until(lambda it: len(it.rows()) > 1)
+        answer = viewer.answer
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.sent()[0] == {"retry": "1000"}
+        assert answer.sent()[1]["event"] == "reset"
+        assert [row["number"] for row in answer.rows()] == [1, 2]
+        assert answer.updates()[0]["now"]["circuits"][0]["state"] == "isolated"
+        assert answer.updates()[-1]["now"]["circuits"][0]["state"] == "closed"
+    assert await has_room(app)
 
 
-def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> None:
+async def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> None:
     """By `Last-Event-ID`. What it says of another process, or rubbish, is a new beginning."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
@@ -55,67 +51,52 @@ def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> 
             was_reset = any(it.get("event") == "reset" for it in sent)
             return was_reset, [row["number"] for row in viewer.answer.rows()], sent[-1]["id"]
 
-    async def main() -> None:
-        was_reset, numbers, last = await rows("")
-        assert (was_reset, numbers) == (True, [1])
-        assert (await rows(last))[:2] == (False, [])
-        breaker.close()
-        assert (await rows(last))[:2] == (False, [2])
-        for rubbish in ("elsewhere-1", f"{last}x", f"{last}\u00b2", "-", f"{last.split('-')[0]}-"):
-            assert (await rows(rubbish))[:2] == (True, [1, 2]), rubbish
-
-    run(main)
+    was_reset, numbers, last = await rows("")
+    assert (was_reset, numbers) == (True, [1])
+    assert (await rows(last))[:2] == (False, [])
+    breaker.close()
+    assert (await rows(last))[:2] == (False, [2])
+    for rubbish in ("elsewhere-1", f"{last}x", f"{last}\u00b2", "-", f"{last.split('-')[0]}-"):
+        assert (await rows(rubbish))[:2] == (True, [1, 2]), rubbish
 
 
-def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock) -> None:
     """So a server that shuts down need not wait for it; browsers come back."""
     app = make()
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            clock.advance(_STREAM_LASTS)
-            await viewer.until(lambda it: it.is_whole)
-            assert not viewer._leaves.is_set()
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        clock.advance(STREAM_LASTS)
+        await viewer.until(lambda it: it.is_whole)
+        assert not viewer._leaves.is_set()
 
 
-def test_a_closed_dashboard_ends_its_streams(make: Callable[..., Dashboard]) -> None:
+async def test_a_closed_dashboard_ends_its_streams(make: Callable[..., Dashboard]) -> None:
     """Soon, also where updates are rare."""
     app = make(interval=3600)
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            app.close()
-            await viewer.until(lambda it: it.is_whole)
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        app.close()
+        await viewer.until(lambda it: it.is_whole)
 
 
-def test_where_nothing_happens_a_comment_keeps_the_stream_alive(
+async def test_where_nothing_happens_a_comment_keeps_the_stream_alive(
     make: Callable[..., Dashboard], clock: FakeClock
 ) -> None:
     """After some seconds; and what was told is not told again."""
     app = make()
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-        clock.advance(100)  # every second that is shown was watched, and had no event
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            await anyio.sleep(0.3)
-            assert viewer.answer.body.endswith(b"}\n\n")
-            clock.advance(6)
-            await viewer.until(lambda it: it.body.endswith(b"\n\n: nothing new\n\n"))
-            assert len(viewer.answer.updates()) == 1
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+    clock.advance(100)  # every second that is shown was watched, and had no event
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        await anyio.sleep(0.3)
+        assert viewer.answer.body.endswith(b"}\n\n")
+        clock.advance(6)
+        await viewer.until(lambda it: it.body.endswith(b"\n\n: nothing new\n\n"))
+        assert len(viewer.answer.updates()) == 1
 
 
-def test_a_slow_reader_costs_nobody_anything(make: Callable[..., Dashboard]) -> None:
+async def test_a_slow_reader_costs_nobody_anything(make: Callable[..., Dashboard]) -> None:
     """While one does not read, calls go on, the other is told, and nothing is kept for him but one piece."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, keep=10)
@@ -128,68 +109,55 @@ def test_a_slow_reader_costs_nobody_anything(make: Callable[..., Dashboard]) -> 
                 await self.reads.wait()
             await super().take(message)
 
-    async def main() -> None:
-        Slow.reads = anyio.Event()
-        async with Slow(app) as slow, Viewer(app) as quick:
-            await quick.until(lambda it: bool(it.updates()))
-            for _ in range(100):
-                breaker.isolate()
-                breaker.close()
-            await quick.until(lambda it: bool(it.rows()) and it.rows()[-1]["number"] == 200)
-            assert not slow.answer.updates()
-            Slow.reads.set()
-            await slow.until(lambda it: bool(it.rows()) and it.rows()[-1]["number"] == 200)
-            assert len(slow.answer.rows()) <= 10
-
-    run(main)
+    Slow.reads = anyio.Event()
+    async with Slow(app) as slow, Viewer(app) as quick:
+        await quick.until(lambda it: bool(it.updates()))
+        for _ in range(100):
+            breaker.isolate()
+            breaker.close()
+        await quick.until(lambda it: bool(it.rows()) and it.rows()[-1]["number"] == 200)
+        assert not slow.answer.updates()
+        Slow.reads.set()
+        await slow.until(lambda it: bool(it.rows()) and it.rows()[-1]["number"] == 200)
+        assert len(slow.answer.rows()) <= 10
 
 
-def test_so_many_may_look_at_a_time(make: Callable[..., Dashboard]) -> None:
+async def test_so_many_may_look_at_a_time(make: Callable[..., Dashboard]) -> None:
     """The next one is told to come again; who leaves makes room."""
     app = make(max_viewers=1)
-
-    async def main() -> None:
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: bool(it.updates()))
-            answer = await ask(app, "/events")
-            assert (answer.status, answer.headers["retry-after"]) == (503, "5")
-        async with Viewer(app) as viewer:
-            await viewer.until(lambda it: it.status == 200)
-
-    run(main)
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: bool(it.updates()))
+        answer = await ask(app, "/events")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+    async with Viewer(app) as viewer:
+        await viewer.until(lambda it: it.status == 200)
 
 
-def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..., Dashboard]) -> None:
+async def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..., Dashboard]) -> None:
     """Some tell it so; the stream ends, and he is counted no longer."""
-    app = make()
+    app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
             raise ConnectionResetError("gone")
 
-    async def main() -> None:
-        with anyio.fail_after(10):
-            await app(scope("/events"), anyio.sleep_forever, send)
-        assert app._watch.viewers == 0
-
-    run(main)
+    with anyio.fail_after(10):
+        await app(scope("/events"), anyio.sleep_forever, send)
+    assert await has_room(app)
 
 
-def test_who_does_not_read_at_all_is_let_go(
+async def test_who_does_not_read_at_all_is_let_go(
     tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""
-    monkeypatch.setattr(app_module, "_STREAM_LASTS", 0.1)
-    monkeypatch.setattr(app_module, "_STALLS", 0.1)
+    monkeypatch.setattr(app_module, "STREAM_LASTS", 0.1)
+    monkeypatch.setattr(app_module, "STALLS", 0.1)
     app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
             await anyio.sleep_forever()
 
-    async def main() -> None:
-        with anyio.fail_after(10):
-            await app(scope("/events"), anyio.sleep_forever, send)
-        assert app._watch.viewers == 0
-
-    tasks_world.run(main)
+    with anyio.fail_after(10):
+        await app(scope("/events"), anyio.sleep_forever, send)
+    assert await has_room(app)

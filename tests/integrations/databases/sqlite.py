@@ -45,6 +45,10 @@ class Locked:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute(statement).fetchall()
 
+    def read(self) -> None:
+        """Hold the lock of a reader."""
+        self._connection.execute("select * from notes").fetchall()
+
     def release(self, event: object = None) -> None:
         self._connection.close()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import sqlite3
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from resilience import DeadlineExceeded, Retry, deadline
+from resilience import Retry, deadline
 from resilience.integrations.sqlalchemy import transient, unit_of_work
-from tests.conftest import FakeClock
 from tests.integrations.databases.models import AGAIN, FOREVER, Base, Note, lost, notes
-from tests.integrations.databases.sqlite import LONG, PATIENCE, Locked
+from tests.integrations.databases.sqlite import PATIENCE
 
 
 def wrapped(original: BaseException, *, invalidated: bool = False) -> DBAPIError:
@@ -53,22 +50,6 @@ def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
     assert transient(error) is expected
 
 
-def test_a_session_is_committed_and_closed(engine: Engine) -> None:
-    """What was added is there afterwards; the caller does not give the session."""
-
-    @unit_of_work(AGAIN, sessionmaker(engine))
-    def add(session: Session, text: str) -> int:
-        note = Note(text=text)
-        session.add(note)
-        session.flush()
-        return note.id
-
-    assert add("a") == 1
-    assert notes(engine) == ["a"]
-    assert list(inspect.signature(add).parameters) == ["text"]
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-
 def test_what_is_no_source_is_refused() -> None:
     """With the value, and with what it could be."""
     with pytest.raises(TypeError, match=r"source must be an engine, a sessionmaker or a function .* not 'sqlite://'"):
@@ -95,36 +76,6 @@ def test_the_sources_of_a_unit(engine: Engine, kind: str) -> None:
         add()
     assert isinstance(given[0], Connection if kind == "engine" else Session)
     assert notes(engine) == ["a"]
-
-
-def test_a_locked_database_is_tried_again_with_a_fresh_session(engine: Engine, file: Path) -> None:
-    """The failed one is rolled back and closed."""
-    other = Locked(file)
-    sessions = []
-
-    @unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=other.release), sessionmaker(engine))
-    def add(session: Session) -> None:
-        sessions.append(session)
-        session.add(Note(text=f"attempt {len(sessions)}"))
-
-    add()
-    assert notes(engine) == ["attempt 2"]
-    assert sessions[0] is not sessions[1]
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-
-def test_a_mistake_is_not_repeated(engine: Engine) -> None:
-    """A constraint says no every time."""
-    attempts = []
-
-    @unit_of_work(AGAIN, sessionmaker(engine))
-    def add(session: Session) -> None:
-        attempts.append(session)
-        session.add_all([Note(text="same"), Note(text="same")])
-
-    with pytest.raises(IntegrityError):
-        add()
-    assert (len(attempts), notes(engine)) == (1, [])
 
 
 def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
@@ -193,45 +144,6 @@ def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, erro
     with pytest.raises(type(error)):
         unit_of_work(AGAIN, sessionmaker(engine, class_=Refused))(lambda session: None)()
     assert len(begun) == attempts
-
-
-def test_a_commit_that_found_the_database_locked_is_tried_again(engine: Engine, file: Path) -> None:
-    """A reader keeps it from happening, and so it certainly has not happened."""
-    other = sqlite3.connect(file, isolation_level=None)
-    other.execute("begin")
-    other.execute("select * from notes").fetchall()
-
-    @unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=lambda event: other.close()), sessionmaker(engine))
-    def add(session: Session) -> None:
-        session.add(Note(text="a"))
-
-    add()
-    assert notes(engine) == ["a"]
-
-
-def test_nothing_is_committed_after_the_deadline(engine: Engine, clock: FakeClock) -> None:
-    """Whoever waited for it has been told that it failed."""
-
-    @unit_of_work(AGAIN, sessionmaker(engine))
-    def add(session: Session) -> None:
-        session.add(Note(text="late"))
-        session.flush()
-        clock.advance(2.0)
-
-    with deadline(1.0), pytest.raises(DeadlineExceeded):
-        add()
-    assert notes(engine) == []
-
-
-def test_a_deadline_interrupts_a_statement_and_is_taken_back(engine: Engine) -> None:
-    """The connection goes back to the pool as it was."""
-    began = time.monotonic()
-    with deadline(0.1), pytest.raises(OperationalError, match="interrupted"):
-        unit_of_work(AGAIN, sessionmaker(engine))(lambda session: session.execute(FOREVER))()
-    assert time.monotonic() - began < PATIENCE / 2
-    with engine.connect() as connection:
-        assert connection.execute(text("pragma busy_timeout")).scalar() == 0
-        assert connection.execute(text(LONG)).scalar() == 100_000
 
 
 @pytest.mark.parametrize("source", ["session", "connection"])

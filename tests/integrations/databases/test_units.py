@@ -11,14 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, deadline
-from resilience.integrations.dbapi import OutcomeUnknown, transient, unit_of_work
-from tests.conftest import FakeClock
-from tests.integrations.databases.sqlite import AGAIN, PATIENCE, Locked, connecting, note, notes, sqlite_error
+from resilience import Fallback, Policy, Retry, Timeout, deadline
+from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
+from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes, sqlite_error
 
 
-def test_a_unit_is_committed_when_it_returns(path: Path) -> None:
-    """And hands on what it returns; the caller does not give the connection."""
+def test_a_unit_is_called_without_its_connection(path: Path) -> None:
+    """It keeps its name, its documentation, and the rest of its signature."""
     unit = unit_of_work(AGAIN, connecting(path))
 
     @unit
@@ -35,23 +34,8 @@ def test_a_unit_is_committed_when_it_returns(path: Path) -> None:
     assert list(inspect.signature(add).parameters) == ["text", "twice"]
 
 
-def test_a_unit_that_raises_is_rolled_back(path: Path) -> None:
-    """And not repeated, unless the policy says so."""
-    calls = []
-
-    @unit_of_work(AGAIN, connecting(path))
-    def add(connection: sqlite3.Connection) -> None:
-        calls.append(1)
-        note(connection, "a")
-        raise ValueError("wrong")
-
-    with pytest.raises(ValueError, match="wrong"):
-        add()
-    assert (len(calls), notes(path)) == (1, [])
-
-
-def test_the_whole_unit_is_done_again(path: Path) -> None:
-    """What the first attempt has done is undone, its connection closed, and the next one has a fresh one."""
+def test_each_attempt_has_a_connection_of_its_own_which_is_closed(path: Path) -> None:
+    """Nothing of a failed transaction is left in the next."""
     connections = []
 
     @unit_of_work(AGAIN, connecting(path))
@@ -67,29 +51,6 @@ def test_the_whole_unit_is_done_again(path: Path) -> None:
     for connection in connections:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
             connection.execute("select 1")
-
-
-@pytest.mark.parametrize("statement", ["begin immediate", "begin exclusive"])
-def test_a_locked_database_is_tried_again(path: Path, statement: str) -> None:
-    """SQLITE_BUSY, from a real second connection."""
-    other = Locked(path, statement)
-    unit = unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=other.release), connecting(path))
-    unit(note)("a")
-    assert notes(path) == ["a"]
-
-
-def test_a_commit_that_found_the_database_locked_is_tried_again(path: Path) -> None:
-    """A reader keeps a commit from happening: then it has certainly not happened."""
-    other = Locked(path, "begin")
-    other._connection.execute("select * from notes").fetchall()
-    failures: list[str] = []
-
-    def release(event: Any) -> None:
-        failures.append(event.outcome.error.sqlite_errorname)
-        other.release()
-
-    unit_of_work(Retry(2, on=transient, backoff=[0], on_retry=release), connecting(path))(note)("a")
-    assert (failures, notes(path)) == (["SQLITE_BUSY"], ["a"])
 
 
 class LosesConnection:
@@ -116,19 +77,6 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
     with pytest.raises(psycopg.OperationalError):
         unit_of_work(AGAIN, lambda: LosesConnection(connect()), repeat_unknown_commits=True)(note)("b")
     assert notes(path) == ["a", "b", "b", "b"]
-
-
-def test_nothing_is_committed_after_the_deadline(path: Path, clock: FakeClock) -> None:
-    """Whoever waited for it has been told that it failed."""
-
-    @unit_of_work(AGAIN, connecting(path))
-    def add(connection: sqlite3.Connection) -> None:
-        note(connection, "late")
-        clock.advance(2.0)
-
-    with deadline(1.0), pytest.raises(DeadlineExceeded, match="nothing is committed"):
-        add()
-    assert notes(path) == []
 
 
 def test_an_attempt_that_was_walked_away_from_commits_nothing(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sqlite3
 import time
 from pathlib import Path
@@ -12,10 +11,10 @@ import aiosqlite
 import anyio
 import pytest
 
-from resilience import DeadlineExceeded, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
-from resilience.integrations.dbapi import StatementLimits, transient, unit_of_work
+from resilience import DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.dbapi import StatementLimits, unit_of_work
 from tests.conftest import World
-from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note, notes
+from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
 def test_a_deadline_interrupts_a_statement(path: Path) -> None:
@@ -46,6 +45,31 @@ def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> No
     other.release()
 
 
+def test_a_progress_handler_of_the_users_own_stays(path: Path) -> None:
+    """A connection has one, and nothing tells which: it is asked in a block with a deadline, and after it."""
+    asked: list[int] = []
+    connection = connecting(path)()
+    connection.set_progress_handler(lambda: asked.append(1), 1000)
+    with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        connection.execute(FOREVER).fetchall()
+    assert asked
+    asked.clear()
+    assert connection.execute(LONG).fetchone() == (100_000,)
+    assert asked
+    connection.close()
+
+
+def test_a_statement_that_begins_after_the_deadline_is_interrupted_too(path: Path) -> None:
+    """Whatever the block did with its time."""
+    connection = connecting(path)()
+    with deadline(0.05), StatementLimits(connection):
+        time.sleep(0.1)
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+                connection.execute(FOREVER).fetchall()
+    connection.close()
+
+
 def test_without_a_deadline_nothing_is_limited(path: Path) -> None:
     """A connection that would not wait for a lock at all does not wait for the deadline either."""
     connection = connecting(path, timeout=1.5)()
@@ -70,45 +94,6 @@ def test_a_block_does_not_begin_when_the_time_is_over(path: Path) -> None:
     with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(connection):
         pytest.fail("it began")
     connection.close()
-
-
-async def anote(connection: aiosqlite.Connection, text: str) -> str:
-    await connection.execute("insert into notes values (?)", (text,))
-    return text
-
-
-def test_an_asynchronous_unit_is_done_again_as_a_whole(path: Path) -> None:
-    """The same rules for `async def`, with a driver whose connections are awaited."""
-
-    async def main() -> None:
-        other = Locked(path)
-        policy = Retry(2, on=transient, backoff=[0], on_retry=other.release)
-        add = unit_of_work(policy, lambda: aiosqlite.connect(path, timeout=0))(anote)
-        assert inspect.iscoroutinefunction(add)
-        assert await add("a") == "a"
-        with pytest.raises(ValueError, match="wrong"):
-            await unit_of_work(AGAIN, lambda: aiosqlite.connect(path))(fails)()
-        assert notes(path) == ["a"]
-
-    async def fails(connection: aiosqlite.Connection) -> None:
-        await anote(connection, "b")
-        raise ValueError("wrong")
-
-    anyio.run(main)
-
-
-def test_an_asynchronous_unit_keeps_to_its_deadline(path: Path) -> None:
-    """An aiosqlite statement runs in a thread, where a cancellation alone would leave it running."""
-
-    async def main() -> None:
-        add = unit_of_work(AGAIN, lambda: aiosqlite.connect(path))(forever)
-        with deadline(0.1), pytest.raises(sqlite3.OperationalError, match="interrupted"):
-            await add()
-
-    async def forever(connection: aiosqlite.Connection) -> None:
-        await connection.execute(FOREVER)
-
-    anyio.run(main)
 
 
 class Connection:
@@ -143,120 +128,80 @@ async def succeed(connection: Connection) -> None:
     pass
 
 
-def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(tasks_world: World) -> None:
+async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(tasks_world: World) -> None:
     """By a scope, which cancels every wait inside of it: those of the rollback are none of its business."""
     connection = Connection()
-
-    async def main() -> None:
-        with anyio.move_on_after(0.05) as scope:
-            await unit_of_work(AGAIN, lambda: connection)(hang)()
-        assert scope.cancelled_caught
-
-    tasks_world.run(main)
+    with anyio.move_on_after(0.05) as scope:
+        await unit_of_work(AGAIN, lambda: connection)(hang)()
+    assert scope.cancelled_caught
     assert connection.done == ["rollback", "close"]
 
 
-def test_a_unit_that_is_cut_off_while_it_closes_is_closed(tasks_world: World) -> None:
+async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(tasks_world: World) -> None:
     """The connection of a unit that was committed does not stay open."""
     connection = Connection("close")
-
-    async def main() -> None:
-        with anyio.move_on_after(0.1):
-            await unit_of_work(AGAIN, lambda: connection)(succeed)()
-
-    tasks_world.run(main)
+    with anyio.move_on_after(0.1):
+        await unit_of_work(AGAIN, lambda: connection)(succeed)()
     assert connection.done == ["commit", "rollback", "close"]
 
 
 @pytest.mark.parametrize("stuck", ["rollback", "close"])
-def test_a_rollback_that_hangs_does_not_keep_the_caller(
+async def test_a_rollback_that_hangs_does_not_keep_the_caller(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stuck: str
 ) -> None:
     """After its grace it is cancelled, and the connection is closed all the same."""
     monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.05)
     connection = Connection(stuck)
-
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded):
-            await unit_of_work(Timeout(0.05), lambda: connection)(hang)()
-        await anyio.sleep(0.1)  # asyncio has left it behind
-
     began = time.monotonic()
-    tasks_world.run(main)
+    with pytest.raises(TimeoutExceeded):
+        await unit_of_work(Timeout(0.05), lambda: connection)(hang)()
+    await anyio.sleep(0.1)  # asyncio has left it behind
     assert time.monotonic() - began < PATIENCE / 2
     assert connection.done == [it for it in ("close", "rollback") if it != stuck]
     assert "the rollback of a Connection has not ended within 0.05 s" in caplog.text
 
 
-def test_a_task_that_is_cancelled_again_finishes_its_rollback() -> None:
+async def test_a_task_that_is_cancelled_again_finishes_its_rollback() -> None:
     """And is cancelled afterwards, as it was told to be."""
     connection = Connection()
 
-    async def main() -> None:
-        async def fail(connection: Connection) -> None:
-            raise ValueError("mine")
+    async def fail(connection: Connection) -> None:
+        raise ValueError("mine")
 
-        task = asyncio.ensure_future(unit_of_work(AGAIN, lambda: connection)(fail)())
-        await asyncio.sleep(0.005)
-        for _ in range(2):
-            task.cancel()
-            await asyncio.sleep(0.002)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.ensure_future(unit_of_work(AGAIN, lambda: connection)(fail)())
+    await asyncio.sleep(0.005)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.002)
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert connection.done == ["rollback", "close"]
 
 
-def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Path) -> None:
+async def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Path) -> None:
     """aiosqlite's thread would go on with it, and do nothing else before."""
 
     async def forever(connection: aiosqlite.Connection) -> None:
         connections.append(connection)
         await connection.execute(FOREVER)
 
-    async def main() -> None:
-        with anyio.move_on_after(0.2):
-            await unit_of_work(AGAIN, lambda: aiosqlite.connect(path), limit_statements=False)(forever)()
-
     connections: list[aiosqlite.Connection] = []
     began = time.monotonic()
-    anyio.run(main)
+    with anyio.move_on_after(0.2):
+        await unit_of_work(AGAIN, lambda: aiosqlite.connect(path), limit_statements=False)(forever)()
     assert time.monotonic() - began < PATIENCE / 2
     assert not any(it._running for it in connections)
 
 
-def test_a_cancelled_unit_is_rolled_back_and_closed(path: Path) -> None:
-    """A Timeout cancels it; the next attempt does the work."""
-    attempts = []
-
-    async def add(connection: aiosqlite.Connection) -> None:
-        attempts.append(connection)
-        await anote(connection, f"attempt {len(attempts)}")
-        if len(attempts) == 1:
-            await anyio.sleep(PATIENCE)
-
-    async def main() -> None:
-        await unit_of_work(Policy.wrap(AGAIN, Timeout(0.5)), lambda: aiosqlite.connect(path))(add)()
-
-    anyio.run(main)
-    assert notes(path) == ["attempt 2"]
-    assert not any(connection._running for connection in attempts)
-
-
 @pytest.mark.parametrize("connected", [False, True])
-def test_a_plain_function_is_not_given_an_asynchronous_connection(path: Path, connected: bool) -> None:
+async def test_a_plain_function_is_not_given_an_asynchronous_connection(path: Path, connected: bool) -> None:
     """It could not await it. The error says what to write, and no policy answers it."""
-
-    async def main() -> None:
-        connection = await aiosqlite.connect(path) if connected else None
-        unit = unit_of_work(Fallback("answered"), lambda: connection or aiosqlite.connect(path))
-        with pytest.raises(TypeError, match=r"note is a plain function, .* \(Connection\): write `async def`"):
-            unit(note)("a")
-        if connection is not None:
-            await connection.close()
-
-    anyio.run(main)
+    connection = await aiosqlite.connect(path) if connected else None
+    unit = unit_of_work(Fallback("answered"), lambda: connection or aiosqlite.connect(path))
+    with pytest.raises(TypeError, match=r"note is a plain function, .* \(Connection\): write `async def`"):
+        unit(note)("a")
+    if connection is not None:
+        await connection.close()
 
 
 def test_a_coroutine_that_would_have_made_the_connection_is_closed(path: Path) -> None:

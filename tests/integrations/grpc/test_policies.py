@@ -200,6 +200,12 @@ class TestDeadline:
         assert 30 < third <= 50.1
         assert fourth == inf
 
+    def test_that_is_too_long_for_grpc_is_no_end_at_once(self, client: Client, dependency: Dependency) -> None:
+        """What a stranger asks for may be 40,000 years; gRPC would take that for no time at all."""
+        with deadline(99_999_999 * 3600.0):
+            assert client.call(NOW, "One") == b"fine"
+        assert dependency.seen[0][2] > 1e6
+
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_ends_a_call_as_grpc_does(self, client: Client, dependency: Dependency, method: str) -> None:
         """A call that runs into the context's deadline fails with the status that its users know, once."""

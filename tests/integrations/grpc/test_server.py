@@ -141,7 +141,7 @@ class TestServer:
     def test_a_handler_has_the_callers_deadline_at_every_step(self, server: Server) -> None:
         """Also in a stream of replies, and never in the call after it."""
         handlers = Handlers()
-        call = server.start(handlers)
+        call = server.start(handlers, default=inf)
         for method in Dependency.methods:
             replies = 2 if method in ("Many", "Chat") else 1
             call(method, timeout=60.0)
@@ -152,14 +152,19 @@ class TestServer:
             assert handlers.seen == [inf] * replies
             handlers.seen.clear()
 
-    def test_settings_bound_what_a_caller_gets(self, server: Server) -> None:
-        """`cap` for who asks for more, `default` for who does not say."""
+    @pytest.mark.parametrize(
+        ("settings", "asking", "not_saying"), [({"cap": 100.0, "default": 40.0}, 100.0, 40.0), ({}, 60.0, 60.0)]
+    )
+    def test_settings_bound_what_a_caller_gets(
+        self, server: Server, settings: dict[str, float], asking: float, not_saying: float
+    ) -> None:
+        """`cap` for who asks for more, `default` for who does not say; without either, a minute for both."""
         handlers = Handlers()
-        call = server.start(handlers, cap=10.0, default=5.0)
-        call("One", timeout=60.0)
+        call = server.start(handlers, **settings)
+        call("One", timeout=1e8)
         call("One")
-        assert 5 < handlers.seen[0] <= 10
-        assert 0 < handlers.seen[1] <= 5
+        assert asking / 2 < handlers.seen[0] <= asking
+        assert not_saying / 2 < handlers.seen[1] <= not_saying
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_running_out_of_time_is_the_status_for_it(self, server: Server, method: str) -> None:
@@ -289,25 +294,21 @@ class APretending(Pretending):
         """The same of grpc.aio."""
 
 
-def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
+async def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
     """Nobody would notice in a unit test that production answers otherwise."""
     handlers = Handlers()
     blocking, tasks = (
         {name: _with_deadline(handler) for name, handler in made.items()}
         for made in (handlers.blocking(), handlers.asyncio())
     )
-
-    async def main() -> None:
-        with pytest.raises(AssertionError, match="abort"):
-            await tasks["One"].unary_unary(b"", APretending())
-        with pytest.raises(AssertionError, match="abort"):
-            await anext(tasks["Many"].unary_stream(b"", APretending()))
-
     with pytest.raises(AssertionError, match="abort"):
         blocking["One"].unary_unary(b"", Pretending())
     with pytest.raises(AssertionError, match="abort"):
         next(blocking["Many"].unary_stream(b"", Pretending()))
-    asyncio.run(main())
+    with pytest.raises(AssertionError, match="abort"):
+        await tasks["One"].unary_unary(b"", APretending())
+    with pytest.raises(AssertionError, match="abort"):
+        await anext(tasks["Many"].unary_stream(b"", APretending()))
     assert handlers.seen == []
 
 

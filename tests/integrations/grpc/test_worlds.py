@@ -262,6 +262,9 @@ def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
     class Interrupted:
         cancelled = False
 
+        def __iter__(self) -> Any:
+            return self
+
         def __next__(self) -> Any:
             raise KeyboardInterrupt
 
@@ -283,7 +286,7 @@ class EarlyStatus(grpc.RpcError):  # type: ignore[misc]
 
 
 class Early:
-    """A call that ends so; in either world."""
+    """A blocking call that ends so."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout - 0.03
@@ -291,6 +294,10 @@ class Early:
     def result(self) -> Any:
         time.sleep(self.timeout)
         raise EarlyStatus
+
+
+class AioEarly(Early):
+    """A call of grpc.aio that ends so."""
 
     def __await__(self) -> Any:
         yield from asyncio.sleep(self.timeout).__await__()
@@ -308,8 +315,8 @@ def test_a_timer_of_grpcs_that_is_early_is_still_the_timeouts(world: str) -> Non
             one.intercept_unary_unary(lambda details, request: Early(details.timeout), details, b"")
         else:
 
-            async def continuation(details: Any, request: Any) -> Early:
-                return Early(details.timeout)
+            async def continuation(details: Any, request: Any) -> AioEarly:
+                return AioEarly(details.timeout)
 
             asyncio.run(aio_interceptors(policy)[0].intercept_unary_unary(continuation, details, b""))
     assert not isinstance(caught.value, DeadlineExceeded)

@@ -13,13 +13,8 @@ import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import (
-    CircuitOpen,
-    Policy,
-)
-from resilience.integrations.redis import (
-    protect,
-)
+from resilience import CircuitOpen, Policy
+from resilience.integrations.redis import protect
 from resilience.runtimes.blocking import drive
 from tests.integrations.redis.server import RedisServer
 

@@ -9,64 +9,44 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import (
-    CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
-    Policy,
-    Retry,
-    Timeout,
-    deadline,
-    transient,
-)
-from resilience.integrations.redis import (
-    protect,
-)
+from resilience import CircuitBreaker, CircuitOpen, CircuitState, Policy, Retry, Timeout, deadline, transient
+from resilience.integrations.redis import protect
 from tests.integrations.redis.clients import PATIENCE, Side, done, in_use, warm
 from tests.integrations.redis.server import RedisServer
 
 
-def test_a_subscription_survives_the_restart_of_the_server(side: Side, server: RedisServer) -> None:
+async def test_a_subscription_survives_the_restart_of_the_server(side: Side, server: RedisServer) -> None:
     """The next read connects and subscribes again."""
-
-    async def main() -> None:
-        client = side.client(Retry(5, backoff=[0.01]))
-        pubsub = client.pubsub(ignore_subscribe_messages=True)
-        await done(pubsub.subscribe("news"))
-        server.kill()
-        server.start()
-        patience = time.monotonic() + PATIENCE
-        message = None
-        while message is None and time.monotonic() < patience:
-            await done(client.publish("news", "again"))
-            message = await done(pubsub.get_message(timeout=0.2))
-        assert message is not None
-        assert message["data"] == b"again"
-        await done(pubsub.close() if side.blocking else pubsub.aclose())
-
-    side.run(main)
+    client = side.client(Retry(5, backoff=[0.01]))
+    pubsub = client.pubsub(ignore_subscribe_messages=True)
+    await done(pubsub.subscribe("news"))
+    server.kill()
+    server.start()
+    patience = time.monotonic() + PATIENCE
+    message = None
+    while message is None and time.monotonic() < patience:
+        await done(client.publish("news", "again"))
+        message = await done(pubsub.get_message(timeout=0.2))
+    assert message is not None
+    assert message["data"] == b"again"
+    await done(pubsub.close() if side.blocking else pubsub.aclose())
 
 
-def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
+async def test_a_subscriber_keeps_to_the_deadline(side: Side) -> None:
     """Whether it would wait for some time, or for ever."""
-
-    async def main() -> None:
-        pubsub = side.client(Retry(3)).pubsub(ignore_subscribe_messages=True)
-        await done(pubsub.subscribe("news"))
-        await done(pubsub.get_message(timeout=PATIENCE))
-        began = time.monotonic()
-        for waiting in ({"block": False, "timeout": PATIENCE}, {"block": True}, {"block": True}):
-            with deadline(0.1), contextlib.suppress(redis.TimeoutError):
-                await done(pubsub.parse_response(**waiting))
-        assert time.monotonic() - began < PATIENCE / 2
-        await done(pubsub.close() if side.blocking else pubsub.aclose())
-
-    side.run(main)
+    pubsub = side.client(Retry(3)).pubsub(ignore_subscribe_messages=True)
+    await done(pubsub.subscribe("news"))
+    await done(pubsub.get_message(timeout=PATIENCE))
+    began = time.monotonic()
+    for waiting in ({"block": False, "timeout": PATIENCE}, {"block": True}, {"block": True}):
+        with deadline(0.1), contextlib.suppress(redis.TimeoutError):
+            await done(pubsub.parse_response(**waiting))
+    assert time.monotonic() - began < PATIENCE / 2
+    await done(pubsub.close() if side.blocking else pubsub.aclose())
 
 
 def test_threads_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
@@ -99,35 +79,31 @@ def test_threads_under_load_survive_a_crash_a_freeze_and_a_restart(server: Redis
     client.close()
 
 
-def test_tasks_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
+async def test_tasks_under_load_survive_a_crash_a_freeze_and_a_restart(server: RedisServer) -> None:
     """The same in asyncio."""
     opened = threading.Event()
     breaker = CircuitBreaker(5, open_for=0.05, on=transient, on_transition=lambda event: opened.set())
     policy = Policy.wrap(Retry(2, backoff=[0.01]), breaker, Timeout(0.2))
     wrong: list[int] = []
+    client = protect(redis.asyncio.Redis(port=server.port), policy)
 
-    async def main() -> None:
-        client = protect(redis.asyncio.Redis(port=server.port), policy)
+    async def work(number: int) -> None:
+        while not stop.is_set():
+            try:
+                if await client.echo(f"{number}") != str(number).encode():
+                    wrong.append(number)
+            except (redis.RedisError, CircuitOpen, TimeoutError):
+                await asyncio.sleep(0.005)
 
-        async def work(number: int) -> None:
-            while not stop.is_set():
-                try:
-                    if await client.echo(f"{number}") != str(number).encode():
-                        wrong.append(number)
-                except (redis.RedisError, CircuitOpen, TimeoutError):
-                    await asyncio.sleep(0.005)
-
-        stop = asyncio.Event()
-        tasks = [asyncio.create_task(work(number)) for number in range(8)]
-        await asyncio.to_thread(_disturb, server, opened)
-        await asyncio.to_thread(_eventually, lambda: breaker.state is CircuitState.CLOSED)
-        stop.set()
-        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-        await warm(client)
-        assert in_use(client) == 0
-        await client.aclose()
-
-    anyio.run(main)
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(work(number)) for number in range(8)]
+    await asyncio.to_thread(_disturb, server, opened)
+    await asyncio.to_thread(_eventually, lambda: breaker.state is CircuitState.CLOSED)
+    stop.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await warm(client)
+    assert in_use(client) == 0
+    await client.aclose()
     assert wrong == []
 
 

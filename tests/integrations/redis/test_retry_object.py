@@ -11,17 +11,8 @@ import redis.asyncio
 import redis.cluster
 from redis.exceptions import ResponseError, WatchError
 
-from resilience import (
-    CircuitBreaker,
-    Policy,
-    Retry,
-    deadline,
-)
-from resilience.integrations.redis import (
-    AsyncPolicyRetry,
-    PolicyRetry,
-    protect,
-)
+from resilience import CircuitBreaker, Policy, Retry, deadline
+from resilience.integrations.redis import AsyncPolicyRetry, PolicyRetry, protect
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure
 from tests.integrations.redis.server import RedisServer
 
@@ -39,7 +30,7 @@ def test_copies_share_the_policy(kind: type[PolicyRetry]) -> None:
         assert copy.deepcopy(copied) == copied
     assert retry != kind(CircuitBreaker(5))
     assert retry != kind(retry.policy, repeat_writes=True)
-    assert retry._retries == 0  # none that redis-py would make by itself
+    assert retry.get_retries() == 0  # none that redis-py would make by itself
     assert repr(retry) == f"{kind.__name__}(CircuitBreaker())"
 
 
@@ -87,22 +78,20 @@ def test_what_fail_raises_is_final_unless_it_could_not_connect() -> None:
     assert next(raised, None) is None
 
 
-def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_says(side: Side, server: RedisServer) -> None:
+async def test_on_connections_of_other_classes_it_repeats_whatever_the_policy_says(
+    side: Side, server: RedisServer
+) -> None:
     """Given to redis-py as its `retry=`: attempts are not squared, and a restart is survived."""
-
-    async def main() -> None:
-        count = Count()
-        policy = Policy.wrap(Retry(3, backoff=[0]), count)
-        client = side.client(retry=PolicyRetry(policy) if side.blocking else AsyncPolicyRetry(policy))
-        assert await done(client.incr("n")) == 1
-        count.calls = 0
-        server.kill()
-        await failure(redis.ConnectionError, lambda: client.incr("n"))
-        assert count.calls <= 6  # the pool's connecting, and the command, three times each
-        server.start()
-        assert await done(client.incr("n")) == 1
-
-    side.run(main)
+    count = Count()
+    policy = Policy.wrap(Retry(3, backoff=[0]), count)
+    client = side.client(retry=PolicyRetry(policy) if side.blocking else AsyncPolicyRetry(policy))
+    assert await done(client.incr("n")) == 1
+    count.calls = 0
+    server.kill()
+    await failure(redis.ConnectionError, lambda: client.incr("n"))
+    assert count.calls <= 6  # the pool's connecting, and the command, three times each
+    server.start()
+    assert await done(client.incr("n")) == 1
 
 
 def test_protecting_again_replaces_the_policy() -> None:
@@ -127,32 +116,29 @@ def test_another_policy_inside_of_an_attempt_has_an_execution_of_its_own() -> No
     assert (outer.calls, inner.calls) == (1, 1)
 
 
-def test_a_task_that_outlives_the_attempt_in_which_it_began_is_on_its_own() -> None:
+async def test_a_task_that_outlives_the_attempt_in_which_it_began_is_on_its_own() -> None:
     """Its commands are executions like others."""
     count = Count()
     retry = AsyncPolicyRetry(count)
 
     async def nothing(error: Exception | None = None) -> None: ...
 
-    async def main() -> None:
-        over = asyncio.Event()
+    over = asyncio.Event()
 
-        async def later() -> None:
-            await over.wait()
-            await retry.call_with_retry(nothing, nothing)
+    async def later() -> None:
+        await over.wait()
+        await retry.call_with_retry(nothing, nothing)
 
-        async def start() -> asyncio.Task[None]:
-            return asyncio.create_task(later())
+    async def start() -> asyncio.Task[None]:
+        return asyncio.create_task(later())
 
-        task = await retry.call_with_retry(start, nothing)
-        over.set()
-        await task
-        assert count.calls == 2
-
-    asyncio.run(main())
+    task = await retry.call_with_retry(start, nothing)
+    over.set()
+    await task
+    assert count.calls == 2
 
 
-def test_a_timeout_that_is_not_ours_passes_unchanged() -> None:
+async def test_a_timeout_that_is_not_ours_passes_unchanged() -> None:
     """Also where there is a deadline."""
 
     async def do() -> None:
@@ -160,9 +146,6 @@ def test_a_timeout_that_is_not_ours_passes_unchanged() -> None:
 
     async def fail(error: Exception) -> None: ...
 
-    async def main() -> None:
-        with deadline(PATIENCE), pytest.raises(TimeoutError, match="its own") as caught:
-            await AsyncPolicyRetry(Count()).call_with_retry(do, fail)
-        assert type(caught.value) is TimeoutError
-
-    asyncio.run(main())
+    with deadline(PATIENCE), pytest.raises(TimeoutError, match="its own") as caught:
+        await AsyncPolicyRetry(Count()).call_with_retry(do, fail)
+    assert type(caught.value) is TimeoutError

@@ -13,129 +13,104 @@ import redis.asyncio
 import redis.cluster
 from redis.exceptions import WatchError
 
-from resilience import (
-    DeadlineExceeded,
-    Policy,
-    Retry,
-    Timeout,
-    deadline,
-)
-from resilience.integrations.redis import (
-    OutcomeUnknown,
-    protect,
-)
+from resilience import DeadlineExceeded, Policy, Retry, Timeout, deadline
+from resilience.integrations.redis import OutcomeUnknown, protect
 from tests.conftest import FakeClock
 from tests.integrations.redis.clients import PATIENCE, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
 
 
-def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: RedisServer) -> None:
+async def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: RedisServer) -> None:
     """The client's own timeout is longer; what is left of the budget holds, and the next command has its own again."""
-
-    async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]))
-        await done(client.set("a", "mine"))
-        await done(client.set("b", "other"))
-        server.freeze()
-        began = time.monotonic()
-        with deadline(0.2):
-            await failure(redis.TimeoutError, lambda: client.get("a"))
-        assert 0.1 < time.monotonic() - began < PATIENCE / 2
-        thawing = threading.Timer(0.1, server.thaw)
-        thawing.start()
-        assert await done(client.get("b")) == b"other"  # and not the late answer to the first question
-        thawing.join()
-
-    side.run(main)
+    client = side.client(Retry(3, backoff=[0]))
+    await done(client.set("a", "mine"))
+    await done(client.set("b", "other"))
+    server.freeze()
+    began = time.monotonic()
+    with deadline(0.2):
+        await failure(redis.TimeoutError, lambda: client.get("a"))
+    assert 0.1 < time.monotonic() - began < PATIENCE / 2
+    thawing = threading.Timer(0.1, server.thaw)
+    thawing.start()
+    assert await done(client.get("b")) == b"other"  # and not the late answer to the first question
+    thawing.join()
 
 
-def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: RedisServer) -> None:
+async def test_a_deadline_that_no_socket_can_take_is_bounded(side: Side) -> None:
+    """What a stranger asks for may be 40,000 years."""
+    client = side.client(Count(), socket_timeout=None)
+    with deadline(99_999_999 * 3600.0):
+        assert await done(client.set("a", "b"))
+
+
+async def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: RedisServer) -> None:
     """The handshake belongs to the attempt."""
-
-    async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]))
-        server.freeze()
-        began = time.monotonic()
-        with deadline(0.1):
-            await failure(redis.TimeoutError, lambda: client.get("a"))
-        assert time.monotonic() - began < PATIENCE / 2
-        server.thaw()
-
-    side.run(main)
+    client = side.client(Retry(3, backoff=[0]))
+    server.freeze()
+    began = time.monotonic()
+    with deadline(0.1):
+        await failure(redis.TimeoutError, lambda: client.get("a"))
+    assert time.monotonic() - began < PATIENCE / 2
+    server.thaw()
 
 
 @pytest.mark.serial
-def test_a_deadline_ends_sending_to_a_frozen_server(server: RedisServer) -> None:
+@pytest.mark.parametrize("side", ["threads"], indirect=True)
+async def test_a_deadline_ends_sending_to_a_frozen_server(side: Side, server: RedisServer) -> None:
     """A value that is larger than what the kernel takes in. (asyncio would take it, and go on sending by itself.)"""
-    side = Side("threads", server)
-
-    async def main() -> None:
-        client = side.client(Count())
-        await done(client.ping())
-        server.freeze()
-        began = time.monotonic()
-        with deadline(0.1):
-            await failure(redis.TimeoutError, lambda: client.set("a", b"x" * 30_000_000))
-        assert time.monotonic() - began < PATIENCE / 2
-        server.thaw()
-
-    side.run(main)
+    client = side.client(Count())
+    await done(client.ping())
+    server.freeze()
+    began = time.monotonic()
+    with deadline(0.1):
+        await failure(redis.TimeoutError, lambda: client.set("a", b"x" * 30_000_000))
+    assert time.monotonic() - began < PATIENCE / 2
+    server.thaw()
 
 
-def test_an_answer_that_comes_after_the_deadline_is_nobodys(
-    server: RedisServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("side", ["threads"], indirect=True)
+async def test_an_answer_that_comes_after_the_deadline_is_nobodys(
+    side: Side, server: RedisServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time was over between sending and reading: the connection that has the answer is given up."""
-    side = Side("threads", server)
 
     def send_and_wait(self: Any, *args: Any, **kwargs: Any) -> None:
         send(self, *args, **kwargs)
         clock.advance(2.0)
 
-    async def main() -> None:
-        client = side.client(Count())
-        await done(client.set("a", "mine"))
-        await done(client.set("b", "other"))
-        with monkeypatch.context() as patched, deadline(1.0):
-            patched.setattr(redis.Connection, "send_packed_command", send_and_wait)
-            await failure(redis.TimeoutError, lambda: client.get("a"))
-        assert await done(client.get("b")) == b"other"
-
     send = redis.Connection.send_packed_command
-    side.run(main)
-
-
-def test_nothing_is_sent_when_the_time_is_over(side: Side) -> None:
-    """And the connection is as good as before."""
-
-    async def main() -> None:
-        client = side.client(Count())
-        before = await done(client.client_id())
-        with deadline(0):
-            await failure(DeadlineExceeded, lambda: client.incr("n"))
-        assert await done(client.get("n")) is None
-        assert await done(client.client_id()) == before
-
-    side.run(main)
-
-
-def test_a_cooperative_timeout_is_handed_to_the_client(side: Side, server: RedisServer) -> None:
-    """The limit for one attempt is the limit of its socket operations."""
-
-    async def main() -> None:
-        count = Count()
-        policy = Policy.wrap(Retry(2, backoff=[0]), count, Timeout(0.1, cooperative=True))
-        client = side.client(policy)
-        await warm(client)
-        server.freeze()
-        count.failures.clear()
-        began = time.monotonic()
+    client = side.client(Count())
+    await done(client.set("a", "mine"))
+    await done(client.set("b", "other"))
+    with monkeypatch.context() as patched, deadline(1.0):
+        patched.setattr(redis.Connection, "send_packed_command", send_and_wait)
         await failure(redis.TimeoutError, lambda: client.get("a"))
-        assert time.monotonic() - began < PATIENCE / 2
-        assert count.failures == ["TimeoutError"] * 2
-        server.thaw()
+    assert await done(client.get("b")) == b"other"
 
-    side.run(main)
+
+async def test_nothing_is_sent_when_the_time_is_over(side: Side) -> None:
+    """And the connection is as good as before."""
+    client = side.client(Count())
+    before = await done(client.client_id())
+    with deadline(0):
+        await failure(DeadlineExceeded, lambda: client.incr("n"))
+    assert await done(client.get("n")) is None
+    assert await done(client.client_id()) == before
+
+
+async def test_a_cooperative_timeout_is_handed_to_the_client(side: Side, server: RedisServer) -> None:
+    """The limit for one attempt is the limit of its socket operations."""
+    count = Count()
+    policy = Policy.wrap(Retry(2, backoff=[0]), count, Timeout(0.1, cooperative=True))
+    client = side.client(policy)
+    await warm(client)
+    server.freeze()
+    count.failures.clear()
+    began = time.monotonic()
+    await failure(redis.TimeoutError, lambda: client.get("a"))
+    assert time.monotonic() - began < PATIENCE / 2
+    assert count.failures == ["TimeoutError"] * 2
+    server.thaw()
 
 
 def test_a_blocking_client_refuses_a_timeout_that_leaves_its_connection_to_a_thread() -> None:
@@ -146,137 +121,111 @@ def test_a_blocking_client_refuses_a_timeout_that_leaves_its_connection_to_a_thr
         protect(redis.asyncio.Redis(), policy)
 
 
-def test_a_timeout_around_the_client_is_another_matter(side: Side, server: RedisServer) -> None:
+async def test_a_timeout_around_the_client_is_another_matter(side: Side, server: RedisServer) -> None:
     """It walks away with the whole call, or cancels it; later calls are not harmed."""
-
-    async def main() -> None:
-        client = side.client(Retry(2, backoff=[0]))
-        await done(client.set("a", 1))
-        server.freeze()
-        timeout = Timeout(0.1)
-        with pytest.raises((TimeoutError, redis.TimeoutError)):  # whichever looks at the clock first
-            await done(timeout.call(client.get, "a") if side.blocking else timeout.acall(client.get, "a"))
-        server.thaw()
-        assert await done(client.get("a")) == b"1"
-
-    side.run(main)
+    client = side.client(Retry(2, backoff=[0]))
+    await done(client.set("a", 1))
+    server.freeze()
+    timeout = Timeout(0.1)
+    with pytest.raises((TimeoutError, redis.TimeoutError)):  # whichever looks at the clock first
+        await done(timeout.call(client.get, "a") if side.blocking else timeout.acall(client.get, "a"))
+    server.thaw()
+    assert await done(client.get("a")) == b"1"
 
 
-def test_a_write_that_a_timeout_cut_off_is_not_repeated(server: RedisServer) -> None:
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_write_that_a_timeout_cut_off_is_not_repeated(side: Side, server: RedisServer) -> None:
     """In asyncio a Timeout inside of the Retry cancels the attempt after INCR was sent: its outcome is unknown."""
-    side = Side("asyncio", server)
-
-    async def main() -> None:
-        client = side.client(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.1)))
-        await warm(client)
-        server.freeze()
-        error = await failure(OutcomeUnknown, lambda: client.incr("n"))
-        assert str(error) == "INCRBY may have been carried out before it was cut off; not sent again"
-        server.thaw()
-        assert await done(side.client().get("n")) == b"1"
-
-    side.run(main)
+    client = side.client(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.1)))
+    await warm(client)
+    server.freeze()
+    error = await failure(OutcomeUnknown, lambda: client.incr("n"))
+    assert str(error) == "INCRBY may have been carried out before it was cut off; not sent again"
+    server.thaw()
+    assert await done(side.client().get("n")) == b"1"
 
 
-def test_a_read_that_a_timeout_cut_off_is_repeated(server: RedisServer) -> None:
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_read_that_a_timeout_cut_off_is_repeated(side: Side, server: RedisServer) -> None:
     """On another connection: the late answer is nobody's."""
-    side = Side("asyncio", server)
-
-    async def main() -> None:
-        policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.2))
-        client = side.client(policy)
-        await done(side.client().set("a", 1))
-        await warm(client)
-        server.freeze()
-        assert await done(client.get("a")) == b"1"
-
-    side.run(main)
+    policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.2))
+    client = side.client(policy)
+    await done(side.client().set("a", 1))
+    await warm(client)
+    server.freeze()
+    assert await done(client.get("a")) == b"1"
 
 
-def test_a_transaction_that_watches_does_not_go_on_with_another_connection(side: Side, server: RedisServer) -> None:
+async def test_a_transaction_that_watches_does_not_go_on_with_another_connection(
+    side: Side, server: RedisServer
+) -> None:
     """Its watch is gone with the connection, so it is a `WatchError`, and no Retry repeats that."""
-
-    async def main() -> None:
-        client = side.client(Retry(3, on=Exception, backoff=[0]))
-        admin = redis.Redis(port=side._port)
-        pipeline = client.pipeline()
-        await done(pipeline.watch("a"))
-        pipeline.multi()
-        pipeline.set("a", "lost update")
-        for each in admin.client_list():
-            if each["id"] != str(admin.client_id()):
-                admin.client_kill_filter(_id=each["id"])
-        await failure(WatchError, pipeline.execute)
-        assert admin.get("a") is None
-        await done(pipeline.reset())
-        admin.close()
-
-    side.run(main)
+    client = side.client(Retry(3, on=Exception, backoff=[0]))
+    admin = redis.Redis(port=side._port)
+    pipeline = client.pipeline()
+    await done(pipeline.watch("a"))
+    pipeline.multi()
+    pipeline.set("a", "lost update")
+    for each in admin.client_list():
+        if each["id"] != str(admin.client_id()):
+            admin.client_kill_filter(_id=each["id"])
+    await failure(WatchError, pipeline.execute)
+    assert admin.get("a") is None
+    await done(pipeline.reset())
+    admin.close()
 
 
-def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(server: RedisServer) -> None:
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(side: Side, server: RedisServer) -> None:
     """Also where the attempt was cancelled, and redis-py was not asked what to do with its failure."""
-    side = Side("asyncio", server)
-
-    async def main() -> None:
-        retry = Retry(3, backoff=[0], on_retry=lambda event: server.thaw())
-        client = side.client(Policy.wrap(retry, Timeout(0.3)))
-        await warm(client)
-        async with client.pipeline() as pipeline:
-            await pipeline.watch("a")
-            pipeline.multi()
-            pipeline.get("a")
-            server.freeze()
-            await failure(WatchError, pipeline.execute)
-
-    side.run(main)
-
-
-def test_cancelling_a_task_harms_nobody_else(server: RedisServer) -> None:
-    """The connection that still waits for an answer is given up."""
-    side = Side("asyncio", server)
-
-    async def main() -> None:
-        client = side.client(Retry(3))
-        await client.set("a", 1)
-        await client.set("b", 2)
+    retry = Retry(3, backoff=[0], on_retry=lambda event: server.thaw())
+    client = side.client(Policy.wrap(retry, Timeout(0.3)))
+    await warm(client)
+    async with client.pipeline() as pipeline:
+        await pipeline.watch("a")
+        pipeline.multi()
+        pipeline.get("a")
         server.freeze()
-        task = asyncio.create_task(client.get("a"))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        server.thaw()
-        assert await client.get("b") == b"2"
+        await failure(WatchError, pipeline.execute)
 
-    side.run(main)
+
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_cancelling_a_task_harms_nobody_else(side: Side, server: RedisServer) -> None:
+    """The connection that still waits for an answer is given up."""
+    client = side.client(Retry(3))
+    await client.set("a", 1)
+    await client.set("b", 2)
+    server.freeze()
+    task = asyncio.create_task(client.get("a"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    server.thaw()
+    assert await client.get("b") == b"2"
 
 
 @pytest.mark.parametrize("socket_timeout", [None, PATIENCE])
-def test_a_cancellation_that_comes_while_a_command_is_sent_is_not_lost(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, socket_timeout: float | None
+@pytest.mark.parametrize("side", ["asyncio"], indirect=True)
+async def test_a_cancellation_that_comes_while_a_command_is_sent_is_not_lost(
+    side: Side, server: RedisServer, monkeypatch: pytest.MonkeyPatch, socket_timeout: float | None
 ) -> None:
     """`asyncio.wait_for` of Python 3.11, in which redis-py sends, swallows one that comes as the sending ends."""
-    side = Side("asyncio", server)
+    client = side.client(Retry(3, backoff=[0]), socket_timeout=socket_timeout)
+    await client.set("a", 1)
+    await client.set("b", 2)
 
-    async def main() -> None:
-        client = side.client(Retry(3, backoff=[0]), socket_timeout=socket_timeout)
-        await client.set("a", 1)
-        await client.set("b", 2)
+    async def reads(key: str) -> bytes:
+        value: bytes = await client.get(key)
+        return value
 
-        async def reads(key: str) -> bytes:
-            value: bytes = await client.get(key)
-            return value
+    task = asyncio.create_task(reads("a"))
 
-        task = asyncio.create_task(reads("a"))
+    async def drain(writer: asyncio.StreamWriter) -> None:
+        task.cancel()
 
-        async def drain(writer: asyncio.StreamWriter) -> None:
-            task.cancel()
-
-        with monkeypatch.context() as patched:
-            patched.setattr(asyncio.StreamWriter, "drain", drain)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert await client.get("b") == b"2"
-
-    side.run(main)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.StreamWriter, "drain", drain)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await client.get("b") == b"2"

@@ -1,0 +1,279 @@
+"""What holds for units of work in every way to reach a database."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psycopg
+import psycopg2
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience.integrations.dbapi import TransactionAborted
+from tests.conftest import FakeClock
+from tests.integrations.databases.kinds import KINDS, Kind, Notes
+from tests.integrations.databases.postgres import Frozen
+from tests.integrations.databases.sqlite import PATIENCE, Locked
+
+#: What statements of drivers, and of SQLAlchemy, fail with.
+ERRORS = (sqlite3.Error, psycopg.Error, psycopg2.Error, DBAPIError)
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param  # type: ignore[no-any-return]
+
+
+def only(**properties: bool) -> Any:
+    """Run a test with some of the kinds."""
+    some = [it for it in KINDS if all(getattr(it, name) is value for name, value in properties.items())]
+    return pytest.mark.parametrize("kind", some, ids=str)
+
+
+@pytest.fixture
+def place(kind: Kind, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Where there is an empty table."""
+    statement = "create table notes (text varchar(40) unique)"
+    if not kind.is_postgres:
+        file = tmp_path / "test.db"
+        with sqlite3.connect(file) as connection:
+            connection.execute(statement)
+        connection.close()
+        return str(file)
+    url: str = request.getfixturevalue("postgres").url
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute("drop table if exists notes")
+        server.execute(statement)
+    return url
+
+
+@pytest.fixture
+def notes(kind: Kind, place: str) -> Iterator[Notes]:
+    it = Notes(kind, place)
+    yield it
+    assert it.in_use == 0
+
+
+def inserting(text: str) -> str:
+    return f"insert into notes values ('{text}')"
+
+
+async def test_a_unit_is_committed_when_it_returns(notes: Notes) -> None:
+    """And hands on what it returns."""
+
+    async def work(execute: Any) -> str:
+        await execute(inserting("a"))
+        return "done"
+
+    with deadline(PATIENCE):
+        assert await notes.do(Retry(1), work) == "done"
+    assert notes.rows() == ["a"]
+
+
+@pytest.mark.parametrize("mistake", [None, inserting("a")], ids=["raises", "constraint"])
+async def test_a_unit_that_fails_is_rolled_back_and_not_repeated(notes: Notes, mistake: str | None) -> None:
+    """A mistake is one every time."""
+    attempts: list[int] = []
+
+    async def work(execute: Any) -> None:
+        attempts.append(1)
+        await execute(inserting("a"))
+        if mistake is None:
+            raise ValueError("wrong")
+        await execute(mistake)
+
+    with pytest.raises((ValueError, *ERRORS)):
+        await notes.do(Retry(3, on=notes.transient, backoff=[0]), work)
+    assert (len(attempts), notes.rows()) == (1, [])
+
+
+async def test_the_whole_unit_is_done_again(notes: Notes) -> None:
+    """What the first attempts have done is undone."""
+    attempts: list[str] = []
+
+    async def work(execute: Any) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        await execute(inserting(attempts[-1]))
+        if len(attempts) < 3:
+            raise ConnectionResetError("reset")
+
+    await notes.do(Retry(3, on=notes.transient, backoff=[0]), work)
+    assert notes.rows() == ["attempt 3"]
+
+
+async def test_a_deadline_ends_a_statement_in_the_database_and_is_taken_back(notes: Notes) -> None:
+    """The next unit, which may have the same connection, has all the time that it needs."""
+
+    async def forever(execute: Any) -> None:
+        await execute(notes.forever)
+
+    async def long(execute: Any) -> None:
+        await execute(notes.long)
+
+    began = time.monotonic()
+    with deadline(0.1), pytest.raises(ERRORS, match=r"interrupted|statement timeout"):
+        await notes.do(Retry(3, on=notes.transient, backoff=[0]), forever)
+    await notes.do(Retry(1), long)
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+async def test_nothing_is_committed_after_the_deadline(notes: Notes, clock: FakeClock) -> None:
+    """The caller has been told that it failed."""
+
+    async def work(execute: Any) -> None:
+        await execute(inserting("late"))
+        clock.advance(20.0)
+
+    with deadline(10.0), pytest.raises(DeadlineExceeded, match="nothing is committed"):
+        await notes.do(Retry(3, on=notes.transient, backoff=[0]), work)
+    assert notes.rows() == []
+
+
+@only(is_async=True)
+async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
+    """A Timeout cancels the first attempt; the second one does the work."""
+    attempts: list[str] = []
+
+    async def work(execute: Any) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        await execute(inserting(attempts[-1]))
+        if len(attempts) == 1:
+            await anyio.sleep(PATIENCE)
+
+    await notes.do(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.5)), work)
+    assert notes.rows() == ["attempt 2"]
+
+
+# --- SQLite ----------------------------------------------------------------------------------
+
+
+@only(is_postgres=False)
+@pytest.mark.parametrize("statement", ["begin immediate", "begin exclusive", "begin"])
+async def test_a_locked_database_is_tried_again(notes: Notes, place: str, statement: str) -> None:
+    """A writer keeps a statement from happening, a reader the commit: then neither has happened."""
+    other = Locked(Path(place), statement)
+    if statement == "begin":
+        other.read()
+    attempts: list[str] = []
+
+    async def work(execute: Any) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        await execute(inserting(attempts[-1]))
+
+    await notes.do(Retry(2, on=notes.transient, backoff=[0], on_retry=other.release), work)
+    assert notes.rows() == ["attempt 2"]
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------
+
+
+@only(is_postgres=True)
+async def test_a_lost_connection_is_done_again(notes: Notes) -> None:
+    """A server that ends the connection in the middle has undone the transaction."""
+    attempts: list[str] = []
+
+    async def work(execute: Any) -> None:
+        attempts.append(f"attempt {len(attempts) + 1}")
+        await execute(inserting(attempts[-1]))
+        if len(attempts) == 1:
+            await execute("select pg_terminate_backend(pg_backend_pid())")
+
+    await notes.do(Retry(3, on=notes.transient, backoff=[0]), work)
+    assert notes.rows() == ["attempt 2"]
+
+
+@only(is_postgres=True)
+@pytest.mark.parametrize("savepoint", [False, True])
+async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, savepoint: bool) -> None:
+    """PostgreSQL answers such a commit with a rollback, of which no driver tells. A savepoint keeps it whole."""
+
+    async def work(execute: Any) -> None:
+        await execute(inserting("a"))
+        await execute("savepoint mine")
+        with pytest.raises(ERRORS):
+            await execute("select 1 / 0")
+        if savepoint:
+            await execute("rollback to savepoint mine")
+
+    if savepoint:
+        await notes.do(Retry(1), work)
+    else:
+        with pytest.raises(TransactionAborted, match="nothing can be committed"):
+            await notes.do(Retry(3, on=notes.transient, backoff=[0]), work)
+    assert notes.rows() == ["a"] * savepoint
+
+
+@only(is_postgres=True)
+@pytest.mark.parametrize(
+    ("own", "shown"), [("250ms", "250ms"), ("5s", "5s"), ("2min", "2min"), ("3h", None), ("4d", None), ("0", None)]
+)
+async def test_the_smaller_of_a_deadline_and_an_own_limit_holds(
+    kind: Kind, place: str, own: str, shown: str | None
+) -> None:
+    """A deadline never lengthens what the connection, its user or the server has set."""
+    notes = Notes(kind, place, own)
+
+    async def work(execute: Any) -> str:
+        [(limit,)] = await execute("show statement_timeout")
+        return str(limit)
+
+    with deadline(1000.0):
+        limit = await notes.do(Retry(1), work)
+    assert limit == shown or (shown is None and 900_000 < int(limit.removesuffix("ms")) <= 1_000_000)
+    await notes.close()
+
+
+@only(is_postgres=True)
+async def test_a_deadline_that_the_server_cannot_take_is_bounded(notes: Notes) -> None:
+    """PostgreSQL counts milliseconds in 31 bits; what a stranger asks for may be 40,000 years."""
+
+    async def work(execute: Any) -> list[Any]:
+        rows: list[Any] = await execute("select 1")
+        return rows
+
+    with deadline(99_999_999 * 3600.0):
+        assert await notes.do(Retry(1), work) == [(1,)]
+
+
+@only(is_postgres=True)
+async def test_a_unit_with_a_deadline_chooses_its_isolation_level(notes: Notes) -> None:
+    """By its first statement, as without a deadline: what we ask before takes no snapshot."""
+
+    async def work(execute: Any) -> list[Any]:
+        await execute("set transaction isolation level serializable")
+        return [*await execute("show transaction_isolation"), *await execute("show statement_timeout")]
+
+    with deadline(PATIENCE):
+        [level, limit] = await notes.do(Retry(1), work)
+    assert level == ("serializable",)
+    assert limit[0].endswith("ms")
+
+
+@only(is_postgres=True, is_async=True)
+async def test_a_server_that_is_frozen_does_not_keep_the_caller(
+    notes: Notes, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers to no rollback. The caller is let go; the connection is closed behind their back."""
+    monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.2)
+
+    async def work(execute: Any) -> None:
+        await execute(inserting("a"))
+        [(process,)] = await execute("select pg_backend_pid()")
+        frozen.freeze(process)
+        await anyio.sleep(PATIENCE)
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutExceeded):
+        await notes.do(Timeout(0.3), work)
+    assert time.monotonic() - began < PATIENCE / 4
+    frozen.thaw()
+    with anyio.fail_after(PATIENCE):
+        while notes.in_use:
+            await anyio.sleep(0.01)
+    assert notes.rows() == []

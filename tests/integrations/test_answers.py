@@ -1,0 +1,282 @@
+"""What a web service answers where a policy has refused a call or the time is over, in each framework."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import django
+import fastapi
+import flask
+import httpx
+import pytest
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse
+from django.urls import path
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from resilience import BulkheadFull, CircuitBreaker, CircuitOpen, DeadlineExceeded, Retry, TimeoutExceeded
+from resilience.integrations import asgi, wsgi
+
+Endpoint = Callable[[], str]
+OVER = DeadlineExceeded("the deadline of the execution has passed")
+
+
+class Secret(CircuitOpen):
+    """A refusal that says something about the request of another caller."""
+
+    def __str__(self) -> str:
+        return "https://example.org/?token=secret"
+
+
+# --- one service, in each framework ----------------------------------------------------------
+
+
+class Urls:
+    """Where Django finds what to call."""
+
+    endpoint: Endpoint
+    urlpatterns = [path("", lambda request: HttpResponse(Urls.endpoint()))]  # noqa: RUF012
+
+
+def _starlette(endpoint: Endpoint, middleware: Any) -> Any:
+    def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(endpoint())
+
+    return Starlette(routes=[Route("/", answer, methods=["GET", "HEAD"])], middleware=[Middleware(middleware)])
+
+
+def _fastapi(endpoint: Endpoint, middleware: Any) -> Any:
+    app = fastapi.FastAPI()
+    app.get("/", response_class=PlainTextResponse)(endpoint)
+    app.add_middleware(middleware)
+    return app
+
+
+def _flask(endpoint: Endpoint, middleware: Any) -> Any:
+    app = flask.Flask("test")
+    app.get("/")(endpoint)
+    app.wsgi_app = middleware(app.wsgi_app)
+    return app
+
+
+def _django(endpoint: Endpoint, middleware: Any) -> Any:
+    if not settings.configured:
+        settings.configure(ROOT_URLCONF=Urls, SECRET_KEY="test", ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None)
+        django.setup()
+    Urls.endpoint = staticmethod(endpoint)
+    return middleware(get_wsgi_application() if middleware.__module__.endswith("wsgi") else get_asgi_application())
+
+
+def _generator(endpoint: Endpoint, middleware: Any) -> Any:
+    """WSGI without a framework: the work is done in the first step of the body."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        body = endpoint().encode()
+        start_response("200 OK", [])
+        yield body
+
+    return middleware(app)
+
+
+SERVICES: dict[str, Any] = {
+    "starlette": (_starlette, asgi),
+    "fastapi": (_fastapi, asgi),
+    "django-asgi": (_django, asgi),
+    "flask": (_flask, wsgi),
+    "django-wsgi": (_django, wsgi),
+    "generator": (_generator, wsgi),
+}
+
+
+class Service:
+    """A service in one of the frameworks, whose only endpoint does as it is told."""
+
+    def __init__(self, framework: str) -> None:
+        self._make, self._module = SERVICES[framework]
+
+    def get(
+        self, endpoint: Endpoint, middleware: str = "ResilienceMiddleware", method: str = "GET", **headers: str
+    ) -> httpx.Response:
+        app = self._make(endpoint, getattr(self._module, middleware))
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self._module is asgi:
+            return asyncio.run(self._aget(app, method, fields))
+        transport = httpx.WSGITransport(app, raise_app_exceptions=False)
+        with httpx.Client(transport=transport, base_url="http://test") as client:
+            try:
+                return client.request(method, "/", headers=fields)
+            except Exception:  # in the body, with which httpx's stand-in for a server does not deal
+                return httpx.Response(500)
+
+    async def _aget(self, app: Any, method: str, headers: dict[str, str]) -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, "/", headers=headers)
+
+
+@pytest.fixture(params=list(SERVICES))
+def service(request: pytest.FixtureRequest) -> Service:
+    return Service(request.param)
+
+
+def raising(error: Exception) -> Endpoint:
+    def endpoint() -> str:
+        raise error
+
+    return endpoint
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) -> None:
+    """Whole seconds, rounded up; 503 tells a caller, and a load balancer, what a 500 does not."""
+    breaker = CircuitBreaker(1, open_for=30.0)
+    breaker.capture(lambda ctx: 1 / 0)
+
+    def endpoint() -> str:
+        return breaker.call(lambda: "fine")
+
+    answer = service.get(endpoint)
+    assert (answer.status_code, answer.text) == (503, "the service is not available now\n")
+    assert 25 <= int(answer.headers["retry-after"]) <= 30
+    breaker.close()
+    assert service.get(endpoint).text == "fine"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        pytest.param(CircuitOpen("open", retry_after=0.2), 503, "1", id="soon"),
+        pytest.param(CircuitOpen("isolated"), 503, None, id="no-telling-when"),
+        pytest.param(BulkheadFull("full"), 503, None, id="bulkhead"),
+        pytest.param(Secret("open"), 503, None, id="secret"),
+        pytest.param(OVER, 504, None, id="deadline"),
+        pytest.param(ExceptionGroup("all", [OVER, OVER]), 504, None, id="group-of-deadlines"),
+        pytest.param(ExceptionGroup("all", [OVER, CircuitOpen("o", retry_after=7.0)]), 503, "7", id="mixed-group"),
+        pytest.param(ExceptionGroup("all", [OVER, KeyError("bug")]), 500, None, id="group-with-a-bug"),
+        pytest.param(TimeoutExceeded("too slow"), 500, None, id="own-timeout"),
+        pytest.param(KeyError("bug"), 500, None, id="bug"),
+    ],
+)
+def test_the_status_says_what_happened_and_nothing_more(
+    service: Service, error: Exception, status: int, retry_after: str | None
+) -> None:
+    """The body names neither the policy nor what failed."""
+    answer = service.get(raising(error))
+    assert (answer.status_code, answer.headers.get("retry-after")) == (status, retry_after)
+    assert "secret" not in answer.text
+
+
+def test_a_deadline_middleware_answers_in_every_framework(service: Service) -> None:
+    """Also where the framework catches what its handlers raise."""
+
+    def endpoint() -> str:
+        return Retry().call(lambda: (_ for _ in ()).throw(OVER))
+
+    assert service.get(endpoint, "DeadlineMiddleware", x_envoy_expected_rq_timeout_ms="5000").status_code == 504
+    assert service.get(raising(CircuitOpen("open")), "DeadlineMiddleware").status_code == 500
+
+
+@pytest.mark.parametrize("framework", ["flask", "django-wsgi", "generator"])
+def test_the_answer_to_head_has_no_body(framework: str) -> None:
+    """HEAD is answered as GET is, without the text."""
+    answer = Service(framework).get(raising(OVER), method="HEAD")
+    assert (answer.status_code, answer.content) == (504, b"")
+
+
+def test_a_handler_of_the_applications_own_is_asked_first() -> None:
+    """Who has said what a refusal means gets that."""
+    app = flask.Flask("test")
+    app.get("/")(raising(CircuitOpen("open")))
+    app.register_error_handler(CircuitOpen, lambda error: ("cached", 200))
+    app.wsgi_app = wsgi.ResilienceMiddleware(app.wsgi_app)  # type: ignore[method-assign]
+    assert app.test_client().get("/").text == "cached"
+
+
+def test_an_own_500_of_the_application_stays() -> None:
+    """A status that was chosen is no error that was caught."""
+    app = flask.Flask("test")
+    app.get("/")(lambda: ("as I say", 500))
+    app.wsgi_app = wsgi.ResilienceMiddleware(app.wsgi_app)  # type: ignore[method-assign]
+    assert app.test_client().get("/").text == "as I say"
+
+
+def test_a_service_without_the_middleware_answers_as_before() -> None:
+    """Though its framework is listened to, for the sake of another service in the process."""
+    app = flask.Flask("test")
+    app.get("/")(raising(CircuitOpen("open")))
+    assert app.test_client().get("/").status_code == 500
+
+
+@pytest.mark.parametrize("middleware", [asgi.ResilienceMiddleware, asgi.DeadlineMiddleware])
+async def test_what_is_no_request_goes_through_as_it_is(middleware: Any) -> None:
+    """A websocket has no status to answer with."""
+
+    async def app(*given: Any) -> None:
+        assert given == ({"type": "websocket"}, receive, send)
+        raise CircuitOpen("open")
+
+    async def receive() -> Any: ...
+    async def send(message: Any) -> None: ...
+
+    with pytest.raises(CircuitOpen):
+        await middleware(app)({"type": "websocket"}, receive, send)
+
+
+def test_a_response_that_has_begun_is_not_answered_twice() -> None:
+    """The server breaks the connection off instead."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"half"
+        raise OVER
+
+    def start_response(status: str, headers: Any, error: Any = None) -> None:
+        if error:
+            raise error[1]
+
+    items = iter(wsgi.ResilienceMiddleware(app)({}, start_response))
+    assert next(items) == b"half"
+    with pytest.raises(DeadlineExceeded):
+        next(items)
+
+
+def test_nothing_needs_the_cyclic_collector() -> None:
+    """An error that was answered is gone with its request."""
+
+    class Marked(CircuitOpen):
+        """One that can be looked for."""
+
+    alive: list[weakref.ref[Any]] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        error = Marked("open")
+        alive.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    gc.disable()
+    try:
+        assert wsgi.ResilienceMiddleware(app)({}, lambda status, headers, error: None)
+        assert [it() for it in alive] == [None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("module", [asgi, wsgi], ids=["asgi", "wsgi"])
+def test_what_is_no_application_is_refused(module: Any) -> None:
+    """Where it is written, and not with the first request."""
+    with pytest.raises(TypeError, match="app must be"):
+        module.ResilienceMiddleware("nonsense")

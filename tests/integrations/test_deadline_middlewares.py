@@ -1,0 +1,169 @@
+"""The deadline of a request: what holds in ASGI and in WSGI alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
+from wsgiref.util import setup_testing_defaults
+
+import httpx
+import pytest
+
+from resilience import Context, DeadlineExceeded, current_context, deadline
+from resilience.integrations import asgi, wsgi
+from tests.conftest import FakeClock, World
+
+EXPECTED = "x-envoy-expected-rq-timeout-ms"
+OVER = DeadlineExceeded("the deadline of the execution has passed")
+TOO_LATE = b"the deadline of the request has passed\n"
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    length: int
+
+
+class Service:
+    """An application in one of the two, without a server: it does its work, and answers "fine"."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.contexts: list[Context] = []
+
+    def get(self, fields: dict[str, str], work: Callable[[], Any] = lambda: None, **settings: Any) -> Answer:
+        def entered() -> None:
+            self.contexts.append(current_context())
+            work()
+
+        if self.name == "wsgi":
+            return self._wsgi(entered, fields, settings)
+        return World(self.name).run(lambda: self._asgi(entered, fields, settings))  # type: ignore[no-any-return]
+
+    async def _asgi(self, entered: Callable[[], None], fields: dict[str, str], settings: Any) -> Answer:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            entered()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await send({"type": "http.response.body", "body": b"fine"})
+
+        async def receive() -> Any: ...
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        sent: list[Any] = []
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        await asgi.DeadlineMiddleware(app, **settings)({"type": "http", "headers": headers}, receive, send)
+        start, body = sent
+        return Answer(start["status"], body["body"], int(dict(start["headers"])[b"content-length"]))
+
+    def _wsgi(self, entered: Callable[[], None], fields: dict[str, str], settings: Any) -> Answer:
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            entered()
+            start_response("200 OK", [("content-length", "4")])
+            return [b"fine"]
+
+        def start_response(status: str, headers: Any, error: Any = None) -> None:
+            started.append((int(status[:3]), int(dict(headers)["content-length"])))
+
+        started: list[tuple[int, int]] = []
+        environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in fields.items()}
+        setup_testing_defaults(environ)
+        body = b"".join(wsgi.DeadlineMiddleware(app, **settings)(environ, start_response))
+        return Answer(started[0][0], body, started[0][1])
+
+
+@pytest.fixture(params=["asyncio", "trio", "wsgi"])
+def service(request: pytest.FixtureRequest) -> Service:
+    return Service(request.param)
+
+
+def raising(error: Exception, *, late: bool = False) -> Callable[[], None]:
+    def work() -> None:
+        while late and not current_context().expired:
+            time.sleep(0.005)
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings", "seconds"),
+    [
+        ({}, {}, 60.0),
+        ({}, {"cap": 2.0}, 2.0),
+        ({}, {"default": inf}, inf),
+        ({}, {"default": 5.0}, 5.0),
+        ({EXPECTED: "1500"}, {}, 1.5),
+        ({EXPECTED: "rubbish"}, {"default": 5.0}, 5.0),
+        ({EXPECTED: "1500,1500"}, {"default": 5.0}, 5.0),
+        ({EXPECTED: "9999999999"}, {}, 60.0),
+        ({EXPECTED: "9000"}, {"cap": 2.0}, 2.0),
+        ({"grpc-timeout": "250m"}, {}, 0.25),
+        ({"grpc-timeout": "99999999H"}, {"default": 10.0}, 10.0),
+        ({"connect-timeout-ms": "300", "grpc-timeout": "1S"}, {}, 0.3),
+        ({"connect-timeout-ms": "300"}, {"headers": ["x-ms"]}, 60.0),
+        ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
+    ],
+)
+def test_the_app_has_the_time_that_the_request_and_the_settings_say(
+    service: Service, clock: FakeClock, headers: dict[str, str], settings: dict[str, Any], seconds: float
+) -> None:
+    """Which headers are believed, how far, and what holds without one; for the app alone."""
+    answer = service.get(headers, **settings)
+    assert (answer.status, answer.body) == (200, b"fine")
+    assert service.contexts[0].remaining() == pytest.approx(seconds)
+    assert current_context().deadline == inf
+
+
+def test_it_is_never_more_than_there_was(service: Service, clock: FakeClock) -> None:
+    """A deadline around the server stays where it is earlier."""
+    with deadline(1.0) as outer:
+        service.get({EXPECTED: "5000"})
+    assert service.contexts[0].deadline == outer.deadline
+
+
+def test_a_request_that_is_too_late_is_answered_without_the_app(service: Service) -> None:
+    """504, and no work is begun for a caller who has gone."""
+    assert service.get({EXPECTED: "0"}) == (504, TOO_LATE, len(TOO_LATE))
+    assert service.contexts == []
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(raising(OVER), id="deadline"),
+        pytest.param(raising(httpx.ReadTimeout("no answer"), late=True), id="network-error-once-it-is-over"),
+        pytest.param(raising(ExceptionGroup("both", [OVER, OVER])), id="group-of-a-task-group"),
+    ],
+)
+def test_an_app_that_runs_out_of_time_is_a_504(service: Service, work: Callable[[], None]) -> None:
+    """A client in it was given what was left as its timeout, and raises an error of its own."""
+    assert service.get({EXPECTED: "30"}, work) == (504, TOO_LATE, len(TOO_LATE))
+
+
+@pytest.mark.parametrize(
+    ("error", "late"),
+    [(KeyError("bug"), False), (KeyError("bug"), True), (TimeoutError("a database"), False)],
+    ids=["bug", "bug-that-is-found-late", "timeout-in-time"],
+)
+def test_other_errors_are_the_apps(service: Service, error: Exception, late: bool) -> None:
+    """Being late explains no error that is not the network's."""
+    with pytest.raises(type(error)):
+        service.get({EXPECTED: "30" if late else "5000"}, raising(error, late=late))
+
+
+def test_an_app_that_looks_at_nothing_goes_on(service: Service) -> None:
+    """A budget by itself cuts nothing off."""
+    assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
+
+
+@pytest.mark.parametrize("what", ["app", "cap", "default", "headers", "cut_off"])
+def test_wrong_arguments_are_refused(service: Service, what: str) -> None:
+    """By name, where they are written."""
+    module: Any = wsgi if service.name == "wsgi" else asgi
+    arguments: dict[str, Any] = {"app": print, what: "nonsense" if what != "headers" else [""]}
+    with pytest.raises((TypeError, ValueError), match=what):
+        module.DeadlineMiddleware(**arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilience import Failure, Success
-from resilience.outcome import StoppedIteration, describe, genuine
+from resilience.outcome import StoppedIteration, describe, unwrap_stop_iteration
 from tests.conftest import Boom, no_collector
 
 
@@ -94,8 +94,8 @@ def test_a_stop_iteration_is_taken_out_of_its_carrier() -> None:
     """Predicates and handlers see the user's own exception, also where it had to travel in another."""
     stop = StopIteration("last")
     boom = Boom()
-    assert genuine(StoppedIteration(stop)) is stop
-    assert genuine(boom) is boom
+    assert unwrap_stop_iteration(StoppedIteration(stop)) is stop
+    assert unwrap_stop_iteration(boom) is boom
 
 
 def test_a_failure_is_described_by_type_and_message_and_a_result_by_its_type() -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import anyio.lowlevel
 
 from resilience import checks
-from resilience.context import Context, get_ambient
+from resilience.ambient import get_ambient
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, ambient, budget, ran_out

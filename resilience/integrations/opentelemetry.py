@@ -33,7 +33,7 @@ from resilience.integrations.telemetry import (
     facts,
     kind_of,
 )
-from resilience.outcome import describe_error, genuine
+from resilience.outcome import describe_error, unwrap_stop_iteration
 from resilience.policy import Call, Policy
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Tracing(Policy[Never]):
         try:
             return await call(_told_to(span, ctx))
         except Exception as error:
-            self._fail(span, genuine(error))
+            self._fail(span, unwrap_stop_iteration(error))
             raise
         except BaseException as error:
             span.set_attribute("resilience.cancelled_by", canceller(error, ctx))
@@ -235,7 +235,7 @@ class Tracing(Policy[Never]):
             span.end()
 
     def _start(self, ctx: Context) -> Span:
-        record = ctx._facts.record
+        record = ctx._info.record
         pipeline = None if record is None else record.executed.name
         name = ctx.operation or pipeline or "execution"
         told = {"operation": ctx.operation, "pipeline": pipeline}
@@ -276,7 +276,7 @@ def _told_to(span: Span, ctx: Context) -> Context:
     if not span.is_recording():
         return ctx
     inside = ctx.child()
-    inside._facts = ctx._facts.heard_by((*ctx._facts.listeners, partial(_tell, span)))
+    inside._info = ctx._info.with_listeners(partial(_tell, span))
     return inside
 
 

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from typing_extensions import override
 
-from resilience.callables import finished
-from resilience.context import current_context
+from resilience.ambient import current_context
+from resilience.callables import maybe_await
 from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
 from resilience.integrations.dbapi.drivers import is_aborted
@@ -120,7 +120,7 @@ class _UnitOfWork(UnitOfWork[Any, D]):
     async def prepare(self, connection: Any) -> None:
         flush = getattr(connection, "flush", None)  # a session has; a connection has nothing to flush
         if flush is not None:
-            await finished(flush())
+            await maybe_await(flush())
         await _run(connection, _refuse_if_aborted)
 
     @override
@@ -252,6 +252,6 @@ def _drive(adapted: Any, step: Coroutine[Any, Any, None]) -> None:
     """Take a step with the driver's connection, there. An asynchronous one has an adapter, which waits for it."""
     run_async = getattr(adapted, "run_async", None)
     if run_async is None:
-        drive(step, "a limit of a statement")
+        drive(step)
     else:
         run_async(lambda driver: step)

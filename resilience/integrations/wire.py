@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import urlsplit
 
 from resilience import checks
+from resilience.ambient import block_context, get_ambient, set_ambient
 from resilience.clock import clock
-from resilience.context import Context, block_context, get_ambient, is_over, set_ambient
+from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
 from resilience.matching import transient
 

@@ -19,7 +19,7 @@ _FULL = 'raise self._full(ctx, f"after {{exact({})}} s in the queue", waited)'
 _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
 _BEGAN = "began = clock.now() if self._timed else {}"
 _TOOK = "transitions = self._circuit.record(admission, failure, now - began if self._timed else {}, now)"
-_PLAIN = "if self._is_plain and not (watched.answers or ctx._facts.listeners):"
+_PLAIN = "if self._is_plain and not (watched.answers or ctx._info.listeners):"
 _VALUE = 'return cast("A_co", self._value)'
 _OPEN = "if type(admission) is Open and (now := clock.now()) < admission.until:"
 _OURS = 'frame.f_globals.get("__name__", "").startswith("resilience.")'

@@ -155,9 +155,9 @@ def test_drive_returns_what_a_coroutine_returns_and_raises_what_it_raises() -> N
     async def error() -> str:
         raise KeyError("no")
 
-    assert drive(value(), "the test") == "value"
+    assert drive(value()) == "value"
     with pytest.raises(KeyError):
-        drive(error(), "the test")
+        drive(error())
 
 
 def test_an_awaitable_that_is_done_may_be_awaited_whatever_it_is() -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import anyio
 
 from resilience.clock import clock
-from resilience.events import logger
+from resilience.events.dispatch import logger
 from resilience.runtimes.tasks import asyncio_task
 
 #: Clean-ups that were left behind: an event loop alone remembers its tasks by weak references.

@@ -14,9 +14,10 @@ from math import inf
 from types import TracebackType
 from typing import Any, Final, final
 
-from resilience.callables import finished
+from resilience.ambient import current_context
+from resilience.callables import maybe_await
 from resilience.clock import clock
-from resilience.context import Context, current_context
+from resilience.context import Context
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
 from resilience.integrations.wire import timeout_for_client
 from resilience.runtimes.blocking import drive
@@ -48,12 +49,12 @@ class StatementLimits:
         self._sqlite = SQLiteLimits(connection)
 
     def __enter__(self) -> None:
-        drive(self.__aenter__(), "StatementLimits")
+        drive(self.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self.__aexit__(kind, error, traceback), "StatementLimits")
+        drive(self.__aexit__(kind, error, traceback))
 
     async def __aenter__(self) -> None:
         ctx = current_context()
@@ -109,7 +110,7 @@ class SQLiteLimits:
             while not self._has_ended:
                 left = deadline - clock.now()
                 if left <= 0:
-                    drive(finished(self._connection.interrupt()), "StatementLimits")
+                    drive(maybe_await(self._connection.interrupt()))
                 self._changed.wait(min(max(left, _AGAIN), threading.TIMEOUT_MAX))
 
 
@@ -135,14 +136,14 @@ def shorter_limit(current: str, ctx: Context) -> str | None:
 
 async def _execute(connection: Any, statement: str) -> Any:
     """Execute a statement on a connection of any kind; return its first row as a tuple, if it has rows."""
-    cursor = await finished(_plain_cursor(connection))
+    cursor = await maybe_await(_plain_cursor(connection))
     try:
         if is_sqlite(connection):
             cursor.row_factory = None
-        await finished(cursor.execute(statement))
-        return await finished(cursor.fetchone()) if cursor.description else None
+        await maybe_await(cursor.execute(statement))
+        return await maybe_await(cursor.fetchone()) if cursor.description else None
     finally:
-        await finished(cursor.close())
+        await maybe_await(cursor.close())
 
 
 def _plain_cursor(connection: Any) -> Any:

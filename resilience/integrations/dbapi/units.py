@@ -15,15 +15,15 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final, 
 from resilience import checks
 from resilience.callables import (
     close_coroutine,
-    finished,
     is_awaitable,
     is_coroutine_function,
     is_generator_function,
+    maybe_await,
     name_of,
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
-from resilience.events import logger
+from resilience.events.dispatch import logger
 from resilience.integrations.dbapi.cleanup import in_peace
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
@@ -123,7 +123,7 @@ class UnitOfWork(Generic[W, D]):
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)
             execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs), _undo)
-            return self._policy.execute(lambda ctx: drive(execution.attempt(ctx), "a unit of work"))
+            return self._policy.execute(lambda ctx: drive(execution.attempt(ctx)))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs), _undo_in_peace)
@@ -169,12 +169,12 @@ class _Execution:
     async def attempt(self, ctx: Context) -> Any:
         if self._committing:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
-        connection = await finished(self._connect())
+        connection = await maybe_await(self._connect())
         limits = AsyncExitStack()
         try:
             if self._unit._limit_statements:
                 await limits.enter_async_context(self._unit.limits(connection))
-            result = await finished(self._work(connection))
+            result = await maybe_await(self._work(connection))
             await self._unit.prepare(connection)
             await self._commit(connection, ctx)
             await limits.aclose()
@@ -192,7 +192,7 @@ class _Execution:
             self._committing = False
             raise DeadlineExceeded("the deadline of the execution has passed, nothing is committed")
         try:
-            await finished(connection.commit())
+            await maybe_await(connection.commit())
         except Exception as error:
             if self._unit.is_undone(error):
                 self._committing = False
@@ -244,11 +244,11 @@ async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
     with suppress(Exception):
         await limits.aclose()
     with suppress(Exception):  # of a connection that is broken
-        await finished(connection.rollback())
+        await maybe_await(connection.rollback())
 
 
 async def _close(connection: Any) -> None:
     try:
-        await finished(connection.close())
+        await maybe_await(connection.close())
     except Exception:  # it has been committed or rolled back by now
         logger.exception("closing a %s raised", type(connection).__name__)

@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 
-from resilience.callables import finished
-from resilience.context import Context, current_context
+from resilience.ambient import current_context
+from resilience.callables import maybe_await
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
@@ -139,7 +140,7 @@ class Call(ABC):
     async def run(self, execute: Callable[..., Any]) -> Any:
         """Make the call under the policy by its `execute` or `aexecute`, and return what grpc hands to the caller."""
         try:
-            return self._call_of(await finished(execute(self, self._context())))
+            return self._call_of(await maybe_await(execute(self, self._context())))
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
@@ -153,13 +154,13 @@ class Call(ABC):
 
     async def attempt(self, ctx: Context) -> Any:
         """Make one attempt, and return what the policies see of it."""
-        call = await finished(self._begin(ctx))
+        call = await maybe_await(self._begin(ctx))
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
             _tell_retry(error)
             if _ran_out(error, ctx):
-                await finished(self.sleep(ctx.remaining()))  # gRPC's timer is a little early
+                await maybe_await(self.sleep(ctx.remaining()))  # gRPC's timer is a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
@@ -185,10 +186,10 @@ class Call(ABC):
         if self._sends_once and (self._kind.gets_stream or self.covers_once == "start"):
             return call
         if not self._kind.gets_stream:
-            return await finished(self.result(call))
+            return await maybe_await(self.result(call))
         replies = type(self).iterate(call)
         try:
-            first = [await finished(type(self).following(replies))]
+            first = [await maybe_await(type(self).following(replies))]
         except (StopIteration, StopAsyncIteration):
             first = []
         except grpc.RpcError:

@@ -68,7 +68,7 @@ class PolicyInterceptor(
 
     def _run(self, kind: Kind, *made: Any) -> Any:
         call = _BlockingCall(self._calls, kind, *made)
-        return drive(call.run(self._calls.policy.execute), type(self).__name__)
+        return drive(call.run(self._calls.policy.execute))
 
 
 def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:

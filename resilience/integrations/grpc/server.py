@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from resilience.callables import finished
+from resilience.callables import maybe_await
 from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
 from resilience.runtimes.blocking import drive
@@ -146,12 +146,12 @@ class _Limited:
         self._context = context
 
     def __enter__(self) -> Steps:
-        return drive(self.__aenter__(), "DeadlineInterceptor")
+        return drive(self.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self.__aexit__(kind, error, traceback), "DeadlineInterceptor")
+        drive(self.__aexit__(kind, error, traceback))
 
     async def __aenter__(self) -> Steps:
         if self._ctx.expired:
@@ -165,7 +165,7 @@ class _Limited:
             await self._abort()
 
     async def _abort(self) -> None:
-        await finished(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER))
+        await maybe_await(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER))
         raise AssertionError("abort() raises")
 
 

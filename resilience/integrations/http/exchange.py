@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
-from resilience.context import Context, current_context
+from resilience.ambient import current_context
+from resilience.context import Context
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.integrations.http.rules import NotRepeatable, Rules, TransientStatus
 from resilience.integrations.wire import OfHost
@@ -100,7 +101,7 @@ class Exchange(ABC, Generic[R]):
                 still_open = (it for it in self._open if not _is_closed(it[0]))
                 self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
         if late:
-            drive(BLOCKING.close(response), type(self).__qualname__)  # nobody else would
+            drive(BLOCKING.close(response))  # nobody else would
             raise DeadlineExceeded("the response came after its time")
         failure = self._rules.failure_of(status, headers, response)
         if failure is None:
@@ -124,7 +125,7 @@ class Exchange(ABC, Generic[R]):
                 raise
         finally:
             for response in self._end(kept):
-                drive(BLOCKING.close(response), type(self).__qualname__)
+                drive(BLOCKING.close(response))
         return kept
 
     async def arun(self, policy: Policy[Any]) -> Any:
@@ -186,7 +187,7 @@ class Exchange(ABC, Generic[R]):
             is_ours = any(it is response for it, _ in self._open)
             self._open = [it for it in self._open if it[0] is not response]
         if is_ours:
-            drive(BLOCKING.close(response), type(self).__qualname__)
+            drive(BLOCKING.close(response))
 
     def _why_not(self, *, sent: bool) -> str | None:
         return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)

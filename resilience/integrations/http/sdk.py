@@ -20,7 +20,8 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from resilience.context import Context, current_context
+from resilience.ambient import current_context
+from resilience.context import Context
 from resilience.integrations.http.bodies import is_used_up
 from resilience.integrations.http.perhost import Policies, as_policies, policy_for
 from resilience.integrations.http.rules import NotRepeatable, retry_after

@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
-from resilience.checks import exact
-from resilience.context import executed_object
+from resilience.checks import format_number
 from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost
@@ -130,11 +129,11 @@ def _check(total_timeout: object, attempt_timeout: object, window: object) -> No
     period = checks.seconds("window", window)
     if attempt > total:
         raise ValueError(
-            f"attempt_timeout must be at most total_timeout: {exact(attempt)} s is more than {exact(total)} s"
+            f"attempt_timeout must be at most total_timeout: {format_number(attempt)} s is more than {format_number(total)} s"
         )
     if period < 2 * attempt:
         raise ValueError(
-            f"window must be at least twice attempt_timeout: {exact(period)} s is less than 2 * {exact(attempt)} s"
+            f"window must be at least twice attempt_timeout: {format_number(period)} s is less than 2 * {format_number(attempt)} s"
         )
 
 
@@ -146,7 +145,7 @@ class _Body(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        exchange = executed_object(ctx)
+        exchange = ctx._function
         if isinstance(exchange, Exchange):
             exchange.body_may_last_until(ctx.deadline)
         return await call(ctx)

@@ -13,7 +13,7 @@ from redis.asyncio.connection import AbstractConnection as AbstractAsyncConnecti
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
-from resilience.callables import finished
+from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
 from resilience.integrations.wire import timeout_for_client
@@ -86,13 +86,13 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
     async def _really_connect(self) -> None:
         self._connecting, outer = True, self._connecting
         try:
-            await finished(super().connect())
+            await maybe_await(super().connect())
         finally:
             self._connecting = outer
 
     async def _resilient_send_command(self, *args: Any, **kwargs: Any) -> None:
         self._commands = [args]
-        await finished(super().send_command(*args, **kwargs))
+        await maybe_await(super().send_command(*args, **kwargs))
 
     @override
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
@@ -104,7 +104,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         if not self.is_connected:
             await self._really_connect()
         if check_health:
-            await finished(self.check_health())
+            await maybe_await(self.check_health())
         self._shorten()
         call = self._call()
         if call is not None and not self._connecting:
@@ -142,7 +142,7 @@ class _AsyncConnection(_Connection):
 
 
 def _driven(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: drive(method(self, *args, **kwargs), "redis")
+    return lambda self, *args, **kwargs: drive(method(self, *args, **kwargs))
 
 
 def _what_is_left(name: str) -> property:

@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
 from typing_extensions import override
 
-from resilience.callables import finished
+from resilience.callables import maybe_await
 from resilience.integrations.redis.commands import Command, Repeatable
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
@@ -124,9 +124,9 @@ class PolicyRetry(PolicyDriven, _Retry):
         """Run `do` under the policy; call `fail` after each attempt that failed with a supported error."""
         call = Call(self, fail, is_retryable, with_failure_count)
         if self.current_call() is not None:
-            return drive(call.part(do), type(self).__name__)  # type: ignore[no-any-return]
+            return drive(call.part(do))  # type: ignore[no-any-return]
         return self.policy.execute(  # type: ignore[no-any-return]
-            lambda ctx: drive(call.attempt(do, ctx), type(self).__name__)
+            lambda ctx: drive(call.attempt(do, ctx))
         )
 
 
@@ -191,7 +191,7 @@ class Call:
     async def part(self, do: Callable[[], Any]) -> Any:
         """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
         try:
-            return await finished(do())
+            return await maybe_await(do())
         except Exception as error:
             if self._judge(error):
                 await self._settle(error)
@@ -230,7 +230,7 @@ class Call:
         self._unsettled = None
         self._failures += 1
         try:
-            await finished(self._fail(error, self._failures) if self._counts else self._fail(error))
+            await maybe_await(self._fail(error, self._failures) if self._counts else self._fail(error))
         except Exception as raised:
             if self._in_doubt is not None or not self.retry.handles(raised):
                 _forbid(raised)

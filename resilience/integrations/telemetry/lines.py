@@ -8,6 +8,7 @@ from typing import TypeAlias, final
 
 from resilience import checks, events
 from resilience.checks import Duration
+from resilience.circuit_state import CircuitState
 from resilience.events import (
     CallRejected,
     CircuitChanged,
@@ -21,7 +22,6 @@ from resilience.events import (
 from resilience.integrations.telemetry.repeats import Repeats, key_of
 from resilience.integrations.telemetry.sentences import sentence
 from resilience.integrations.telemetry.words import Line, facts, kind_of
-from resilience.state.circuit import CircuitState
 
 #: Kind of event -> level, or None for no line at all.
 Levels: TypeAlias = Mapping[type[Event], int | None]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
 from resilience import events
+from resilience.circuit_state import CircuitState
 from resilience.events import Event
 from resilience.integrations.telemetry.instruments import (
     ABANDONED,
@@ -26,7 +27,6 @@ from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
-from resilience.state.circuit import CircuitState
 
 _Watched: TypeAlias = CircuitBreaker | Bulkhead
 

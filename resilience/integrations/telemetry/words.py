@@ -9,9 +9,9 @@ from dataclasses import fields
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
+from resilience.circuit_state import CircuitState
 from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
-from resilience.state.circuit import CircuitState
 
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
 

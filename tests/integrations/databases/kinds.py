@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from resilience import Policy
-from resilience.callables import finished
+from resilience.callables import maybe_await
 from resilience.integrations import dbapi, sqlalchemy
 from tests.conftest import drive
 from tests.integrations.databases.sqlite import FOREVER, LONG
@@ -132,12 +132,12 @@ class Notes:
     async def execute(self, connection: Any, statement: str) -> list[Any]:
         """Execute a statement; return its rows."""
         if self.kind.through != "driver":
-            result = await finished(connection.execute(text(statement)))
+            result = await maybe_await(connection.execute(text(statement)))
             return [tuple(row) for row in result] if result.returns_rows else []
-        cursor = await finished(connection.cursor())
-        await finished(cursor.execute(statement))
-        rows = await finished(cursor.fetchall()) if cursor.description else []
-        await finished(cursor.close())
+        cursor = await maybe_await(connection.cursor())
+        await maybe_await(cursor.execute(statement))
+        rows = await maybe_await(cursor.fetchall()) if cursor.description else []
+        await maybe_await(cursor.close())
         return [tuple(row) for row in rows]
 
     def rows(self) -> list[str]:
@@ -161,4 +161,4 @@ class Notes:
 
     async def close(self) -> None:
         if self._engine is not None:
-            await finished(self._engine.dispose())
+            await maybe_await(self._engine.dispose())

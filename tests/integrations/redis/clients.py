@@ -55,7 +55,7 @@ class Side:
                     await done(client.close() if self.blocking else client.aclose())
 
         if self.blocking:
-            drive(whole(), "the test")
+            drive(whole())
         else:
             anyio.run(whole)
 

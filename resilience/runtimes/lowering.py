@@ -19,8 +19,6 @@ itself (as `super()` does), look at its own frame, assign to `self`, or suspend 
 """
 
 from __future__ import annotations
-import __future__
-
 import ast
 import dis
 import inspect
@@ -36,7 +34,7 @@ enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off
 #: Where a function keeps its lowered form, beside the code that this was made from (`functools.wraps` copies both).
 _KEPT: Final = "_resilience_lowered"
 _DRIVE: Final = "_resilience_drive"
-#: What stands around the method: what a coroutine does with a `StopIteration` that leaves it (PEP 479), for one thing.
+#: What stands around the method, and what a coroutine does with a `StopIteration` that leaves it (PEP 479).
 _AROUND_THE_METHOD: Final = """
 def factory(_resilience_drive):
     try: pass
@@ -45,7 +43,6 @@ def factory(_resilience_drive):
     return around
 """
 _LOOKING_AROUND = {"locals", "vars", "dir", "eval", "exec", "super"}
-_FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
 
 
@@ -77,6 +74,8 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
             return None
         owner: Any = module.body[0]
         owner.body = [_without_awaits(owner.body[0])]
+        if not {*code.co_varnames[:2]}.isdisjoint(_compiled(module, code, code.co_name).co_varnames):
+            return None  # it assigns to what it is to close over
         return FunctionType(_compiled(module, code, "factory"), function.__globals__)
     except Exception:  # refused below; no source, no stack left to parse it, an interpreter that is shutting down
         return None
@@ -109,7 +108,8 @@ def _imported(code: CodeType) -> set[str]:
 
 def _compiled(module: ast.Module, code: CodeType, name: str) -> CodeType:
     """Compile the module as `code` was, and return the code in it that has this name."""
-    made: CodeType = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    flags = code.co_flags & annotations.compiler_flag
+    made: CodeType = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
     while made.co_name != name:
         made = next(it for it in made.co_consts if isinstance(it, CodeType))
     return made
@@ -140,8 +140,7 @@ class _RemovingAwaits(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         self.mentions += node.id == self._call
-        assigns = node.id == self._policy and not isinstance(node.ctx, ast.Load)
-        return self._refuse(node) if assigns or node.id in _LOOKING_AROUND else node
+        return self._refuse(node) if node.id in _LOOKING_AROUND else node
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
         value: Any = self.visit(node.value)
@@ -159,6 +158,6 @@ class _RemovingAwaits(ast.NodeTransformer):
         return self._refuse(node) if awaits else self.generic_visit(node)
 
     def _refuse(self, node: ast.AST) -> Any:
-        raise NotImplementedError("as a plain function it would not be the same")
+        raise NotImplementedError("it would not mean the same")
 
     visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = _refuse

@@ -20,8 +20,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
 from resilience.checks import exact
-from resilience.context import executed_object
-from resilience.integrations.http.exchange import Exchange
+from resilience.integrations.http.exchange import exchange_of
 from resilience.integrations.http.perhost import PerHost
 from resilience.matching import transient
 from resilience.policies.bulkhead import Bulkhead
@@ -142,9 +141,9 @@ class _Body(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        exchange = executed_object(ctx)
-        if isinstance(exchange, Exchange):
-            exchange.body_may_last_until(ctx.deadline)
+        exchange = exchange_of(ctx)
+        if exchange is not None:
+            exchange.body_may_last_until = ctx.deadline
         return await call(ctx)
 
     @override

@@ -19,6 +19,7 @@ itself (as `super()` does), look at its own frame, assign to `self`, or suspend 
 """
 
 from __future__ import annotations
+
 import ast
 import dis
 import inspect

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any
 
 import urllib3
 from requests import ConnectTimeout, PreparedRequest, Response
+from requests import Timeout as RequestsTimeout
 from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
 from typing_extensions import override
-from urllib3.exceptions import (
-    ClosedPoolError,
-    ConnectTimeoutError,
-    MaxRetryError,
-    NewConnectionError,
-    ProxyError,
-)
 
-from resilience.clock import clock
-from resilience.context import Context, is_over
-from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import (
-    DEFAULT_RULES,
-    Exchange,
-    NotRepeatable,
-    PerHost,
-    Rules,
-    as_policies,
-    as_rules,
-    policy_for,
-)
-from resilience.integrations.http.bodies import forget_sent, is_seekable, is_used_up, note_sent
-from resilience.integrations.requests.timing import (
-    BodyTime,
-    TimeoutLike,
-    attempt_is_late,
-    bounded,
-    has_timed_out,
-    limit_wait,
-)
+from resilience.integrations.http.bodies import Once, body_of
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Settings
+from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.urllib3 import errors
+from resilience.integrations.urllib3.timing import TimeoutLike, attempt_is_late, bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
-
-#: Raised before anything has been sent, wherever requests puts them.
-_NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError, ClosedPoolError)
 
 
 class ResilienceAdapter(HTTPAdapter):
@@ -57,7 +30,7 @@ class ResilienceAdapter(HTTPAdapter):
     :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
         Its own retries have to be off: they would multiply with the policy's.
     :param rules: which statuses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left; nobody by default.
+    :param propagate_to: hosts that are told how much time is left; none by default.
     :param pool_connections: for how many hosts connections are kept, as in `HTTPAdapter`.
     :param pool_maxsize: how many connections are kept for a host.
     :param pool_block: whether no more than those are made. requests waits for a free one without a limit, so a
@@ -79,7 +52,7 @@ class ResilienceAdapter(HTTPAdapter):
     """
 
     # What a pickle carries: requests' own way.
-    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "policy", "rules", "_propagation", "_adapter"]  # noqa: RUF012
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "_settings", "_adapter"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -95,9 +68,7 @@ class ResilienceAdapter(HTTPAdapter):
         pool = (pool_connections, pool_maxsize, pool_block)
         if adapter is not None:
             _check_adapter(adapter, pool)
-        self.policy: Policy[Any] | PerHost = as_policies(policy)
-        self.rules: Rules = as_rules(rules)
-        self._propagation = Propagation.to(propagate_to)
+        self._settings = Settings(policy, rules, propagate_to)
         self._adapter = adapter
         super().__init__(pool_connections=pool_connections, pool_maxsize=pool_maxsize, pool_block=pool_block)
 
@@ -114,40 +85,32 @@ class ResilienceAdapter(HTTPAdapter):
         """Send a prepared request through the policy; called by the session.
 
         :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
-            authentication, and for a file that was read to its end. requests would send an empty body.
+            authentication. requests would send an empty body.
         """
-        if is_used_up(request.body):
-            raise NotRepeatable("the request was not sent: its body was used up before")
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
-        exchange = _Exchange(self, request, timeout, options)
-        response = exchange.run(policy_for(self.policy, str(request.url)))
-        if not isinstance(response, Response):
-            raise TypeError(f"a policy answered with {response!r}; a Fallback of a session answers with a Response")
-        return exchange.with_limit(response) if stream else response
+        response: Response = _Sending(self, self._settings, request, timeout, options).run()
+        return response
 
-    def _shortened(self, timeout: TimeoutLike, ctx: Context) -> TimeoutLike:
-        """Return a timeout that ends no later than the context, in a form that the adapter that sends knows."""
-        left = ctx.timeout()
-        if left is None:
-            return timeout
+    def shortened(self, timeout: TimeoutLike, left: float) -> Any:
+        """Return a timeout of at most `left` seconds, in a form that the adapter that sends knows."""
         shorter = bounded(timeout, left)
         if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
             return shorter
         shorter.start_connect()
-        return shorter.connect_timeout, shorter.read_timeout  # type: ignore[return-value]
+        return shorter.connect_timeout, shorter.read_timeout
 
-    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]) -> Response:
-        """Send a request once."""
-        given: Any = timeout  # requests takes urllib3's, too, and does not say so in its types
+    def transmit(self, request: PreparedRequest, **options: Any) -> Response:
+        """Send a request once, without the policy."""
         if self._adapter is None:
-            return super().send(request, timeout=given, **options)
-        response = self._adapter.send(request, timeout=given, **options)
+            return super().send(request, **options)
+        response = self._adapter.send(request, **options)
         response.connection = self  # digest authentication sends its second request to whoever made the first
         return response
 
     @override
     def close(self) -> None:
         """Close the connections that are kept, those of a wrapped adapter too."""
+        self._settings = self._settings.close()
         super().close()
         if self._adapter is not None:
             self._adapter.close()
@@ -163,121 +126,68 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
         raise ValueError(f"adapter must not retry by itself (max_retries=0), as this one does: {retries!r}")
 
 
-class _Exchange(Exchange[Response]):
+class _Sending(BlockingExchange):
     """One request to one adapter."""
 
+    response_type = Response
+
     def __init__(
-        self, adapter: ResilienceAdapter, request: PreparedRequest, timeout: TimeoutLike, options: Mapping[str, Any]
+        self,
+        adapter: ResilienceAdapter,
+        settings: Settings,
+        request: PreparedRequest,
+        timeout: TimeoutLike,
+        options: Mapping[str, Any],
     ) -> None:
-        url = str(request.url)
-        host = urlsplit(url).hostname or ""
+        # A file is rewound to where it stood when the request was prepared, as requests itself does on a redirect.
+        body = body_of(request.body, getattr(request, "_body_position", None))
         headers: Any = request.headers
-        super().__init__(adapter.rules, str(request.method), headers, replayable=_is_replayable(request), host=host)
+        super().__init__(settings, str(request.method), str(request.url), headers, body)
+        if not body.can_be_sent_again:
+            request.body = Once.of(request.body)
         self._adapter = adapter
         self._request = request
-        self._url = url
         self._timeout = timeout
         self._options = options
-        self._reading: threading.Lock | None = None if _is_plain(request.body) else threading.Lock()
-        self._was_read = False
 
     @override
-    def __call__(self, ctx: Context) -> Response:
-        timeout = self._adapter._shortened(self._timeout, ctx)
-        request = self._request
-        headers = self._adapter._propagation.headers_for(self._url, ctx)
-        if headers:
+    def send(self, attempt: Attempt) -> Response:
+        request, timeout = self._request, self._timeout
+        if attempt.left is not None:
+            timeout = self._adapter.shortened(timeout, attempt.left)
+        if attempt.headers:
             request = request.copy()  # it is the user's, and goes to another host when it is redirected
-            request.headers.update(headers)
-        self.begin()
-        note_sent(request.body)
-        try:
-            response = self._transmit(request, timeout, ctx)
-        except Exception as error:
-            sent = _may_have_been_sent(error)
-            if not sent:
-                forget_sent(request.body)
-            self.failed(error, sent=sent)
-            if is_over(ctx) and has_timed_out(error):
-                raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
-            raise
-        return self.received(response, response.status_code, response.headers, ctx)
-
-    @property
-    @override
-    def why_not_again(self) -> str | None:
-        """Why the request must not be sent again: also while a call that was walked away from still reads the body."""
-        if (reason := super().why_not_again) is not None:
-            return reason
-        is_read = self._reading is not None and self._reading.locked()
-        return "its body is still being read by an earlier attempt" if is_read else None
-
-    def _transmit(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
-        if self._reading is None:
-            return self._receive(request, timeout, ctx)
-        if not self._reading.acquire(blocking=False):
-            raise NotRepeatable("the request was not sent again: its body is still being read by an earlier attempt")
-        try:
-            if self._was_read:
-                _rewind(request)
-            self._was_read = True
-            return self._receive(request, timeout, ctx)
-        finally:
-            self._reading.release()
-
-    def _receive(self, request: PreparedRequest, timeout: TimeoutLike, ctx: Context) -> Response:
-        response = self._adapter._transmit(request, timeout, self._options)
+            request.headers.update(attempt.headers)
+        response = self._adapter.transmit(request, timeout=timeout, **self._options)
         if not self._options["stream"]:
-            if ctx.deadline < inf:
-                BodyTime(ctx.deadline, attempt_is_late, self._timeout).watch(response)
+            if attempt.ctx.deadline < inf:
+                limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
             response.content  # noqa: B018  # reads it, and gives the connection back
         return response
 
-    def with_limit(self, response: Response) -> Response:
-        """Return a response of which the body has to be read in time."""
-        deadline = self.body_deadline
-        if deadline < inf:
-            BodyTime(deadline, self.body_is_late, self._timeout).watch(response)
-        limit_wait(response, self._timeout, deadline - clock.now())  # it may have more than its attempt had left
+    @override
+    def limit(self, response: Response) -> Response:
+        if self._options["stream"]:
+            limit_body(response.raw, self._timeout, self.body_deadline, self.body_is_late)
         return response
 
+    @override
+    def status_of(self, response: Response) -> tuple[int, Mapping[str, str]]:
+        return response.status_code, response.headers
 
-# --- what may be sent again ------------------------------------------------------------------
+    @override
+    def may_have_been_sent(self, error: Exception) -> bool:
+        return not isinstance(error, ConnectTimeout) and errors.may_have_been_sent(_cause(error))
 
+    @override
+    def has_timed_out(self, error: Exception) -> bool:
+        return isinstance(error, RequestsTimeout) or errors.has_timed_out(_cause(error))
 
-def _may_have_been_sent(error: Exception) -> bool:
-    """Whether the request may have reached the server: not where no connection could be made."""
-    cause = error.args[0] if error.args else None
-    reason: Any = cause.reason if isinstance(cause, MaxRetryError) else cause
-    if isinstance(reason, ProxyError):  # "unable to connect to proxy", also where the proxy hung up on the request
-        reason = reason.original_error
-        if type(reason) is OSError and str(reason).startswith("Tunnel connection failed"):  # http.client's only word
-            return False
-    return not isinstance(error, ConnectTimeout) and not isinstance(reason, _NEVER_SENT)
-
-
-def _is_plain(body: object) -> bool:
-    """Whether a body is there as a whole, and sending it changes nothing."""
-    return body is None or isinstance(body, (str, bytes, bytearray, memoryview))
+    @override
+    def proxy_refusal(self, error: Exception) -> int | None:
+        return errors.proxy_refusal(_cause(error))
 
 
-def _is_replayable(request: PreparedRequest) -> bool:
-    """Whether the body can be sent a second time."""
-    body: Any = request.body
-    if _is_plain(body):
-        return True
-    if hasattr(body, "read"):
-        return isinstance(_position(request), int) and is_seekable(body) is True
-    return iter(body) is not body  # something that can be iterated again, and not an iterator
-
-
-def _position(request: PreparedRequest) -> object:
-    """Return where the file that is the body stood when the request was prepared; no number if it cannot tell."""
-    return getattr(request, "_body_position", None)  # what requests itself winds back to on a redirect
-
-
-def _rewind(request: PreparedRequest) -> None:
-    """Wind a file back to where it stood when the request was prepared."""
-    body: Any = request.body
-    if hasattr(body, "seek"):
-        body.seek(_position(request))
+def _cause(error: Exception) -> object:
+    """Return the error of urllib3 that requests has wrapped."""
+    return error.args[0] if error.args else None

@@ -106,7 +106,7 @@ def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
     """Close what a blocking execution was given to await, and return the error that says so."""
     close_coroutine(value)
     return AwaitableMisuse(
-        f"{name_of(fn)} returned an awaitable to a blocking execution, where nobody can await it; "
+        f"{name_of(fn)} returned an awaitable to a blocking execution, where it cannot be awaited; "
         "use `await policy.aexecute(...)`, `await policy.acall(...)` or `policy.aproxy(...)`"
     )
 
@@ -123,7 +123,7 @@ def close_coroutine(value: object) -> None:
     """Close `value` if it behaves like a coroutine, so that it is not reported as never awaited.
 
     By duck type: aiohttp's request objects are no coroutines but close like one. A Task or Future
-    has no `send`; it is somebody's running work and left alone.
+    has no `send`; it is running work, and left alone.
     """
     if hasattr(value, "send") and hasattr(value, "throw") and hasattr(value, "close"):
         value.close()

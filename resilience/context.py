@@ -36,7 +36,7 @@ class Context:
         ``"get-user-4711"``.
     :param properties: values that travel with the execution, visible in every callback and event.
 
-    After an execution the context that was passed in tells what happened:
+    After an execution the context that was passed in says what happened:
 
     >>> from resilience import Context, Retry
     >>> ctx = Context(timeout=2.0, operation="greet")
@@ -237,5 +237,5 @@ _EARLIEST = 0.005
 
 
 def is_over(ctx: Context) -> bool:
-    """Whether the budget is used up, as far as code can tell whose timer was set to its end."""
+    """Whether the budget is used up, for code whose timer was set to its end."""
     return ctx.remaining() <= _EARLIEST

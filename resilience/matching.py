@@ -52,7 +52,7 @@ class Matcher:
         return not self.is_neutral(error) and bool(self._on(error))
 
     def is_neutral(self, error: Exception) -> bool:
-        """Whether nobody handles this exception, and it says nothing about the dependency either.
+        """Whether the policy handles this exception not at all, and it says nothing about the dependency either.
 
         It is one that `ignore` names, or one of the library's own that stands above the user's words.
         """

@@ -85,7 +85,7 @@ class Policy(ABC, Generic[D_co]):
         """Name the policies of a class after it."""
         super().__init_subclass__(**kwargs)
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
-        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
+        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
             cls.name = cls.__name__
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Policy(ABC, Generic[D_co]):
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` under this policy: for callables that take no context.
 
-        Looks at `fn` as `execute` does. Inside, `current_context()` tells what `ctx` would have told.
+        Looks at `fn` as `execute` does. Inside, `current_context()` is what `ctx` would have been.
 
         >>> from resilience import Retry
         >>> Retry().call(max, 3, 5)

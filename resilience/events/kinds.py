@@ -13,7 +13,7 @@ from resilience.circuit_state import CircuitState
 from resilience.info import Called
 from resilience.outcome import Outcome
 
-#: Who cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
+#: What cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
 #: process ends), the end of the coroutine before its time (``"closed"``), or else the ``"caller"``.
 Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
 
@@ -157,7 +157,7 @@ class ExecutionFinished(Event):
     :param attempts: how many times the function was entered.
     :param elapsed: seconds from the beginning to the end.
     :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
-    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
     """
 
     attempts: int
@@ -177,7 +177,7 @@ class CallFinished(Event):
     :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
     :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
     :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
-    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
     """
 
     attempt: int

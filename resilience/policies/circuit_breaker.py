@@ -52,7 +52,7 @@ class CircuitBreaker(Policy[Never]):
     :param name: what errors and events call this policy; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
 
-    Share one breaker between all callers of one dependency: it counts them together, in whatever world they run.
+    Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks.
     A result counts only in the period of the circuit that admitted its call.
 
     >>> from resilience import CircuitBreaker

@@ -56,7 +56,7 @@ class Retry(Policy[Never]):
     It never waits for nothing: where the next delay does not fit in what is left of the deadline or of
     `max_elapsed`, it stops at once with the failure that it has. No attempt starts after the deadline, and
     nothing is waited for after the last attempt. A failure that carries `repeatable = False` (an error or a
-    result with that attribute) is never tried again, whatever `on` says: so a client tells that a request
+    result with that attribute) is never tried again, whatever `on` says: so a client says that a request
     may have been carried out, or that its body cannot be sent twice. A callable object with that attribute that is
     run by `execute` or `aexecute` is not called again either, as a call that a `Timeout` cut off leaves no failure
     of its own to say it.

@@ -175,7 +175,7 @@ def _asked_delay(carrier: object) -> float:
 
 
 def _read(carrier: object, attribute: str) -> Any:
-    """Read an attribute that a foreign object may or may not have. A property that raises has nothing to tell."""
+    """Read an attribute that a foreign object may or may not have. A property that raises says nothing."""
     try:
         return getattr(carrier, attribute, None)
     except Exception:

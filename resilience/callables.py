@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 #: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
 #: any other type for an `__await__` that it does not have costs 120 ns.
@@ -117,6 +117,29 @@ def refuse_plain(fn: object, value: object) -> AwaitableMisuse:
         f"{name_of(fn)} returned {type(value).__name__}, which cannot be awaited; "
         "use `policy.execute(...)` or `policy.call(...)` for blocking functions"
     )
+
+
+def mismatch(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: TypeError, takes_context: bool
+) -> ArgumentMisuse | None:
+    """Return the error for arguments that `fn` cannot take; None where it can, and raised `error` itself.
+
+    :param takes_context: whether the only argument is the context.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
+            return None  # it was entered, or a function around it was
+        traceback = traceback.tb_next
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError:
+        hint = "; use `call` or `acall` for a function that takes no context" if takes_context else ""
+        what = "the context" if takes_context else "these arguments"
+        return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
+    except Exception:  # it has no signature
+        return None
+    return None
 
 
 def close_coroutine(value: object) -> None:

@@ -12,6 +12,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
@@ -254,6 +255,10 @@ class Policy(ABC, Generic[D_co]):
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         """Return the policies that a call meets, outermost first."""
         return (self,)
+
+    def _resilience_refuses_until(self) -> float:
+        """Return the instant on the process clock until which every call will be refused."""
+        return -inf
 
     def _resilience_blocking(self) -> Stage:
         return compose_for_threads(self._resilience_chain())

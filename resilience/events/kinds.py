@@ -86,13 +86,15 @@ class RetryGaveUp(Event):
     :param elapsed: seconds since the first one began.
     :param outcome: what the last one ended with.
     :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
-        ``"unrepeatable"`` where the failure says that the call must not be made again.
+        ``"unrepeatable"`` where the failure says that the call must not be made again, ``"retry_after"`` where the
+        server asked for a longer wait than `max_retry_after`, ``"circuit_open"`` where a circuit inside would have
+        refused the next attempt.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any]
-    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
+    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"]
 
 
 @dataclass(frozen=True, kw_only=True)

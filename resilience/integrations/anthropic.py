@@ -9,7 +9,7 @@ from anthropic._base_client import AsyncAPIClient, SyncAPIClient  # what those f
 
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.policy import Policy
 
 __all__ = ["protect"]

@@ -23,7 +23,7 @@ from resilience.checks import format_number
 from resilience.integrations.http.exchange import exchange_of
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.retry import Retry

@@ -91,7 +91,7 @@ class ResilienceAdapter(HTTPAdapter):
         response: Response = _Sending(self, self._settings, request, timeout, options).run()
         return response
 
-    def shortened(self, timeout: TimeoutLike, left: float) -> Any:
+    def _shortened(self, timeout: TimeoutLike, left: float) -> Any:
         """Return a timeout of at most `left` seconds, in a form that the adapter that sends knows."""
         shorter = bounded(timeout, left)
         if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
@@ -99,7 +99,7 @@ class ResilienceAdapter(HTTPAdapter):
         shorter.start_connect()
         return shorter.connect_timeout, shorter.read_timeout
 
-    def transmit(self, request: PreparedRequest, **options: Any) -> Response:
+    def _transmit(self, request: PreparedRequest, **options: Any) -> Response:
         """Send a request once, without the policy."""
         if self._adapter is None:
             return super().send(request, **options)
@@ -154,11 +154,11 @@ class _Sending(BlockingExchange):
     def send(self, attempt: Attempt) -> Response:
         request, timeout = self._request, self._timeout
         if attempt.left is not None:
-            timeout = self._adapter.shortened(timeout, attempt.left)
+            timeout = self._adapter._shortened(timeout, attempt.left)
         if attempt.headers:
             request = request.copy()  # it is the user's, and goes to another host when it is redirected
             request.headers.update(attempt.headers)
-        response = self._adapter.transmit(request, timeout=timeout, **self._options)
+        response = self._adapter._transmit(request, timeout=timeout, **self._options)
         if not self._options["stream"]:
             if attempt.ctx.deadline < inf:
                 limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)

@@ -169,7 +169,7 @@ def form(**fields: Any) -> aiohttp.FormData:
         ({"data": form(a="1", b=io.BytesIO(b"file"))}, None),
         ({"data": b"expected", "expect100": True}, b"expected"),
     ],
-    ids=lambda it: "" if isinstance(it, bytes) else str(it),
+    ids=lambda it: "" if isinstance(it, bytes) else " ".join(it or ()),
 )
 def test_bodies_that_are_sent_again_whole(server: FlakyServer, options: Any, expected: bytes | None) -> None:
     """What is in memory arrives whole at each attempt."""

@@ -90,7 +90,7 @@ class Again:
         ({"data": io.BytesIO(b"file")}, b"file"),
         ({"data": Again()}, b"in pieces"),
     ],
-    ids=lambda it: "" if isinstance(it, bytes) else str(it),
+    ids=lambda it: "" if isinstance(it, bytes) else " ".join(it or ()),
 )
 def test_bodies_that_are_sent_again_whole(server: FlakyServer, session: Make, options: Any, expected: bytes) -> None:
     """What can be produced a second time arrives whole at each attempt."""

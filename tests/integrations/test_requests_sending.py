@@ -262,6 +262,3 @@ def test_of_two_attempts_at_the_same_time_one_reads_the_body(server: FlakyServer
     assert isinstance(refused, NotRepeatable)
     assert "still being read by an earlier attempt" in str(refused)
     assert [it.body for it in server.requests] == [b"order"]
-
-
-# --- responses --------------------------------------------------------------------------------

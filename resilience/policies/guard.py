@@ -29,7 +29,9 @@ class Guard:
         self._noted = noted = Admitted(self._circuit)
         try:
             noted.admission = self._circuit.admit(block_context())
-        except BaseException:
+        except BaseException:  # refused; or interrupted, and perhaps admitted
+            if noted.admission is not None:
+                self._circuit.release(noted.admission)
             noted.leave()
             raise
 

@@ -26,14 +26,8 @@ class Guard:
         if self._circuit.is_around():
             return  # the block belongs to a call that was admitted
         self._began = clock.now()
-        self._noted = noted = Admitted(self._circuit)
-        try:
-            noted.admission = self._circuit.admit(block_context())
-        except BaseException:  # refused; or interrupted, and perhaps admitted
-            if noted.admission is not None:
-                self._circuit.release(noted.admission)
-            noted.leave()
-            raise
+        self._noted = Admitted(self._circuit)  # should the next line raise, it counts for nothing
+        self._noted.admission = self._circuit.admit(block_context())  # last: nothing fails once it is admitted
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -99,7 +99,8 @@ class Policy(ABC, Generic[D_co]):
         changed = (
             f"{key}={value!r}"
             for key, value in self.settings().items()
-            if key not in parameters or not _same(value, parameters[key].default)
+            # as text: a backoff made anew is the default
+            if key not in parameters or repr(value) != repr(parameters[key].default)
         )
         return f"{type(self).__name__}({', '.join(changed)})"
 
@@ -401,8 +402,3 @@ def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     if isinstance(policy, Pipeline) and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)
-
-
-def _same(value: object, default: object) -> bool:
-    """Whether a setting is what it is by default. By `repr`: a backoff made anew is the same backoff."""
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))

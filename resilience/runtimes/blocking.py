@@ -25,7 +25,7 @@ from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Ti
 
 T = TypeVar("T")
 
-logger = logging.getLogger("resilience")
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final

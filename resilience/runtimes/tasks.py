@@ -28,7 +28,7 @@ from resilience.runtimes.blocking import BLOCKING
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger("resilience")
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 def _first_task() -> asyncio.Task[Any] | None:

@@ -145,7 +145,7 @@ class Permits(Generic[W]):
             return True
 
     def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
-        """Stop waiting without wanting the permit any more: one that was granted, or taken up just now, is passed on."""
+        """Stop waiting without wanting the permit any more: one that was granted, or just taken up, is passed on."""
         with self._lock:
             if self._withdraw_locked(ticket) or ticket.place is Place.GONE:
                 return None

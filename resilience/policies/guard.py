@@ -36,8 +36,8 @@ class Guard:
         admission = None if noted is None else noted.admission
         if noted is None or admission is None:
             return
-        noted.leave()
         try:
+            noted.leave()
             if error is None and not admission.quiet:
                 self._circuit.settle(admission, DONE, self._began, block_context())
             elif isinstance(error, Exception):

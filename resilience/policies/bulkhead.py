@@ -76,10 +76,13 @@ class Bulkhead(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         permits = self._permits
-        try:  # and no method for it: Ctrl-C on the way out of one would lose the permit
-            taken = not permits.busy and permits.free.pop() is None
+        taken = False
+        try:
+            if not permits.busy:
+                del permits.free[-1]  # no call: after one, Ctrl-C or a signal handler could raise, and lose the permit
+                taken = True
         except IndexError:
-            taken = False
+            pass
         if not taken and self._may_wait(ctx):
             await self._wait(ctx, ctx.runtime)
         try:
@@ -220,7 +223,13 @@ class Slot:
         permits = self._bulkhead._permits
         self._waits = True
         try:
-            if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):
+            try:
+                if not permits.busy:
+                    del permits.free[-1]  # as in `Bulkhead.around`
+                    self._held = permits
+            except IndexError:
+                pass
+            if self._held is None and self._bulkhead._may_wait(ctx := block_context()):
                 await self._bulkhead._wait(ctx, runtime)
             self._held = permits
         finally:

@@ -27,6 +27,7 @@ import dis
 import inspect
 import linecache
 import os
+import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
@@ -49,6 +50,7 @@ def _resilience_factory(_resilience_drive):
 _LOOKING_AROUND = {"locals", "vars", "dir", "eval", "exec", "super"}
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
+_AS_METHOD = sys.version_info >= (3, 12)  # from then on a bit of LOAD_ATTR, and LOAD_METHOD a name that is never met
 
 
 def lower(policy: Any) -> Callable[..., Any] | None:
@@ -75,7 +77,7 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
         return None
     try:
         module = _parsed(function)
-        if _compiled(module, code, code.co_name) != code:
+        if _compiled(module, code, code.co_name) != code.replace(co_flags=code.co_flags & ~inspect.CO_NESTED):
             return None
         owner: Any = module.body[0]
         owner.body = [_without_awaits(owner.body[0])]
@@ -104,7 +106,7 @@ def _imported(code: CodeType) -> set[str]:
     others, name = {""}, ""
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         if operation in (_ATTR, _METHOD):
-            is_method = operation == _METHOD or (_METHOD is None and argument & 1)
+            is_method = operation == _METHOD or argument & _AS_METHOD
             (others if is_method else imported).add(name)
         if operation != _CACHE:
             name = code.co_names[argument >> 1] if operation == _GLOBAL else ""

@@ -22,7 +22,7 @@ from resilience.errors import (
     TimeoutExceeded,
     WorkersExhausted,
 )
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policies.bulkhead import Bulkhead, BulkheadStats
 from resilience.policies.circuit_breaker import CircuitBreaker

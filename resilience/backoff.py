@@ -212,7 +212,7 @@ def as_backoff(name: str, value: object) -> Backoff:
     if isinstance(value, (_Envelope, Decorrelated, _Given)):
         return value
     if isinstance(value, Backoff):
-        return _Given(value)  # somebody else's: its delays are looked at as they come, and the last one repeats
+        return _Given(value)  # a user's own: its delays are looked at as they come, and the last one repeats
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         if not value:
             raise ValueError(f"{name} must hold at least one delay, not {value!r}")
@@ -250,7 +250,7 @@ def _within(share: float, rng: Randomness, value: float) -> float:
 
 
 def _drawn(rng: Randomness, low: float, high: float) -> float:
-    # The user's own source is believed as little as a backoff of the user's own: nobody can wait for NaN.
+    # A user's own source is checked like a user's own backoff: NaN cannot be waited for.
     return checks.seconds("what rng.uniform() returned", rng.uniform(low, high), zero=True)
 
 

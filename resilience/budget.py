@@ -24,7 +24,7 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
 
     :param timeout: seconds from the entry of the block; 0 is already over, infinity is no limit.
 
-    As `with`, nothing is cut off: what waits or tries again inside obeys, and `ctx.check()`, `ctx.timeout()` tell.
+    As `with`, nothing is cut off: what waits or tries again inside obeys, as do `ctx.check()` and `ctx.timeout()`.
     As `async with`, the block itself is cut off when the time is over, and `DeadlineExceeded` is raised.
 
     >>> from resilience import Retry, deadline

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 #: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
 #: any other type for an `__await__` that it does not have costs 120 ns.
@@ -106,7 +106,7 @@ def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
     """Close what a blocking execution was given to await, and return the error that says so."""
     close_coroutine(value)
     return AwaitableMisuse(
-        f"{name_of(fn)} returned an awaitable to a blocking execution, where nobody can await it; "
+        f"{name_of(fn)} returned an awaitable to a blocking execution, where it cannot be awaited; "
         "use `await policy.aexecute(...)`, `await policy.acall(...)` or `policy.aproxy(...)`"
     )
 
@@ -119,11 +119,34 @@ def refuse_plain(fn: object, value: object) -> AwaitableMisuse:
     )
 
 
+def mismatch(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: TypeError, takes_context: bool
+) -> ArgumentMisuse | None:
+    """Return the error for arguments that `fn` cannot take; None where it can, and raised `error` itself.
+
+    :param takes_context: whether the only argument is the context.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
+            return None  # it was entered, or a function around it was
+        traceback = traceback.tb_next
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError:
+        hint = "; use `call` or `acall` for a function that takes no context" if takes_context else ""
+        what = "the context" if takes_context else "these arguments"
+        return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
+    except Exception:  # it has no signature
+        return None
+    return None
+
+
 def close_coroutine(value: object) -> None:
     """Close `value` if it behaves like a coroutine, so that it is not reported as never awaited.
 
     By duck type: aiohttp's request objects are no coroutines but close like one. A Task or Future
-    has no `send`; it is somebody's running work and left alone.
+    has no `send`; it is running work, and left alone.
     """
     if hasattr(value, "send") and hasattr(value, "throw") and hasattr(value, "close"):
         value.close()

@@ -91,7 +91,9 @@ def plain_function(name: str, value: F) -> F:
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
     if is_coroutine_function(value):
-        raise TypeError(f"{name} must be a plain function: nobody awaits the coroutine function {name_of(value)}")
+        raise TypeError(
+            f"{name} must be a plain function: the coroutine function {name_of(value)} would never be awaited"
+        )
     return value
 
 

@@ -36,7 +36,7 @@ class Context:
         ``"get-user-4711"``.
     :param properties: values that travel with the execution, visible in every callback and event.
 
-    After an execution the context that was passed in tells what happened:
+    After an execution the context that was passed in says what happened:
 
     >>> from resilience import Context, Retry
     >>> ctx = Context(timeout=2.0, operation="greet")
@@ -48,6 +48,7 @@ class Context:
 
     __slots__ = (
         "_arguments",
+        "_executed",
         "_function",
         "_info",
         "_keywords",
@@ -69,6 +70,7 @@ class Context:
     _function: Any  # what is called; None outside an execution
     _arguments: tuple[Any, ...] | None  # None: the function is called with its context
     _keywords: Mapping[str, Any]
+    _executed: Any  # the policy or pipeline that is executed; None outside an execution
     _info: ExecutionInfo
     _timer: Timer | None  # the tightest one that will cut off what runs under this context
     _report: Record  # set where this very context was passed to an execution: what happened in that
@@ -92,7 +94,7 @@ class Context:
             self._info = ExecutionInfo(operation, MappingProxyType(dict(properties or {})))
         self.attempt = 1
         self.runtime = DETECTED
-        self._function = self._arguments = self._timer = None
+        self._function = self._arguments = self._executed = self._timer = None
         self._keywords = NO_KEYWORDS
 
     def __repr__(self) -> str:
@@ -227,6 +229,7 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None, 
     child._function = parent._function
     child._arguments = parent._arguments
     child._keywords = parent._keywords
+    child._executed = parent._executed
     child._info = parent._info if parent._info is not BARE else NO_INFO
     child._timer = timer
     return child
@@ -237,5 +240,5 @@ _EARLIEST = 0.005
 
 
 def is_over(ctx: Context) -> bool:
-    """Whether the budget is used up, as far as code can tell whose timer was set to its end."""
+    """Whether the budget is used up, for code whose timer was set to its end."""
     return ctx.remaining() <= _EARLIEST

@@ -21,7 +21,7 @@ from types import CoroutineType
 from typing import Any, Protocol, TypeAlias
 
 from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient
-from resilience.callables import NON_AWAITABLE_TYPES, is_awaitable, refuse_awaitable, refuse_plain
+from resilience.callables import NON_AWAITABLE_TYPES, is_awaitable, mismatch, refuse_awaitable, refuse_plain
 from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import ArgumentMisuse, WorkersExhausted
@@ -115,6 +115,9 @@ def enter(ctx: Context) -> Any:
             result = function(*arguments)
     except StopIteration as stop:
         raise StoppedIteration(stop) from None
+    except TypeError as error:
+        _refuse_mismatch(ctx, error)
+        raise
     if type(result) not in NON_AWAITABLE_TYPES and is_awaitable(result):
         raise refuse_awaitable(function, result)
     return result
@@ -162,8 +165,20 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
     if ctx._info is not BARE:
         return _await_in_context(ctx)
     function, arguments = ctx._function, ctx._arguments
-    awaitable = function(*((ctx,) if arguments is None else arguments), **ctx._keywords)
+    try:
+        awaitable = function(*((ctx,) if arguments is None else arguments), **ctx._keywords)
+    except TypeError as error:
+        _refuse_mismatch(ctx, error)
+        raise
     return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
+
+
+def _refuse_mismatch(ctx: Context, error: TypeError) -> None:
+    """Raise where a call cannot have entered the function, as that does not take these arguments."""
+    function, arguments = ctx._function, ctx._arguments
+    misuse = mismatch(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
+    if misuse is not None:
+        raise misuse from None
 
 
 async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
@@ -184,6 +199,8 @@ async def _await_in_context(ctx: Context) -> Any:
         awaitable = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
         result = await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
     except BaseException as error:
+        if isinstance(error, TypeError):
+            _refuse_mismatch(ctx, error)
         if record is not None:
             _end_attempt(record, ctx, None, error)
         raise
@@ -243,6 +260,7 @@ def protect(
         inner._arguments = None if takes_context else args
         inner._keywords = kwargs
         inner._info = info
+        inner._executed = executed
         inner._timer = None
         chain = stage
         if is_observed or subscribers.executions or get_ambient() is not None:
@@ -284,6 +302,7 @@ def aprotect(
         inner._arguments = None if takes_context else args
         inner._keywords = kwargs
         inner._info = info
+        inner._executed = executed
         inner._timer = None
         chain = stage
         if is_observed or subscribers.executions or get_ambient() is not None:

@@ -1,4 +1,4 @@
-"""What an execution is about: what is called, what it is for, who listens, and the record that is kept of it."""
+"""What an execution is about: what is called, what for, its listeners, and the record that is kept of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The outcome of a call as a value: `Success(value)` or `Failure(error)`.
 
-Inside the library exceptions travel as exceptions. Outcomes are for those who look at a call from
+Inside the library exceptions travel as exceptions. Outcomes are for code that looks at a call from
 the side: predicates and handlers, listeners, `Policy.capture`, and tests.
 """
 

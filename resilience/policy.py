@@ -12,6 +12,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
@@ -85,7 +86,7 @@ class Policy(ABC, Generic[D_co]):
         """Name the policies of a class after it."""
         super().__init_subclass__(**kwargs)
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
-        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that somebody has chosen
+        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
             cls.name = cls.__name__
 
     @abstractmethod
@@ -157,7 +158,7 @@ class Policy(ABC, Generic[D_co]):
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` under this policy: for callables that take no context.
 
-        Looks at `fn` as `execute` does. Inside, `current_context()` tells what `ctx` would have told.
+        Looks at `fn` as `execute` does. Inside, `current_context()` is what `ctx` would have been.
 
         >>> from resilience import Retry
         >>> Retry().call(max, 3, 5)
@@ -254,6 +255,10 @@ class Policy(ABC, Generic[D_co]):
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         """Return the policies that a call meets, outermost first."""
         return (self,)
+
+    def _resilience_refuses_until(self) -> float:
+        """Return the instant on the process clock until which every call will be refused."""
+        return -inf
 
     def _resilience_blocking(self) -> Stage:
         return compose_for_threads(self._resilience_chain())

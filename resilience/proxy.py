@@ -175,7 +175,7 @@ async def _aenter(self: Any) -> Any:
 class _Pending(Coroutine[Any, Any, Any]):
     """What a protected method returns where the client's returns an awaitable: to be awaited, or entered.
 
-    A coroutine for whoever asks (`asyncio.create_task` takes nothing else).
+    A coroutine to `isinstance` (`asyncio.create_task` takes nothing else).
     """
 
     def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:

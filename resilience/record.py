@@ -36,7 +36,7 @@ class History:
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._kept: list[tuple[str, str]] = []  # made `FailedAttempt`s for who asks: each takes 200 ns
+        self._kept: list[tuple[str, str]] = []  # made `FailedAttempt`s when they are asked for
 
     def add(self, outcome: Outcome[object]) -> None:
         """Remember one more failure."""
@@ -77,7 +77,7 @@ class Executed(Protocol):
 
 @final
 class Record:
-    """What happened in one execution. Kept only where somebody can read it afterwards."""
+    """What happened in one execution. Kept only where it can be read afterwards."""
 
     __slots__ = ("_history", "_noted", "attempt_began", "attempts", "began", "ended", "executed")
 
@@ -108,7 +108,7 @@ class Record:
         self._noted = None
 
     def note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
-        """Remember why an attempt failed, once: an error passes by many who could note it.
+        """Remember why an attempt failed, once: an error passes several policies that could note it.
 
         :param instead_of: the error that was noted before a policy made this one of it.
         """

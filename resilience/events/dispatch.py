@@ -1,4 +1,4 @@
-"""Reporting events: who listens, and how they are called.
+"""Reporting events: the listeners, and how they are called.
 
 Listeners observe. They are plain functions of one event, called in the thread or task where it
 happened, outside every lock; what they raise is logged and changes nothing. No event object is built
@@ -47,7 +47,7 @@ _KINDS: tuple[type[Event], ...] = (
 
 @final
 class Subscribers:
-    """Who listens in this process, by kind, and in short what an execution has to look at.
+    """The listeners of this process, by kind, and in short what an execution has to look at.
 
     The tuples are replaced, never changed, so reading needs no lock. The lock is reentrant: a finalizer may subscribe
     or unsubscribe in the middle of the same.
@@ -66,11 +66,11 @@ class Subscribers:
         self.policies_off: bool = False
 
     def of(self, kind: type[Event]) -> _Listeners:
-        """Return who listens to events of a kind."""
+        """Return the listeners to events of a kind."""
         return self._by_kind[kind]
 
     def change(self, kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listeners]) -> None:
-        """Change who listens to these kinds."""
+        """Change the listeners to these kinds."""
         with self._lock:
             for kind in kinds:
                 self._replace_locked(kind, change)

@@ -13,7 +13,7 @@ from resilience.circuit_state import CircuitState
 from resilience.info import Called
 from resilience.outcome import Outcome
 
-#: Who cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
+#: What cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
 #: process ends), the end of the coroutine before its time (``"closed"``), or else the ``"caller"``.
 Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
 
@@ -86,13 +86,15 @@ class RetryGaveUp(Event):
     :param elapsed: seconds since the first one began.
     :param outcome: what the last one ended with.
     :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
-        ``"unrepeatable"`` where the failure says that the call must not be made again.
+        ``"unrepeatable"`` where the failure says that the call must not be made again, ``"retry_after"`` where the
+        server asked for a longer wait than `max_retry_after`, ``"circuit_open"`` where a circuit inside would have
+        refused the next attempt.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any]
-    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
+    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ class ExecutionFinished(Event):
     :param attempts: how many times the function was entered.
     :param elapsed: seconds from the beginning to the end.
     :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
-    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
     """
 
     attempts: int
@@ -177,7 +179,7 @@ class CallFinished(Event):
     :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
     :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
     :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
-    :param cancelled_by: who cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
     """
 
     attempt: int

@@ -5,7 +5,7 @@ redirect, and returns a response of which the headers are there and the body is 
 with the headers; cookies, redirects, `raise_for_status` and the session's total timeout stay outside.
 
 Two habits of aiohttp matter here. It sends an idempotent request once more by itself when the connection broke,
-through all middlewares again, which would double every attempt: that second coming is recognised, and ended with
+through all middlewares again, which would double every attempt: that second try is recognised, and ended with
 the failure of the first. And it sends a generator that was used up as an empty body: such a request is not repeated.
 """
 
@@ -14,30 +14,21 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import nullcontext
 from contextvars import ContextVar
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import aiohttp
 from aiohttp import ClientRequest, ClientResponse, hdrs, payload
 from typing_extensions import override
 
-from resilience import checks
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import (
-    DEFAULT_RULES,
-    IDEMPOTENT_METHODS,
-    Exchange,
-    NotRepeatable,
-    PerHost,
-    Rules,
-    as_policies,
-    as_rules,
-    policy_for,
-)
-from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
+from resilience.integrations.http.bodies import IN_MEMORY, Body
+from resilience.integrations.http.exchange import Attempt, Settings, TaskExchange
+from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.http.rules import DEFAULT_RULES, IDEMPOTENT_METHODS, NotRepeatable, Rules
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -74,102 +65,67 @@ def resilience_middleware(
     ...     async with aiohttp.ClientSession(middlewares=[resilience_middleware(Retry(3))]) as session:
     ...         ...
     """
-    policies, rules, propagation = as_policies(policy), as_rules(rules), Propagation.to(propagate_to)
-    checks.flag("read_body", read_body)
+    settings = Settings(policy, rules, propagate_to, read_body)
 
     async def middleware(request: ClientRequest, handler: Handler) -> ClientResponse:
-        _end_second_coming(request)
-        if any(map(_is_used_up, _payloads(request.body))):
-            raise NotRepeatable("the request was not sent: its body was used up before")
-        exchange = _Exchange(request, _reading(handler) if read_body else handler, rules, propagation)
+        _end_second_try(request)
+        sending = _Sending(settings, request, handler)
         try:
-            response = await exchange.arun(policy_for(policies, str(request.url)))
+            response: ClientResponse = await sending.run()
         except Exception as error:
-            _expect_second_coming(request, error)
+            _expect_second_try(request, error)
             raise
         finally:
-            exchange.let_go()
-        return exchange.with_limit(_checked(response))
+            sending.let_go()
+        return response
 
     return middleware
 
 
-def _checked(response: object) -> ClientResponse:
-    """Return what came out of the policy; refuse what aiohttp could not go on with."""
-    if not isinstance(response, ClientResponse):
-        raise TypeError(f"a policy answered with {response!r}; a Fallback of a session answers with a ClientResponse")
-    return response
-
-
-def _reading(handler: Handler) -> Handler:
-    async def read(request: ClientRequest) -> ClientResponse:
-        response = await handler(request)
-        await response.read()  # closes the response where that fails; a websocket has nothing to read here
-        return response
-
-    return read
-
-
-class _Exchange(Exchange[ClientResponse]):
+class _Sending(TaskExchange):
     """One request, or one hop of a redirect."""
 
-    def __init__(self, request: ClientRequest, handler: Handler, rules: Rules, propagation: Propagation) -> None:
-        super().__init__(
-            rules,
-            request.method,
-            request.headers,
-            replayable=_is_replayable(request.body),
-            host=request.url.host or "",
-        )
+    response_type = ClientResponse
+    never_sent = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    reads_in_threads = True
+
+    def __init__(self, settings: Settings, request: ClientRequest, handler: Handler) -> None:
+        super().__init__(settings, request.method, str(request.url), request.headers, _body_in(request.body))
         self._request = request
         self._handler = handler
-        self._propagation = propagation
         self._was_sent = False
 
-    @property
     @override
-    def why_not_again(self) -> str | None:
-        """Why the request must not be sent again: also where its session was closed, or its own time is over."""
-        if (reason := super().why_not_again) is not None:
-            return reason
+    def why_not_now(self) -> str | None:
         if self._request.session.closed:
             return "its session was closed"
         return "the total timeout of its session is over" if _has_run_out(self._request) else None
 
     @override
-    async def __call__(self, ctx: Context) -> ClientResponse:
-        left = ctx.timeout()
-        request = self._request
-        if request.session.closed:  # in the wait before this attempt
+    def _begin(self, ctx: Context) -> Attempt:
+        if self._request.session.closed:  # in the wait before this attempt
             raise RuntimeError("Session is closed")
-        request.headers.update(self._propagation.headers_for(str(request.url), ctx))
-        self.begin()
+        return super()._begin(ctx)
+
+    @override
+    async def send(self, attempt: Attempt) -> ClientResponse:
+        request = self._request
+        request.headers.update(attempt.headers)
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # what waited for the server's consent has had it, or was cut off
         self._was_sent = True
-        for body in _payloads(request.body):
-            note_sent(getattr(body, "_value", None))
-        limit = asyncio.timeout(left)
-        try:
-            async with limit:
-                response = await self._handler(request)
-        except Exception as error:
-            if limit.expired():
-                raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
-            sent = not isinstance(error, _NEVER_SENT)
-            if not sent:
-                for body in _payloads(request.body):
-                    forget_sent(getattr(body, "_value", None))
-            self.failed(error, sent=sent)
-            raise
-        return self.received(response, response.status, response.headers, ctx)
+        async with nullcontext() if attempt.is_cut_off or attempt.left is None else asyncio.timeout(attempt.left):
+            response = await self._handler(request)
+            if self.settings.read_body:
+                await response.read()  # closes the response where that fails; a websocket has nothing to read here
+        return response
 
-    def let_go(self) -> None:
-        """Forget the request, and its body: a connection that is kept remembers us, by the context it was made in."""
-        del self._request, self._handler
+    @override
+    def proxy_refusal(self, error: Exception) -> int | None:
+        return error.status if isinstance(error, aiohttp.ClientHttpProxyError) else None
 
-    def with_limit(self, response: ClientResponse) -> ClientResponse:
-        """Return a response of which the body fails where it has not been read in time."""
+    @override
+    def limit(self, response: ClientResponse) -> ClientResponse:
         if self.body_deadline == inf or response.content.at_eof():
             return response
 
@@ -184,24 +140,30 @@ class _Exchange(Exchange[ClientResponse]):
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
         if response.connection is not None:
-            response.connection.add_callback(timer.cancel)  # it is given back, also of a body that nobody reads on
+            response.connection.add_callback(timer.cancel)  # it is given back, also of a body that is not read on
         return response
 
-
-#: Raised before anything has been sent: no connection could be made, or got from the pool.
-_NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-
-#: Bodies that are in memory.
-_IN_MEMORY: Final = (payload.BytesPayload, payload.BytesIOPayload)
+    def let_go(self) -> None:
+        """Forget the request, and its body: a connection that is kept remembers us, by the context it was made in."""
+        del self._request, self._handler
 
 
-def _is_replayable(body: object) -> bool:
-    """Whether a body can be sent a second time: where it is in memory.
+#: Bodies that are in memory, and that aiohttp sends anew from where they stood.
+_IN_MEMORY = (payload.BytesPayload, payload.BytesIOPayload)
 
-    A file is read in another thread, where a read that was cut off may still move the position under the next
-    attempt; and an asynchronous generator is used up.
+
+def _body_in(body: Any) -> Body:
+    """Return what aiohttp reads while it sends this.
+
+    :raises NotRepeatable: for what it has sent before, in another request, and cannot send again.
     """
-    return all(not it or isinstance(it, _IN_MEMORY) for it in _payloads(body))
+    if not body or type(body) is payload.BytesPayload:
+        return IN_MEMORY
+    parts = [it for it in _payloads(body) if it and not isinstance(it, _IN_MEMORY)]
+    if any(getattr(it, "consumed", False) for it in parts):
+        raise NotRepeatable("the request was not sent: its body was used up before, and can be sent only once")
+    is_known = all(isinstance(it, payload.IOBasePayload) for it in parts)
+    return Body(*[getattr(it, "_value", None) for it in parts], once=not is_known)
 
 
 def _payloads(body: Any) -> Iterator[Any]:
@@ -211,16 +173,6 @@ def _payloads(body: Any) -> Iterator[Any]:
         return
     for part, _, _ in body:
         yield from _payloads(part)
-
-
-def _is_used_up(body: Any) -> bool:
-    """Whether a body was read to its end before aiohttp got it; what aiohttp itself has read, it winds back.
-
-    A `StringIO` it reads at once, and keeps the text. Where that is empty, nobody can tell any more why.
-    """
-    if getattr(body, "consumed", False) or (isinstance(body, payload.StringIOPayload) and not body._value):
-        return True
-    return is_used_up(getattr(body, "_value", None), getattr(body, "_start_position", None))
 
 
 def _has_run_out(request: ClientRequest) -> bool:
@@ -234,45 +186,37 @@ def _has_run_out(request: ClientRequest) -> bool:
 
 # --- aiohttp's own second try ----------------------------------------------------------------
 
-
-class _Ended(NamedTuple):
-    """A call of `ClientSession.request`, known by its timer, and what its request failed with."""
-
-    timer: object
-    request: ClientRequest
-    error: Exception
+#: What the last request of this task ended with, where aiohttp is about to send it again: the timer of its call of
+#: `ClientSession.request`, by which that is known, the request and the error.
+_ended: ContextVar[tuple[object, ClientRequest, Exception] | None] = ContextVar(f"{__name__}.ended", default=None)
 
 
-#: What the last request of this task ended with, where aiohttp is about to send it again.
-_ended: ContextVar[_Ended | None] = ContextVar("resilience.integrations.aiohttp.ended", default=None)
-
-
-def _expect_second_coming(request: ClientRequest, error: Exception) -> None:
+def _expect_second_try(request: ClientRequest, error: Exception) -> None:
     """Remember a failure after which aiohttp sends the request again by itself, at once and in this task.
 
     Up to 3.12 also one whose body is used up, and newer versions do not: there it is remembered in vain.
     """
     if (
         isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))
-        and not isinstance(error, _NEVER_SENT)
+        and not isinstance(error, _Sending.never_sent)
         and request.method in IDEMPOTENT_METHODS
         and getattr(request.session, "_retry_connection", True)
     ):
-        _ended.set(_Ended(request._timer, request, error))
+        _ended.set((request._timer, request, error))
 
 
-def _end_second_coming(request: ClientRequest) -> None:
+def _end_second_try(request: ClientRequest) -> None:
     """Raise the failure again that this very call of `ClientSession.request` has already had.
 
     aiohttp makes its second try with a request that it makes anew. The same one comes from another middleware that
     tries again, which is its right.
     """
-    ended = _ended.get()
-    if ended is None:
+    if (ended := _ended.get()) is None:
         return
     _ended.set(None)
+    timer, first, error = ended
     try:
-        if ended.timer is request._timer and ended.request is not request:
-            raise ended.error
+        if timer is request._timer and first is not request:
+            raise error
     finally:
-        del ended
+        del ended, first, error

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from anthropic import AnthropicError, APIStatusError, Timeout
 from anthropic._base_client import AsyncAPIClient, SyncAPIClient  # what those for Bedrock and Vertex derive from, too
 
-from resilience.integrations.http import PerHost
+from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.policy import Policy
 
 __all__ = ["protect"]

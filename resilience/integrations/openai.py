@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from openai import APIStatusError, AsyncOpenAI, OpenAI, OpenAIError, Timeout
 
-from resilience.integrations.http import PerHost
+from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.policy import Policy
 
 __all__ = ["protect"]

@@ -93,7 +93,7 @@ class _Exporter(Collector):
         self.buckets: tuple[float, ...] = buckets
         self.feed: Feed = Feed(self._record, Labels(hosts=hosts, max_names=max_names, forget=self._forget))
         self._metrics: dict[Instrument, _Metric] = {}
-        self._series: set[tuple[Instrument, tuple[str, ...]]] = set()
+        self._series: dict[tuple[str, tuple[str, ...]], _Metric] = {}
         registry.register(self)
         try:
             for it in INSTRUMENTS:
@@ -112,19 +112,21 @@ class _Exporter(Collector):
     def _record(self, measurement: Measurement) -> None:
         it, value, labels = measurement
         texts = tuple(labels[name] for name in it.labels)
-        self._series.add((it, texts))
-        metric = self._metrics[it].labels(*texts)
-        if isinstance(metric, Counter):
-            metric.inc(value)
+        series = self._series.get((it.name, texts))
+        if series is None:
+            series = self._series[it.name, texts] = self._metrics[it].labels(*texts)
+        if isinstance(series, Counter):
+            series.inc(value)
         else:
-            metric.observe(value)
+            series.observe(value)
 
     def _forget(self, label: str, text: str) -> None:
         """Remove the series of a name that has made room for another."""
-        for it, texts in tuple(self._series):
-            if (label, text) in zip(it.labels, texts, strict=True):
-                self._series.discard((it, texts))
-                self._metrics[it].remove(*texts)
+        for it, metric in self._metrics.items():
+            for name, texts in tuple(self._series):
+                if name == it.name and (label, text) in zip(it.labels, texts, strict=True):
+                    self._series.pop((name, texts), None)
+                    metric.remove(*texts)
 
     @override
     def collect(self) -> Iterator[Metric]:

@@ -27,7 +27,7 @@ from resilience.ambient import block_context, get_ambient, set_ambient
 from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
-from resilience.matching import transient
+from resilience.network_errors import transient
 
 if TYPE_CHECKING:
     from resilience.checks import Duration

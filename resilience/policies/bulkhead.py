@@ -48,7 +48,7 @@ class Bulkhead(Policy[Never]):
     """Let at most `limit` calls run at once; let a few more wait, and turn the others away.
 
     The count is one for all threads, tasks and event loops that share this object. Permits are granted in the
-    order of arrival, whichever world a caller comes from.
+    order of arrival, from threads and from tasks alike.
 
     :param limit: how many calls may run at once, at least 1.
     :param queue: how many may wait, 0 by default.
@@ -119,7 +119,7 @@ class Bulkhead(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        waiting = f"{self._permits.queue} may wait" if self._permits.queue else "nobody waits"
+        waiting = f"{self._permits.queue} may wait" if self._permits.queue else "no queue"
         if self._permits.queue and self._max_wait is not None:
             waiting += f", at most {format_number(self._max_wait)} s"
         return f"{self.name}: at most {self._permits.limit} at once, {waiting}"
@@ -127,15 +127,15 @@ class Bulkhead(Policy[Never]):
     # --- inside ---
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget who holds permits and who waits. Who holds one, and forked, gives it back to what there was before."""
+        """Forget all permits and waiters. A holder that forked gives its permit back to what there was before."""
         self._permits = Permits(self._permits.limit, self._permits.queue)
 
     def _may_wait(self, ctx: Context) -> bool:
-        """Whether a call without a permit may queue for one. If nobody may: take one after all (false), or refuse."""
+        """Whether a call without a permit may queue for one. Without a queue: take one after all (false), or refuse."""
         if self._permits.queue:
             return True
         if not self._permits.take_or_refuse():
-            raise self._full(ctx, "and nobody may wait")
+            raise self._full(ctx, "and there is no queue")
         return False
 
     async def _wait(self, ctx: Context, runtime: Runtime) -> None:
@@ -180,7 +180,7 @@ class Bulkhead(Policy[Never]):
             emit(CallRejected, self.name, ctx, reason=reason, retry_after=None, waited=waited)
 
     def _wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
-        """Wake those who were granted a permit. One whose world has ended passes it on."""
+        """Wake the waiters that were granted a permit. One whose event loop has ended passes it on."""
         while tickets:
             ticket = tickets.pop(0)
             try:

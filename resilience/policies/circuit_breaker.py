@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from math import inf
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -15,13 +16,13 @@ from resilience.circuit_state import CircuitState
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
-from resilience.info import Listener
+from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Failure, Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import CircuitStats, LiveCircuit
+from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit
 from resilience.policy import Call, Policy
-from resilience.state.circuit import Closed, Open
+from resilience.state.circuit import Closed, Isolated, Open
 from resilience.state.trips import ConsecutiveFailures, Trip, as_trip
 
 T = TypeVar("T")
@@ -52,8 +53,9 @@ class CircuitBreaker(Policy[Never]):
     :param name: what errors and events call this policy; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
 
-    Share one breaker between all callers of one dependency: it counts them together, in whatever world they run.
-    A result counts only in the period of the circuit that admitted its call.
+    Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks.
+    A result counts only in the period of the circuit that admitted its call. A call inside a call that the same breaker
+    has admitted belongs to that one: it goes through, and is not counted apart.
 
     >>> from resilience import CircuitBreaker
     >>> breaker = CircuitBreaker(1, open_for=30)
@@ -108,24 +110,39 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
+        circuit, noted = self._circuit, None
+        since = circuit.failures
         began = clock.now() if self._is_timed else 0.0
         admission: Any = self._machine.period
-        if type(admission) is not Closed:
+        if type(admission) is not Closed or not admission.quiet or ctx._info is not BARE:
+            if circuit.is_around():  # it belongs to a call that was admitted
+                return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until:
-                raise self._circuit.refusal(admission, now, ctx)
-            admission = self._circuit.admit(ctx)
+                raise circuit.refusal(admission, now, ctx)
+            admission = circuit.admit(ctx)
+            noted = Admitted(circuit)
         try:
             try:
-                result = await call(ctx)
+                try:
+                    result = await call(ctx)
+                finally:
+                    if noted is not None:
+                        noted.leave()
             except Exception as error:
-                self._circuit.settle(admission, Failure(unwrap_stop_iteration(error)), began, ctx)
+                if noted is not None or not circuit.has_counted(error, since):
+                    circuit.settle(admission, Failure(unwrap_stop_iteration(error)), began, ctx)
                 raise
             if self._on_result is not None or not admission.quiet:
-                self._circuit.settle(admission, Success(result), began, ctx)
+                circuit.settle(admission, Success(result), began, ctx)
         except BaseException:
-            self._circuit.release(admission)  # cancelled, or interrupted before its result was recorded
+            circuit.release(admission)  # cancelled, or interrupted before its result was recorded
             raise
         return result
+
+    @override
+    def _resilience_refuses_until(self) -> float:
+        period = self._machine.period
+        return period.until if isinstance(period, Open) else inf if isinstance(period, Isolated) else -inf
 
     @property
     def state(self) -> CircuitState:

@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 
 @final
 class _NotGiven:
-    """The default of `value`: tells `Fallback()` and `Fallback(None)` apart where a handler is given."""
+    """The default of `value`: distinguishes `Fallback()` from `Fallback(None)` where a handler is given."""
 
 
 _NOT_GIVEN: Final[Any] = _NotGiven()
@@ -52,8 +52,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
     inside a Retry it would hide the failure from it.
 
     >>> from resilience import Fallback
-    >>> Fallback("nobody").execute(lambda ctx: {}["name"])
-    'nobody'
+    >>> Fallback("unknown").execute(lambda ctx: {}["name"])
+    'unknown'
     """
 
     @overload

@@ -5,12 +5,14 @@ A part of CircuitBreaker's room. The policy and the block form both go through i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
 from math import inf
-from typing import Any, final
+from typing import Any, Final, final
 
 from resilience import forks
 from resilience.backoff import Backoff
@@ -22,9 +24,16 @@ from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import CallRejected, CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
-from resilience.outcome import LONGEST_MESSAGE, Outcome, Success, describe
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe
 from resilience.state.circuit import Admission, Circuit, Closed, HalfOpen, Isolated, Open, Period, Transition
 from resilience.state.trips import Trip
+
+#: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
+_around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
+
+#: Where an error keeps its marks (numbers, so that it still pickles), and how many causes of one are looked at.
+_MARKS: Final = "_resilience_counted_by"
+_DEEPEST: Final = 20
 
 #: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
 DONE = Success(None)
@@ -49,6 +58,26 @@ class CircuitStats:
     probes: int
     opened: int
     rejected: int
+
+
+@final
+class Admitted:
+    """A call that a circuit has admitted, for as long as it lasts: calls of the same circuit inside it belong to it."""
+
+    __slots__ = ("_token", "circuit", "is_over")
+
+    def __init__(self, circuit: LiveCircuit) -> None:
+        self.circuit: LiveCircuit = circuit
+        self.is_over: bool = False
+        self._token = _around.set((*_around.get(), self))
+
+    def leave(self) -> None:
+        """End it."""
+        self.is_over = True
+        try:
+            _around.reset(self._token)
+        except ValueError:  # a coroutine that another task closes, or the collector, ends in other variables
+            return
 
 
 @final
@@ -84,6 +113,8 @@ class LiveCircuit:
         #: Whether slowness counts: only then is the clock read for each call.
         self.is_timed: bool = trip.slower_than < inf
         self._lock = threading.RLock()
+        #: How many failures were counted since it was built.
+        self.failures: int = 0
         self._opened = 0
         self._rejected = count()  # a step of it is atomic, and takes a fifth of the time of a lock
         self._unreported: deque[tuple[Transition, Context | None]] = deque()
@@ -123,6 +154,20 @@ class LiveCircuit:
 
     # --- calls ---
 
+    def is_around(self) -> bool:
+        """Whether this code runs inside a call that this circuit has admitted."""
+        return any(it.circuit is self and not it.is_over for it in _around.get())
+
+    def has_counted(self, error: BaseException | None, since: int) -> bool:
+        """Whether this failure, or one that it was made of, was counted by a call inside, after so many others."""
+        for _ in range(_DEEPEST):
+            if error is None:
+                break
+            if _marks_of(error).get(id(self), 0) > since:
+                return True
+            error = error.__cause__ or error.__context__
+        return False
+
     def admit(self, ctx: Context) -> Admission:
         """Admit a call, or raise."""
         admission = None
@@ -152,6 +197,9 @@ class LiveCircuit:
             with self._lock:
                 transitions = self.machine.record(admission, failure, now - began if self.is_timed else 0.0, now)
                 self._note_locked(transitions, ctx)
+                if failure is not None:
+                    self.failures += 1
+                    _mark(outcome, self)
         self._report()
 
     def release(self, admission: Admission) -> None:
@@ -222,6 +270,18 @@ class LiveCircuit:
         self._reporting = False
         if isinstance(self.machine.period, HalfOpen):
             self.machine.period.probes.clear()
+
+
+def _marks_of(error: BaseException) -> dict[int, int]:
+    """Return which circuits have counted an error, and as which of their failures."""
+    marks: dict[int, int] = vars(error).get(_MARKS, {})
+    return marks
+
+
+def _mark(outcome: Outcome[Any], circuit: LiveCircuit) -> None:
+    if isinstance(outcome, Failure):
+        with contextlib.suppress(Exception):  # an exception that refuses attributes goes without
+            setattr(outcome.error, _MARKS, {**_marks_of(outcome.error), id(circuit): circuit.failures})
 
 
 def _text_of(outcome: Outcome[Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import dropwhile
+from math import inf
 from typing import ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
@@ -12,9 +14,11 @@ from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.errors import CircuitOpen, Rejected
 from resilience.events.dispatch import optional_listener, subscribers
 from resilience.info import BARE, Listener
-from resilience.matching import Matcher, On, OnResult, optional_predicate, transient
+from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.network_errors import transient
 from resilience.outcome import Failure, Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
@@ -47,6 +51,8 @@ class Retry(Policy[Never]):
         by default.
     :param retry_after: whether an error or result that carries a delay (`.retry_after`, in seconds) raises
         the wait to at least that; it does by default.
+    :param max_retry_after: the longest such delay that is waited for, 300 seconds by default. Where more is asked for,
+        it gives up at once with the failure: no server's word makes a caller wait for a day.
     :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself; not by default.
     :param on_retry: called with a `RetryScheduled` before each wait; never after the last failure.
     :param name: what errors and events call this policy; "Retry" by default.
@@ -55,11 +61,14 @@ class Retry(Policy[Never]):
 
     It never waits for nothing: where the next delay does not fit in what is left of the deadline or of
     `max_elapsed`, it stops at once with the failure that it has. No attempt starts after the deadline, and
-    nothing is waited for after the last attempt. A failure that carries `repeatable = False` (an error or a
-    result with that attribute) is never tried again, whatever `on` says: so a client tells that a request
-    may have been carried out, or that its body cannot be sent twice. A callable object with that attribute that is
-    run by `execute` or `aexecute` is not called again either, as a call that a `Timeout` cut off leaves no failure
-    of its own to say it.
+    nothing is waited for after the last attempt. Nor does it wait for a refusal that it can foresee: where a circuit
+    inside will still be open when the wait ends, it stops at once with the failure that it has. What is refused after
+    failed attempts has their history as a note, and the last failure as its context.
+
+    A failure that carries `repeatable = False` (an error or a result with that attribute) is never tried again,
+    whatever `on` says: so a client says that a request may have been carried out, or that its body cannot be sent
+    twice. A callable object with that attribute that is run by `execute` or `aexecute` is not called again either, as
+    a call that a `Timeout` cut off leaves no failure of its own to say it.
 
     >>> from resilience import Retry
     >>> answers = iter([ConnectionError("reset"), "fine"])
@@ -84,6 +93,7 @@ class Retry(Policy[Never]):
         backoff: BackoffLike = _DEFAULT_BACKOFF,
         max_elapsed: Duration | None = None,
         retry_after: bool = True,
+        max_retry_after: Duration = 300.0,
         wrap: bool = False,
         on_retry: Listener | None = None,
         name: str | None = None,
@@ -102,6 +112,7 @@ class Retry(Policy[Never]):
             rng=rng,
             max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
             retry_after=checks.flag("retry_after", retry_after),
+            max_retry_after=checks.seconds("max_retry_after", max_retry_after, infinite=True),
             wrap=checks.flag("wrap", wrap),
             on_retry=optional_listener("on_retry", on_retry),
         )
@@ -113,6 +124,7 @@ class Retry(Policy[Never]):
             "backoff": limits.backoff,
             "max_elapsed": limits.max_elapsed,
             "retry_after": retry_after,
+            "max_retry_after": limits.max_retry_after,
             "wrap": wrap,
             "on_retry": on_retry,
             "name": name,
@@ -128,24 +140,38 @@ class Retry(Policy[Never]):
                 raise too_late(self.name)
         state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
-        while True:
-            try:
-                result = await call(attempt)
-            except Exception as error:
-                if not self._failures.handles(error):
-                    raise
-                state = state or RetryState(self._limits, ctx, began)
-                if not await state.wait_for_next(Failure(unwrap_stop_iteration(error)), ctx.runtime):
-                    state.conclude(unwrap_stop_iteration(error))
-                    raise
-            else:
-                if self._on_result is None or not self._on_result(result):
-                    return result
-                state = state or RetryState(self._limits, ctx, began)
-                if not await state.wait_for_next(Success(result), ctx.runtime):
-                    state.conclude_with(result)
-                    return result
-            attempt = ctx.child(attempt=state.attempt)
+        failed: Exception | None = None  # what the last attempt raised
+        try:
+            while True:
+                try:
+                    result = await call(attempt)
+                except Exception as error:
+                    if not self._failures.handles(error):
+                        if state is not None and isinstance(error, Rejected):
+                            state.explain(error, failed)
+                        raise
+                    state = state or RetryState(self._limits, ctx, began)
+                    failed = unwrap_stop_iteration(error)
+                    if not await state.wait_for_next(Failure(failed), ctx.runtime, self._refused_until(ctx)):
+                        state.conclude(failed)
+                        raise
+                else:
+                    if self._on_result is None or not self._on_result(result):
+                        return result
+                    state = state or RetryState(self._limits, ctx, began)
+                    if not await state.wait_for_next(Success(result), ctx.runtime, self._refused_until(ctx)):
+                        state.conclude_with(result)
+                        return result
+                attempt = ctx.child(attempt=state.attempt)
+        finally:
+            failed = None  # no cycle: error -> traceback -> this frame -> error
+
+    def _refused_until(self, ctx: Context) -> float:
+        """Return the instant until which a policy inside this one will refuse every call, as far as it is known."""
+        if ctx._executed is None or self._failures.names(CircuitOpen):
+            return -inf
+        inside = dropwhile(lambda policy: policy is not self, ctx._executed._resilience_chain())
+        return max((policy._resilience_refuses_until() for policy in inside), default=-inf)
 
     def attempts(self) -> Attempts:
         """Return the attempts for a block: `for attempt in retry.attempts(): with attempt: ...`, or `async for`.

@@ -6,6 +6,7 @@ it. The policy and the block form both follow it.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from resilience import checks
@@ -21,7 +22,7 @@ from resilience.record import History
 from resilience.runtimes.base import Runtime
 
 _NOTE = "resilience: "
-_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed", "unrepeatable"]
+_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"]
 
 
 class RetryLimits(NamedTuple):
@@ -33,6 +34,7 @@ class RetryLimits(NamedTuple):
     rng: Randomness | None
     max_elapsed: float | None
     retry_after: bool
+    max_retry_after: float
     wrap: bool
     on_retry: Listener | None
 
@@ -51,9 +53,9 @@ class RetryState:
         self._history = History()
         self.attempt: int = 1  # the one that is running, or will be next
 
-    async def wait_for_next(self, outcome: Outcome[Any], runtime: Runtime) -> bool:
+    async def wait_for_next(self, outcome: Outcome[Any], runtime: Runtime, refused_until: float) -> bool:
         """Wait for the next attempt (true), unless this failure is the last (false)."""
-        delay = self.delay_after(outcome)
+        delay = self.delay_after(outcome, refused_until)
         if delay is None:
             return False
         await self.sleep(outcome, delay, runtime)
@@ -73,7 +75,7 @@ class RetryState:
             await runtime.close(discarded)
         await runtime.sleep(delay, self._ctx._timer)
 
-    def delay_after(self, outcome: Outcome[Any]) -> float | None:
+    def delay_after(self, outcome: Outcome[Any], refused_until: float = -inf) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; report which."""
         limits, ctx = self._limits, self._ctx
         self._history.add(outcome)
@@ -81,7 +83,7 @@ class RetryState:
         elapsed = clock.now() - self._began
         if subscribers.retries or ctx._info.listeners:
             emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        delay = self._next_delay(outcome, elapsed)
+        delay = self._next_delay(outcome, elapsed, refused_until)
         if isinstance(delay, str):
             self._give_up(delay, outcome)
             return None
@@ -90,7 +92,7 @@ class RetryState:
             emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
         return delay
 
-    def _next_delay(self, outcome: Outcome[Any], elapsed: float) -> float | _Reason:
+    def _next_delay(self, outcome: Outcome[Any], elapsed: float, refused_until: float) -> float | _Reason:
         """Return the seconds to wait, or why there is no other attempt."""
         limits, ctx = self._limits, self._ctx
         if self.attempt == limits.attempts:
@@ -100,7 +102,11 @@ class RetryState:
             return "unrepeatable"
         delay = next(self._delays)
         if limits.retry_after and (asked := _asked_delay(carrier)) > delay:
+            if asked > limits.max_retry_after:
+                return "retry_after"
             delay = asked
+        if self._began + elapsed + delay < refused_until:
+            return "circuit_open"
         if delay >= ctx.remaining():
             return "deadline"
         if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
@@ -140,6 +146,12 @@ class RetryState:
             raise self._exhausted(Failure(error)) from error
         _annotate(error, _NOTE + self._summary())
 
+    def explain(self, refusal: Exception, failed: Exception | None) -> None:
+        """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
+        _annotate(refusal, _NOTE + self._summary())
+        if failed is not None and refusal.__context__ is None:
+            refusal.__context__ = failed
+
     def conclude_with(self, result: object) -> None:
         """Leave the last result as it is, or raise what stands for it."""
         if self._limits.wrap:
@@ -175,7 +187,7 @@ def _asked_delay(carrier: object) -> float:
 
 
 def _read(carrier: object, attribute: str) -> Any:
-    """Read an attribute that a foreign object may or may not have. A property that raises has nothing to tell."""
+    """Read an attribute that a foreign object may or may not have. A property that raises says nothing."""
     try:
         return getattr(carrier, attribute, None)
     except Exception:

@@ -1,1 +1,1 @@
-"""The worlds in which policies run: blocking code in threads, and tasks under asyncio and trio."""
+"""The runtimes of policies: blocking code in threads, and tasks under asyncio and trio."""

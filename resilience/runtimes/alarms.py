@@ -7,7 +7,7 @@ its timers end in the order in which they begin. Then one handle serves them all
     pending    the timers of one limit, in order; a dictionary, so that any of them can leave at once
     is_set     for the first of them, and left set when that one is done
 
-When it rings, whoever is due is cancelled, and it is set again for the first one that is
+When it rings, each timer that is due is cancelled, and it is set again for the first one that is
 left. So it rings once per limit at the most, however many calls there were, and a call that ends in
 time costs two writes to a dictionary.
 
@@ -98,11 +98,11 @@ class Alarm:
 
     def cancel(self) -> None:
         """Do not ring for a single timer."""
-        if self._handle is not None:  # pragma: no branch (whoever cancels has set it, and it has not rung)
+        if self._handle is not None:  # pragma: no branch (it has been set, and has not rung)
             self._handle.cancel()
 
     def clear_if_idle(self) -> bool:
-        """Say whether nobody is left to ring for; then it is to be cancelled."""
+        """Say whether no timer is left to ring for; then it is to be cancelled."""
         if self.pending:
             return False
         self.is_set = False
@@ -119,7 +119,7 @@ class Alarm:
             self._cut_off(due, now)
 
     def _cut_off(self, due: AsyncioTimer, now: float) -> None:
-        """Cancel whoever is due by now, this one in any case, and set the alarm for the first of the others."""
+        """Cancel the tasks that are due by now, this one in any case, and set the alarm for the first of the others."""
         while (timer := self._first()) is not None:
             if timer is not due and timer.deadline > now:
                 self.set(timer, now)
@@ -139,7 +139,7 @@ class Alarm:
 
 @final
 class _LoopCloseGuard:
-    """Goes with the callback of an alarm, and nowhere else: where a loop drops that, nobody will be cut off any more.
+    """Goes with the callback of an alarm, and nowhere else: where a loop drops that, no task will be cut off any more.
 
     Then the alarm, which is remembered, must not keep the tasks: else their `finally` would never run.
     """
@@ -169,7 +169,7 @@ class LoopAlarms:
         self.by_limit: dict[float | None, Alarm] = {}
 
     def is_full(self) -> bool:
-        """Whether there is no place for another one, also without those that have rung and serve nobody."""
+        """Whether there is no place for another one, also without those that have rung and serve no timer."""
         if len(self.by_limit) >= self.MOST:
             self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.is_set}
         return len(self.by_limit) >= self.MOST

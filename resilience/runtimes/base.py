@@ -56,7 +56,7 @@ class Waiter(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """Whether its event loop still runs. Asked where a queue is full, to drop those who will never come."""
+        """Whether its event loop still runs. Asked where a queue is full, to drop those that will never come."""
         ...
 
     async def wait(self, deadline: float, timer: Timer | None) -> bool:

@@ -1,4 +1,4 @@
-"""The current asyncio task. Imported where somebody has imported asyncio before: see tasks.py."""
+"""The current asyncio task. Imported where asyncio has been imported before: see tasks.py."""
 
 from __future__ import annotations
 

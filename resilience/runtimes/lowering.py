@@ -20,7 +20,6 @@ would take for itself, or suspend in the middle (`async for`).
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import dis
@@ -39,7 +38,7 @@ enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off
 _KEPT: Final = "_resilience_lowered"
 _DRIVE: Final = "_resilience_drive"
 _FACTORY: Final = "_resilience_factory"
-#: What stands around the method: what a coroutine does with a `StopIteration` that leaves it (PEP 479), for one thing.
+#: What stands around the method, and what a coroutine does with a `StopIteration` that leaves it (PEP 479).
 _AROUND_THE_METHOD: Final = """
 def _resilience_factory(_resilience_drive):
     try: pass
@@ -48,7 +47,6 @@ def _resilience_factory(_resilience_drive):
     return method
 """
 _LOOKING_AROUND = {"locals", "vars", "dir", "eval", "exec", "super"}
-_FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
 _AS_METHOD = sys.version_info >= (3, 12)  # from then on a bit of LOAD_ATTR, and LOAD_METHOD a name that is never met
 
@@ -115,7 +113,8 @@ def _imported(code: CodeType) -> set[str]:
 
 def _compiled(module: ast.Module, code: CodeType, name: str) -> CodeType:
     """Compile the module as `code` was, and return the code in it that has this name."""
-    made: CodeType = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    flags = code.co_flags & annotations.compiler_flag
+    made: CodeType = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
     while made.co_name != name:
         made = next(it for it in made.co_consts if isinstance(it, CodeType))
     return made
@@ -167,7 +166,7 @@ class _RemovingAwaits(ast.NodeTransformer):
         return self._refuse(node) if awaits else self.generic_visit(node)
 
     def _refuse(self, node: ast.AST) -> Any:
-        raise NotImplementedError("as a plain function it would not be the same")
+        raise NotImplementedError("it would not mean the same")
 
     visit_GeneratorExp = visit_ListComp = visit_SetComp = visit_DictComp = _visit_function
     visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = visit_Nonlocal = _refuse

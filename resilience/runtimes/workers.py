@@ -3,11 +3,11 @@
 Python cannot stop a thread, so the function under an enforced `Timeout` runs on one of these while
 the caller waits. When the wait is over first, the job is *abandoned*: the worker finishes it in its
 own time, drops what came out, and can be used again. Whether a job was finished or abandoned is
-decided once, by whoever takes its claim first.
+decided once, by the side that takes its claim first.
 
-Workers are daemon threads (the process can end while one hangs), started on demand (nobody queues
+Workers are daemon threads (the process can end while one hangs), started on demand (no job queues
 for one), reused last in, first out, and gone after `IDLE` seconds without work. While the interpreter
-shuts down there may be none: whoever wanted one then runs its function itself.
+shuts down there may be none: the caller then runs its function itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Job:
         """Wait for the end (true); after `seconds`, or when interrupted, abandon the job (false)."""
         try:
             finished = clock.wait(self._done, max(0.0, seconds))
-        except BaseException:  # Ctrl-C in the main thread: the caller leaves, so nobody wants the result
+        except BaseException:  # Ctrl-C in the main thread: the caller leaves, and wants no result
             self._abandon()
             raise
         return finished or not self._abandon()
@@ -85,7 +85,7 @@ class Job:
             del error  # no cycle: error -> traceback -> this frame -> error
 
     def _abandon(self) -> bool:
-        """Say that nobody wants the result any more; false if it is there already."""
+        """Say that the result is not wanted any more; false if it is there already."""
         if not self._claim.acquire(blocking=False):
             return False
         pool.count_abandoned(self)
@@ -149,7 +149,7 @@ class Worker(threading.Thread):
             else:
                 job.drop()
                 pool.idle.append(self)
-            del job  # an idle worker keeps nobody's result alive
+            del job  # an idle worker keeps no result alive
 
 
 @final
@@ -170,7 +170,7 @@ class Pool:
 
     def begin(self, job: Job) -> bool:
         """Have a worker do a job; false where the interpreter shuts down and there can be none any more."""
-        if sys.is_finalizing():  # daemon threads are gone by then, and nobody would answer
+        if sys.is_finalizing():  # daemon threads are gone by then, and none would answer
             return False
         try:
             worker = self.idle.pop()
@@ -182,7 +182,7 @@ class Pool:
         return True
 
     def retire(self, worker: Worker) -> bool:
-        """Let a worker go; false if somebody has just taken it."""
+        """Let a worker go; false if it has just been taken."""
         try:
             self.idle.remove(worker)
         except ValueError:

@@ -3,10 +3,10 @@
     CLOSED     calls pass and are counted.       A tally that trips opens it.
     OPEN       calls are refused.                The first call after the open period makes it half-open.
     HALF_OPEN  so many probes may be out.        One failure opens it again, enough successes close it.
-    ISOLATED   calls are refused.                Only a hand changes that.
+    ISOLATED   calls are refused.                Only `isolate` and `close` change that.
 
-Each period of a state is an object, and its identity is the *epoch*: whoever is admitted gets the
-period that admitted him, and a result that comes back when another period has begun moves nothing.
+Each period of a state is an object, and its identity is the *epoch*: an admitted call gets the
+period that admitted it, and a result that comes back when another period has begun moves nothing.
 A stale success can so never close a circuit, nor a stale failure open one.
 
 Michael Nygard, "Release It!" (2007), named the pattern. Pure: it takes the time as an argument,
@@ -69,7 +69,7 @@ class HalfOpen:
 
 @final
 class Isolated:
-    """A period in which a hand holds the circuit open."""
+    """A period in which the circuit is held open manually."""
 
     __slots__ = ("last_failure",)
     state: ClassVar[CircuitState] = CircuitState.ISOLATED
@@ -180,7 +180,7 @@ class Circuit:
     # --- manually ---
 
     def isolate(self) -> list[Transition]:
-        """Refuse all calls until somebody closes the circuit."""
+        """Refuse all calls until the circuit is closed."""
         return [] if isinstance(self.period, Isolated) else self._move(Isolated())
 
     def close(self) -> list[Transition]:
@@ -200,7 +200,7 @@ class Circuit:
     def _move(self, period: Period, retry_after: float | None = None) -> list[Transition]:
         old, self.period = self.period, period
         if old.state is period.state:
-            return []  # a new epoch of the same state: closed by hand while closed
+            return []  # a new epoch of the same state: closed manually while closed
         last_failure = None if isinstance(period, Closed) else period.last_failure
         return [Transition(old.state, period.state, retry_after, last_failure)]
 

@@ -1,13 +1,13 @@
-"""Permits: at most so many at once, granted in the order of arrival to callers of every world.
+"""Permits: at most so many at once, granted in the order of arrival to threads and tasks alike.
 
 Free permits lie in a `deque`, whose `pop` and `append` are atomic: while all is quiet a caller takes
 one, and gives it back, without a lock. The rest happens under one short lock, behind the flag `busy`:
 
 - a caller that finds none free queues, raises the flag, and then looks for free permits;
-- who gives a permit back appends it, and then looks at the flag.
+- a caller that gives a permit back appends it, and then looks at the flag.
 
 Each writes first and looks second, so at least one of the two sees the other: no wake-up is lost. A
-newcomer that sees the flag queues as well, so nobody is overtaken. Granting is decided under the
+newcomer that sees the flag queues as well, so no waiter is overtaken. Granting is decided under the
 lock; waking, which calls into event loops, is left to the caller of the method that granted.
 
 The lock is reentrant, and each step below leaves things in order: a coroutine that is thrown away
@@ -69,13 +69,13 @@ class Permits(Generic[W]):
         self._made = min(limit, self.BATCH)  # permits in existence, free or taken
         self.free: deque[None] = deque([None] * self._made)
         self._waiting: deque[Ticket[W]] = deque()
-        self.busy: bool = False  # somebody waits, or there are more permits than there should be
+        self.busy: bool = False  # there are waiters, or more permits than there should be
         self._lock = threading.RLock()
 
     # --- the happy path ---
 
     def take(self) -> bool:
-        """Take a permit if one is free and nobody waits for it."""
+        """Take a permit if one is free and there is no waiter."""
         if self.busy:
             return False
         try:
@@ -85,7 +85,7 @@ class Permits(Generic[W]):
         return True
 
     def take_or_refuse(self) -> bool:
-        """Take a permit where nobody may wait: look again under the lock, and count a refusal."""
+        """Take a permit where there is no queue: look again under the lock, and count a refusal."""
         with self._lock:
             if self.busy:
                 self._settle_locked()
@@ -131,7 +131,7 @@ class Permits(Generic[W]):
             return True
 
     def drop(self, ticket: Ticket[W]) -> None:
-        """Take somebody who will never come back out of the queue; nothing, if the ticket does not wait (any more)."""
+        """Take a waiter that will never come back out of the queue; nothing, if the ticket does not wait (any more)."""
         with self._lock:
             self._withdraw_locked(ticket)
 
@@ -159,7 +159,7 @@ class Permits(Generic[W]):
     # --- inside ---
 
     def _settle_locked(self) -> list[Ticket[W]]:
-        """Withdraw permits beyond the limit, make missing ones, hand free ones to those who wait."""
+        """Withdraw permits beyond the limit, make missing ones, hand free ones to the waiters."""
         granted: list[Ticket[W]] = []
         while self._made > self.limit and self._take_free():
             self._made -= 1
@@ -186,7 +186,7 @@ class Permits(Generic[W]):
 
     def _make_one_locked(self) -> bool:
         """Make more permits, one for the asker and the rest of a batch to lie free."""
-        missing = self.limit - self._made  # nothing is called from here to the sum: nobody makes some meanwhile
+        missing = self.limit - self._made  # nothing is called from here to the sum: none are made meanwhile
         if missing > self.BATCH:
             missing = self.BATCH
         if missing <= 0:
@@ -199,8 +199,8 @@ class Permits(Generic[W]):
         """Take a ticket out of the queue; false if it does not wait."""
         if ticket.place is not Place.WAITING:
             return False
-        ticket.place = Place.GONE  # nothing is called in between: nobody grants it meanwhile
-        with contextlib.suppress(ValueError):  # it is just being granted: whoever does that will see
+        ticket.place = Place.GONE  # nothing is called in between: it is not granted meanwhile
+        with contextlib.suppress(ValueError):  # it is just being granted: the code that does that will see
             self._waiting.remove(ticket)
         self.busy = bool(self._waiting) or self._made > self.limit
         return True

@@ -20,7 +20,7 @@ from resilience.state.windows import CountWindow, TimeWindow, Window
 if TYPE_CHECKING:
     from resilience.checks import Duration
 
-#: Seconds that a window covers unless it is told otherwise.
+#: Seconds that a window covers by default.
 DEFAULT_WINDOW: Final = 30.0
 
 
@@ -31,7 +31,7 @@ class Tally(ABC):
     def add(self, failed: bool, duration: float, now: float) -> bool:
         """Count one more result; say whether it trips the circuit."""
 
-    #: Whether a success would change nothing; then nobody needs the lock to record it.
+    #: Whether a success would change nothing; then no lock is needed to record it.
     quiet: bool = False
 
 

@@ -1,16 +1,16 @@
-"""The virtual clock: it stands still while anybody works, and jumps when everybody waits.
+"""The virtual clock: it stands still while any code runs, and jumps when all code waits.
 
 A wait in virtual time is an entry: until when, and how to see that what it waits for has happened.
-Threads, asyncio loops and trio runs enter what they wait for; whoever finds that all others wait as
+Threads, asyncio loops and trio runs enter what they wait for; the one that finds that all others wait as
 well sets the clock to the earliest of all deadlines, and those whose deadline that is go on. An
 entry that is due, or whose event has happened, counts as work until its owner has left it, so the
-clock never runs ahead of somebody who has been woken but not yet run.
+clock never runs ahead of code that has been woken but has not yet run.
 
 That is exact for everything that waits on this clock. Other threads may compute, or wait for
 something real: a socket, a `Thread.join`, a queue. A thread that was at the same instruction for
 `patience` real seconds, and has not run at the last few looks, is taken to wait; how long it has
 been there is remembered for as long as it stays. Whether a thread runs is known under Linux only.
-Elsewhere the instruction alone tells, and a loop that calls nothing written in Python looks like a
+Elsewhere only the instruction is known, and a loop that calls nothing written in Python looks like a
 wait.
 """
 
@@ -65,7 +65,7 @@ class _Stand:
 @final
 @dataclass(eq=False, slots=True)
 class Wait:
-    """Somebody waits.
+    """One wait.
 
     :param deadline: an instant on the virtual clock.
     :param has_happened: whether what is waited for has happened; takes nothing away, and may be asked by any thread.
@@ -84,7 +84,7 @@ class Wait:
 
 @final
 class VirtualClock:
-    """A clock that nobody waits for. Made by `virtual_time()`.
+    """A clock that does not pass by itself. Made by `virtual_time()`.
 
     :param patience: real seconds after which a thread that does not move is taken to wait for something real.
     """
@@ -104,7 +104,7 @@ class VirtualClock:
         return self._time
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass. Whoever waits for an instant in it goes on when this thread, or task, next waits."""
+        """Let time pass. A wait that ends in it goes on when this thread, or task, next waits."""
         step = checks.seconds("seconds", seconds, zero=True)
         with self._lock:
             self._time += step
@@ -134,7 +134,7 @@ class VirtualClock:
             return False
         return wait_for_real(waitable, None if seconds is None else max(0.0, deadline - self._time))
 
-    # --- for whoever waits ---
+    # --- for the code that waits ---
 
     def wait_until(self, deadline: float, has_happened: Callable[[], bool], pause: Callable[[float], object]) -> bool:
         """Wait until something has happened (true), or until `deadline` or the end of virtual time (false).
@@ -147,7 +147,7 @@ class VirtualClock:
         self.enter(wait)
         try:
             while True:
-                with self._lock:  # so that nobody sees this thread wait when it has been woken
+                with self._lock:  # so that this thread is not seen waiting when it has been woken
                     if has_happened():
                         self.leave()
                         return True
@@ -190,7 +190,7 @@ class VirtualClock:
         return any(wait.has_happened() for wait in self._waits.values())
 
     def close(self) -> None:
-        """End virtual time: whoever still waits in it goes on, or goes on waiting for real."""
+        """End virtual time: what still waits in it goes on, or goes on waiting for real."""
         self._closed = True
 
     # --- threads that do not wait on this clock ---
@@ -206,7 +206,7 @@ class VirtualClock:
     def _stands_still(self, look: _Look, mine: Wait) -> bool:
         thread, ident, place = look.thread, look.thread.ident, look.place
         if ident is None or look.is_at_work:
-            return False  # it is being started: whoever does that waits for it to begin, without the clock
+            return False  # it is being started: its starter waits for it to begin, without the clock
         if place is None:
             return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # another one just ends
         if look.worker_place in _worker_places:
@@ -248,7 +248,7 @@ class _Look:
 
 @final
 class _Released:
-    """Whether a lock was released. Who asks takes it, so that it is told only once: the answer is kept."""
+    """Whether a lock was released. To ask is to take it, so it is true only once: the answer is kept."""
 
     __slots__ = ("_is", "_waitable")
 

@@ -8,10 +8,10 @@ A loop has a clock and a place where it waits. While virtual time runs, both are
   handed to `trio.run` only, which users call without one.
 
 A loop that is running already goes on from the time that it has; so it does when virtual time ends, and is
-ahead of real time from then on. Nobody's timers are touched, and each has as much time left as before.
+ahead of real time from then on. No timers are touched, and each has as much time left as before.
 
 Both are replaced on the classes, because loops are made anew by `asyncio.run`, `trio.run` and test plugins,
-where nobody can hand them anything (asyncio's policies could, and are deprecated).
+where they can't be handed anything (asyncio's policies could, and are deprecated).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def loops_in(clock: VirtualClock) -> Iterator[None]:
 class _Instant(float):
     """An instant of a loop's time that knows which virtual one it is.
 
-    `loop.time() + 0.3` is what the loop wakes somebody at. Subtracted again from what was added, the base of the loop
+    `loop.time() + 0.3` is when the loop wakes a task. Subtracted again from what was added, the base of the loop
     leaves 0.29999999999995, and an open period of 0.3 s would not be over then.
     """
 
@@ -277,7 +277,7 @@ class _TrioRun:
             self._time.reach(deadline)
             return 0.0
         if self._runner.waiting_for_idle:
-            return inf  # those who wait until nobody runs come before those who wait for a time
+            return inf  # waits until no task runs come before waits for a time
         if self._wait is None or self._wait.deadline != at:
             self._wait = Wait(at, self._has_work)
             self._clock.enter(self._wait)

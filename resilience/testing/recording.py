@@ -1,4 +1,4 @@
-"""Recording what policies tell, and asserting on it."""
+"""Recording events, and asserting on them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Simulated time: many clients that execute the real policies, in one queue of events with its own clock.
 
 There is no event loop and no thread in it. A client is a coroutine; whatever it awaits comes down to
-one of two suspensions: until an instant, or until somebody wakes it. The engine takes the earliest
+one of two suspensions: until an instant, or until it is woken. The engine takes the earliest
 entry of a heap, sets the clock to its instant and sends the client on. Entries of one instant are
 taken in the order in which they were made, and all randomness comes from one seeded generator, so a
 simulation is repeated exactly by its seed.

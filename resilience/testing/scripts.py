@@ -1,4 +1,4 @@
-"""Functions that do what they are told: raise, raise, hang five seconds, return."""
+"""Functions whose every call is scripted: raise, raise, hang five seconds, return."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Script(_Scripted):
         """Take the next step."""
         step = self._begin(args, kwargs)
         while isinstance(step, Hang):
-            nobody = threading.Lock()
-            nobody.acquire()
-            clock.wait(nobody, step.seconds)
+            never = threading.Lock()
+            never.acquire()
+            clock.wait(never, step.seconds)
             step = step.then
         return _finish(step)
 

@@ -19,8 +19,8 @@ class Simulation(Engine):
     """Clients that execute real policies against functions that you model, in one queue of events.
 
     A client is a coroutine that awaits `simulation.sleep(seconds)` and `simulation.execute(policy, fn)`, and so is
-    the function that it calls. Everything happens in the order of a clock that begins at 0 and that nobody waits
-    for; all randomness comes from `simulation.rng`, so the same seed gives the same course of events.
+    the function that it calls. Everything happens in the order of a simulated clock that begins
+    at 0; all randomness comes from `simulation.rng`, so the same seed gives the same course of events.
 
     While it runs, policies of the whole process follow its clock; run nothing else at the same time.
 

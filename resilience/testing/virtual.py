@@ -24,7 +24,7 @@ _running: list[VirtualClock] = []  # the clock, once for each block that uses it
 def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
     """Run everything that waits in this block in virtual time: an hour of back-off takes no time at all.
 
-    The process clock begins at 0. It stands still while anybody works, and jumps to the next event when everybody
+    The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code
     waits. That goes for all waits of this library in threads, and for everything that waits in an asyncio or trio
     event loop, your own `asyncio.sleep` and `trio.sleep` too. A block inside another one shares its clock.
 

@@ -196,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._respond(answer)
 
-    do_DELETE = do_GET = do_HEAD = do_OPTIONS = do_PATCH = do_POST = do_PUT = do_QUERY = answer
+    do_CONNECT = do_DELETE = do_GET = do_HEAD = do_OPTIONS = do_PATCH = do_POST = do_PUT = do_QUERY = answer
 
     def _read_body(self) -> bytes:
         if self.headers.get("Expect", "").lower() == "100-continue":

@@ -13,18 +13,12 @@ import aiohttp
 import pytest
 
 from resilience import (
-    CircuitBreaker,
     DeadlineExceeded,
-    Fallback,
-    Retry,
     Timeout,
-    TimeoutExceeded,
     deadline,
 )
 from resilience.clock import clock as process_clock
-from resilience.integrations.aiohttp import resilience_middleware
-from resilience.integrations.http import Exchange, Rules
-from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
+from resilience.integrations.http.exchange import Exchange
 from tests.integrations.aiohttp_sessions import QUICK, attempt, note, run, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
@@ -56,51 +50,6 @@ def time_flies(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
         return response
 
     return middleware
-
-
-@pytest.mark.parametrize("chunked", [True, False])
-def test_a_body_keeps_to_the_time(server: FlakyServer, time_flies: Any, chunked: bool) -> None:
-    """A body that is read after the policy has ended has the time of the attempt."""
-
-    async def main() -> None:
-        url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked))
-        async with session(Timeout(PATIENCE), time_flies) as one:
-            assert type(await attempt(one.get(url))) is TimeoutExceeded
-
-    run(main)
-
-
-def test_a_body_that_may_take_longer(server: FlakyServer, time_flies: Any) -> None:
-    """The time of the attempt means nothing to it."""
-
-    async def main() -> None:
-        rest = threading.Event()
-        url = server.script("/", Answer(body=[b"first", b"rest"], drip=rest))
-        async with (
-            session(Timeout(PATIENCE), time_flies, rules=Rules(limit_body=False)) as one,
-            one.get(url) as response,
-        ):
-            await asyncio.sleep(0.2)
-            rest.set()
-            assert await response.read() == b"firstrest"
-
-    run(main)
-
-
-def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, time_flies: Any) -> None:
-    """What was left of the attempt that failed means nothing to it."""
-
-    async def main() -> None:
-        rest = threading.Event()
-        mirrored = server.script("/mirror", Answer(body=[b"first", b"rest"], drip=rest))
-        async with aiohttp.ClientSession() as mirror:
-            policy = Fallback(handler=lambda failure, ctx: mirror.get(mirrored)).wrap(Timeout(PATIENCE))
-            async with session(policy, time_flies) as one, one.get(server.script("/", 503)) as response:
-                await asyncio.sleep(0.2)
-                rest.set()
-                assert await response.read() == b"firstrest"
-
-    run(main)
 
 
 def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer, time_flies: Any) -> None:
@@ -170,32 +119,6 @@ def test_a_body_that_broke_off_is_broken(server: FlakyServer, time_flies: Any) -
     run(main)
 
 
-def test_after_the_deadline_nothing_is_sent(server: FlakyServer) -> None:
-    """Where no time is left, the server is not bothered."""
-
-    async def main() -> None:
-        async with session(CircuitBreaker(5)) as one:
-            with deadline(0):
-                assert type(await attempt(one.get(server.url))) is DeadlineExceeded
-
-    run(main)
-    assert server.requests == []
-
-
-@pytest.mark.parametrize("cooperative", [True, False])
-def test_an_attempts_timeout_is_named_in_the_error(server: FlakyServer, cooperative: bool) -> None:
-    """The one whose limit it was takes the blame, and the attempt is repeated."""
-
-    async def main() -> None:
-        async with session(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))) as one:
-            outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()))))
-            assert type(outcome) is TimeoutExceeded
-            assert "no result within 0.1 s" in str(outcome)
-            assert "2 attempts" in note(outcome)
-
-    run(main)
-
-
 def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServer) -> None:
     """A read timeout ends an attempt; the total one ends everything, and is not retried."""
 
@@ -228,36 +151,3 @@ def test_a_cancellation_is_a_cancellation(server: FlakyServer) -> None:
             assert (await attempt(one.get(server.script("/", 200)))).status == 200
 
     run(main)
-
-
-def test_a_session_that_is_closed_in_a_wait(server: FlakyServer) -> None:
-    """It sends nothing more, however many attempts there are."""
-
-    async def main() -> None:
-        waits = asyncio.Event()
-        policy = Retry(None, on=Exception, backoff=[0.2], on_retry=lambda event: waits.set())
-        async with session(policy) as one:
-            task = asyncio.create_task(attempt(one.get(server.script("/", Answer(fault="close")))))
-            await waits.wait()
-            await one.close()
-            with pytest.raises(RuntimeError, match="Session is closed"):
-                raise await task
-
-    run(main)
-    assert len(server.requests) == 1
-
-
-def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer) -> None:
-    """The header is for named hosts alone, also where another one redirects to them, and is written anew."""
-
-    async def main() -> None:
-        server.script("/from", 503, Answer(302, {"Location": server.url.replace("127.0.0.1", "localhost") + "/to"}))
-        middleware = resilience_middleware(QUICK, propagate_to=["127.0.0.1"])
-        async with aiohttp.ClientSession(middlewares=(middleware,)) as one:
-            with deadline(PATIENCE):
-                await attempt(one.get(f"{server.url}/from"))
-
-    run(main)
-    told = [it.headers[ENVOY_EXPECTED_TIMEOUT] for it in server.requests]
-    assert [int(it) <= PATIENCE * 1000 for it in told[:2]] == [True, True]
-    assert told[2] is None

@@ -2,179 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
-import os
+import io
 import pickle
-import sys
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from resilience import Context, DeadlineExceeded, Fallback, Policy, Retry, transient
+from resilience import Context, Fallback, Policy, Retry, transient
 from resilience.integrations.http import (
     IDEMPOTENT_METHODS,
     TRANSIENT_STATUSES,
-    Exchange,
+    NotRepeatable,
     Rules,
     TransientStatus,
-    is_used_up,
     retry_after,
 )
-from resilience.integrations.http.bodies import forget_sent, note_sent
+from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
 from tests.conftest import World
-from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, SeekableStream, SilentStream, pipe
-
-
-@pytest.mark.parametrize("text", [False, True])
-def test_a_file_at_its_end_is_used_up(tmp_path: Path, text: bool) -> None:
-    """Nothing would come out of it; out of an empty one neither, but that one is what its user has."""
-    path = tmp_path / "file"
-    path.write_bytes(b"payload")
-    with path.open("r" if text else "rb") as file:
-        assert not is_used_up(file)
-        file.read(3)
-        assert not is_used_up(file)
-        file.read()
-        assert is_used_up(file)
-        file.seek(0)
-        assert not is_used_up(file)
-    assert not is_used_up(file)  # closed: its client says so
-    path.write_bytes(b"")
-    with path.open("rb") as empty:
-        assert not is_used_up(empty)
-
-
-def test_other_bodies_that_are_used_up() -> None:
-    """Generators that are over. What cannot tell is not used up."""
-    generator = (it for it in [b"a", b"b"])
-    assert not is_used_up(generator)
-    next(generator)
-    assert not is_used_up(generator)
-    list(generator)
-    assert is_used_up(generator)
-    for memory in (BytesIO(b"payload"), StringIO("payload")):
-        assert not is_used_up(memory)
-        memory.read()
-        assert is_used_up(memory)
-        assert not is_used_up(memory, 0)  # its client winds it back
-        assert is_used_up(memory, 7)
-    reader, writer = os.pipe()
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        pipe.read()
-        assert not any(is_used_up(it) for it in [pipe, None, b"", "", [], iter([])])
-
-
-@pytest.mark.parametrize("make", [*FILES.values(), SilentStream])
-def test_files_of_any_kind_are_used_up_at_their_end(make: Any) -> None:
-    """In memory, in a wrapper, on a disk when they have grown, or of a class that nobody knows."""
-    file = make()
-    assert not is_used_up(file)
-    file.read(2)
-    assert not is_used_up(file)
-    file.read()
-    assert is_used_up(file)
-    assert file.read() == b""  # looking has not moved it
-    file.seek(0)
-    assert not is_used_up(file)
-    assert file.read() == ONCE
-
-
-def test_a_packed_file_is_used_up_at_the_end_of_what_it_holds(tmp_path: Path) -> None:
-    """How large it is on the disk says nothing about that."""
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress(b"payload" * 1000))
-    with gzip.open(path) as file:
-        file.read(6000)
-        assert not is_used_up(file)
-        assert len(file.read()) == 1000
-        assert is_used_up(file)
-
-
-def test_the_file_inside_of_an_asynchronous_one_tells(tmp_path: Path) -> None:
-    """anyio's has one; of a kind that has not, nobody can tell."""
-    path = tmp_path / "file"
-    path.write_bytes(ONCE)
-
-    class Unknown:
-        async def seekable(self) -> bool:
-            return True
-
-        async def tell(self) -> int:
-            return 4
-
-    async def main() -> None:
-        async with await anyio.open_file(path, "rb") as file:
-            assert not is_used_up(file)
-            await file.read()
-            assert is_used_up(file)
-
-    anyio.run(main)
-    assert not is_used_up(Unknown())
-
-
-@pytest.mark.parametrize("make", [*ITERATORS.values(), Asynchronous, pipe])
-def test_what_does_not_show_it_is_known_by_having_been_sent(make: Any) -> None:
-    """By its identity, for as long as it lives; unless it turns out that nothing was sent."""
-    body, other = make(), make()
-    note_sent(body)
-    assert is_used_up(body)
-    assert not is_used_up(other)
-    forget_sent(body)
-    assert not is_used_up(body)
-    for it in (body, other):
-        if hasattr(it, "close"):
-            it.close()
-
-
-def test_a_generator_that_was_sent_is_used_up_once_it_has_begun() -> None:
-    """A call that was cut off while it was connecting has taken nothing out of it."""
-    generator = (it for it in [b"on", b"ce"])
-    note_sent(generator)
-    assert not is_used_up(generator)
-    next(generator)
-    assert is_used_up(generator)
-
-
-def test_an_asynchronous_generator_that_was_sent_is_used_up_once_it_has_begun() -> None:
-    """Python 3.11 cannot tell whether it has."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"on"
-        yield b"ce"
-
-    async def main() -> None:
-        generator = pieces()
-        note_sent(generator)
-        assert is_used_up(generator) is (sys.version_info < (3, 12))
-        await anext(generator)
-        assert is_used_up(generator)
-        await generator.aclose()
-
-    anyio.run(main)
-
-
-def test_what_can_be_produced_again_is_not_remembered() -> None:
-    """A file is wound back by its user, a list is iterated again, and nothing is the body of many requests."""
-    for body in (BytesIO(ONCE), SeekableStream(), [b"on", b"ce"], ONCE, "once", None):
-        note_sent(body)
-        assert not is_used_up(body)
-
-
-def test_of_iterators_that_would_have_to_be_kept_only_the_last_are() -> None:
-    """A bound, so that no process grows with what it has sent."""
-    bodies = [iter([ONCE]) for _ in range(100)]
-    for body in bodies:
-        note_sent(body)
-    assert [is_used_up(it) for it in bodies] == [False] * 36 + [True] * 64
-    forget_sent(bodies[-1])
-    assert not is_used_up(bodies[-1])
+from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, pipe
 
 
 def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:
@@ -322,32 +172,48 @@ class Response:
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
+        self.headers: dict[str, str] = {}
         self.closed = 0
 
     def close(self) -> None:
         self.closed += 1
 
 
-class Answered(Exchange[Response]):
+class _Scripted(Exchange):
     """An exchange with a server that gives these answers."""
 
-    def __init__(self, *answers: Response, method: str = "GET") -> None:
-        super().__init__(Rules(), method, {}, replayable=True, host="example.org")
-        self.answers = iter(answers)
+    response_type = (Response, str)
 
-    def __call__(self, ctx: Context) -> Response:
-        self.begin()
-        response = next(self.answers)
-        return self.received(response, response.status, {}, ctx)
+    def __init__(self, policy: Policy[Any], *answers: Any, method: str = "GET", body: Body = IN_MEMORY) -> None:
+        super().__init__(Settings(policy), method, "http://example.org/", {}, body)
+        self.answers = iter(answers)
+        self.sent = 0
+
+    def next(self) -> Any:
+        self.sent += 1
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Scripted(_Scripted, BlockingExchange):
+    def send(self, attempt: Attempt) -> Any:
+        return self.next()
+
+
+class AsyncScripted(_Scripted, TaskExchange):
+    async def send(self, attempt: Attempt) -> Any:
+        return self.next()
 
 
 def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
-    """Those that a retry discards, and those that nobody would close."""
+    """Those that a retry discards, and those that no policy would close."""
     responses = [Response(503), Response(503), Response(503)]
-    assert Answered(*responses).run(Retry(3, backoff=[0])) is responses[-1]
+    assert Scripted(Retry(3, backoff=[0]), *responses).run() is responses[-1]
     assert [it.closed > 0 for it in responses] == [True, True, False]
     lost = Response(503)
-    assert Answered(lost).run(Fallback("cached")) == "cached"
+    assert Scripted(Fallback("cached"), lost).run() == "cached"
     assert lost.closed == 1
 
 
@@ -360,71 +226,35 @@ class Collecting(Policy[Any]):
         await ctx.sleep(60)
 
 
-def test_a_cancelled_exchange_closes_all_its_responses(tasks_world: World) -> None:
-    """Each of them to its end: the wait in one close is neither cut off nor the reason to leave out the next one."""
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_cancelled_exchange_closes_all_its_responses(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """Each of them to its end: the wait in one close is neither cut off nor the reason to leave out the next one.
+
+    One that hangs has its time, and does not keep a cancelled caller.
+    """
     closed: list[int] = []
+    monkeypatch.setattr("resilience.integrations.http.exchange.CLOSING_GRACE", 0.05)
 
     class Slow(Response):
         async def aclose(self) -> None:
-            await anyio.sleep(0.01)
+            await anyio.sleep(60 if stuck and self.status == 201 else 0.01)
             closed.append(self.status)
 
-    class Asked(Answered):
-        async def __call__(self, ctx: Context) -> Response:  # type: ignore[override]
-            return Answered.__call__(self, ctx)
-
     async def main() -> None:
-        with anyio.move_on_after(0.05) as scope:
-            await Asked(Slow(200), Slow(201)).arun(Collecting())
+        with anyio.fail_after(10), anyio.move_on_after(0.05) as scope:
+            await AsyncScripted(Collecting(), Slow(200), Slow(201)).run()
         assert scope.cancelled_caught
 
     tasks_world.run(main)
-    assert closed == [201, 200]
-
-
-def test_a_close_that_hangs_does_not_keep_a_cancelled_caller(
-    tasks_world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has its time; the others have theirs."""
-    closed: list[int] = []
-    monkeypatch.setattr("resilience.integrations.http.exchange.CLOSING_GRACE", 0.02)
-
-    class Stuck(Response):
-        async def aclose(self) -> None:
-            await anyio.sleep(60 if self.status == 201 else 0)
-            closed.append(self.status)
-
-    class Asked(Answered):
-        async def __call__(self, ctx: Context) -> Response:  # type: ignore[override]
-            return Answered.__call__(self, ctx)
-
-    async def main() -> None:
-        with anyio.fail_after(10), anyio.move_on_after(0.05):
-            await Asked(Stuck(200), Stuck(201)).arun(Collecting())
-
-    tasks_world.run(main)
-    assert closed == [200]
-
-
-def test_a_response_that_comes_when_the_exchange_is_over_is_closed() -> None:
-    """Whoever waited for it has left, for whatever reason: Ctrl-C is one."""
-    late, exchange = Response(), Answered(Response())
-    exchange.run(Retry())
-    with pytest.raises(DeadlineExceeded, match="the response came after its time"):
-        exchange.received(late, 200, {}, Context())
-    assert late.closed == 1
+    assert closed == ([200] if stuck else [201, 200])
 
 
 def test_an_answer_of_another_exchange_is_an_error_like_others() -> None:
     """What is no response to this request is not returned as one."""
-    other = TransientStatus("busy", status=503, response=Response(503))
-
-    class Failing(Answered):
-        def __call__(self, ctx: Context) -> Response:
-            raise other
-
     with pytest.raises(TransientStatus):
-        Failing().run(Retry(1))
+        Scripted(Retry(1), TransientStatus("busy", status=503, response=Response(503))).run()
 
 
 class Sealed(Exception):
@@ -436,22 +266,92 @@ class Sealed(Exception):
 
 def test_an_error_that_cannot_be_marked_is_obeyed_all_the_same() -> None:
     """The exchange itself tells a Retry that the request must not be sent again."""
-    tried: list[str] = []
+    for method, sent in (("POST", 1), ("GET", 3)):
+        exchange = Scripted(Retry(3, on=Sealed, backoff=[0]), *[Sealed("the client's own")] * 3, method=method)
+        with pytest.raises(Sealed, match="the client's own"):
+            exchange.run()
+        assert exchange.sent == sent
 
-    class Failing(Answered):
-        def __call__(self, ctx: Context) -> Response:
-            self.begin()
-            tried.append("sent")
-            error = Sealed("the client's own")
-            self.failed(error, sent=True)
-            raise error
 
-    with pytest.raises(Sealed, match="the client's own"):
-        Failing(method="POST").run(Retry(3, on=Sealed, backoff=[0]))
-    assert tried == ["sent"]
-    with pytest.raises(Sealed):
-        Failing(method="GET").run(Retry(3, on=Sealed, backoff=[0]))
-    assert tried == ["sent"] * 4
+# --- bodies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [None, b"once", "once", bytearray(b"once"), [b"on", b"ce"], ()], ids=repr)
+def test_what_is_in_memory_can_be_sent_again(body: Any) -> None:
+    """There is nothing to rewind, and nothing to look at."""
+    assert body_of(body).can_be_sent_again
+    assert body_of(body).start is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_can_be_rewound_can_be_sent_again(name: str) -> None:
+    """From where it stood, or from where its client says."""
+    file = FILES[name]()
+    file.read(1)
+    for start, rest in ((None, ONCE[1:]), (2, ONCE[2:])):
+        body = body_of(file, start)
+        assert body.can_be_sent_again
+        for _ in range(2):
+            body.begin()
+            assert file.read() == rest
+            body.end()
+        file.seek(1)
+
+
+@pytest.mark.parametrize("make", [*ITERATORS.values(), Asynchronous, pipe], ids=[*ITERATORS, "asynchronous", "pipe"])
+def test_all_else_is_sent_once(make: Any) -> None:
+    """By one attempt, in one request: the next one is refused, which would send nothing."""
+    source = make()
+    assert not body_of(source).can_be_sent_again
+    once = Once.of(source)
+    assert Once.of(once) is once
+    assert not body_of(once).can_be_sent_again
+    iterator = iter(once)
+    body_of(once)  # nothing was taken out of it
+    if not isinstance(source, Asynchronous):
+        assert b"".join(iterator) == ONCE
+        with pytest.raises(NotRepeatable, match="used up before"):
+            body_of(once)
+        with pytest.raises(NotRepeatable, match="can be sent only once"):
+            next(iter(once))
+    if hasattr(source, "close"):
+        source.close()
+
+
+def test_a_file_that_cannot_say_where_it_stands_is_sent_once(tmp_path: Path) -> None:
+    """Nor one whose answers have to be awaited."""
+
+    class Unknown(io.BytesIO):
+        def tell(self) -> int:
+            raise OSError("no idea")
+
+    async def main() -> None:
+        async with await anyio.open_file(tmp_path / "file", "wb+") as file:
+            assert not body_of(file).can_be_sent_again
+
+    anyio.run(main)
+    assert not body_of(Unknown(ONCE)).can_be_sent_again
+
+
+def test_a_file_is_rewound_when_no_attempt_reads_it_any_more() -> None:
+    """Or when it was read to its end: who waits for the answer does not read."""
+    file = io.BytesIO(ONCE)
+    body = body_of(file)
+    body.begin()
+    assert body.is_being_read  # it may be about to
+    file.read(1)
+    with pytest.raises(NotRepeatable, match="still being read by an earlier attempt"):
+        body.begin()
+    assert file.tell() == 1
+    file.read()
+    assert not body.is_being_read
+    body.begin()
+    assert file.tell() == 0
+    body.end()
+    body.end()
+    body.begin()
+    file.close()
+    assert body.is_being_read  # by all that is known of it
 
 
 def test_a_retry_obeys_a_transient_status() -> None:

@@ -15,75 +15,15 @@ from typing_extensions import override
 
 from resilience import (
     CircuitBreaker,
-    CircuitOpen,
     Context,
     Fallback,
-    deadline,
 )
-from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, standard
+from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
-from tests.conftest import FakeClock
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, file_in_the_middle
 from tests.integrations.servers import Answer, FlakyServer
 
 # --- statuses ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", sorted(TRANSIENT_STATUSES))
-def test_a_status_that_says_not_now_is_retried(server: FlakyServer, session: Make, status: int) -> None:
-    """A plain Retry sends a GET again that was answered with such a status, over the connection it has."""
-    response = session().get(server.script("/", status, status, Answer(body=b"fine")))
-    assert (response.status_code, response.content) == (200, b"fine")
-    assert (len(server.requests), server.connections) == (3, 1)
-
-
-@pytest.mark.parametrize("status", [200, 304, 404, 500, 501])
-def test_other_statuses_are_answers(server: FlakyServer, session: Make, status: int) -> None:
-    """What is not transient is returned at once."""
-    assert session().get(server.script("/", status, 200)).status_code == status
-    assert len(server.requests) == 1
-
-
-def test_500_on_request(server: FlakyServer, session: Make) -> None:
-    """Rules can name more statuses."""
-    one = session(QUICK, rules=Rules(statuses=TRANSIENT_STATUSES | {500}))
-    assert one.get(server.script("/", 500, 200)).status_code == 200
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_last_response_is_returned_as_it_is(server: FlakyServer, session: Make, stream: bool) -> None:
-    """Out of attempts, the session gets the response, whole; raising is up to its user."""
-    url = server.script("/", 503, 503, Answer(503, body=b"the third"), 200)
-    response = session().get(url, stream=stream)
-    assert (response.status_code, response.content) == (503, b"the third")
-    with pytest.raises(requests.HTTPError):
-        response.raise_for_status()
-
-
-@pytest.mark.parametrize(("header", "delay"), [("2", 2.0), ("-5", 0.0), ("soon", 0.0)])
-def test_retry_after(server: FlakyServer, session: Make, clock: FakeClock, header: str, delay: float) -> None:
-    """The wait is at least as long as the server asks for."""
-    url = server.script("/", Answer(429, {"Retry-After": header}), 200)
-    assert session().get(url).status_code == 200
-    assert sum(clock.sleeps) == delay
-
-
-def test_retry_after_obeys_the_deadline(server: FlakyServer, session: Make, clock: FakeClock) -> None:
-    """A wait that does not fit is not begun: the response comes at once."""
-    url = server.script("/", Answer(429, {"Retry-After": "60"}), 200)
-    with deadline(5.0):
-        assert session().get(url).status_code == 429
-    assert clock.sleeps == []
-
-
-def test_a_breaker_counts_them(server: FlakyServer, session: Make) -> None:
-    """Two such statuses in a row open a circuit, which then sends nothing."""
-    one = session(CircuitBreaker(2))
-    url = server.script("/", 503)
-    assert [one.get(url).status_code for _ in range(2)] == [503, 503]
-    with pytest.raises(CircuitOpen):
-        one.get(url)
-    assert len(server.requests) == 2
 
 
 def test_a_fallback_answers_them(server: FlakyServer, session: Make) -> None:
@@ -99,22 +39,6 @@ def test_a_fallback_answers_them(server: FlakyServer, session: Make) -> None:
     response = session(Fallback(handler=cached)).get(server.script("/", 503), stream=True)
     assert (response.status_code, response.text) == (203, "cached")
     assert lost[0].raw.closed
-
-
-def test_a_fallback_answers_with_a_response(server: FlakyServer, session: Make) -> None:
-    """requests could not go on with anything else."""
-    with pytest.raises(TypeError, match="answered with 'cached'"):
-        session(Fallback("cached")).get(server.script("/", 503))
-
-
-def test_the_standard_pipeline_has_a_breaker_for_each_host(server: FlakyServer, session: Make) -> None:
-    """One host that is down does not keep requests from another."""
-    one = session(standard(attempts=1, min_calls=2, failure_ratio=1.0))
-    url = server.script("/down", 503)
-    assert [one.get(url).status_code for _ in range(2)] == [503, 503]
-    with pytest.raises(CircuitOpen):
-        one.get(url)
-    assert one.get(url.replace("127.0.0.1", "localhost")).status_code == 503
 
 
 # --- a session as usual -----------------------------------------------------------------------
@@ -203,12 +127,9 @@ def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) ->
 @pytest.mark.parametrize(
     ("policy", "options", "error", "message"),
     [
-        (None, {}, TypeError, "policy must be a policy, or have one for each host"),
-        (QUICK, {"rules": 503}, TypeError, "rules must be Rules, not 503"),
         (QUICK, {"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
         (QUICK, {"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),
         (QUICK, {"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
-        (QUICK, {"propagate_to": "localhost"}, TypeError, "propagate_to must be a sequence"),
     ],
 )
 def test_wrong_arguments(policy: Any, options: Any, error: type[Exception], message: str) -> None:

@@ -17,18 +17,14 @@ from typing_extensions import override
 
 from resilience import (
     DeadlineExceeded,
-    Fallback,
-    Policy,
-    Retry,
     Timeout,
     TimeoutExceeded,
-    context,
     deadline,
 )
 from resilience.clock import clock as process_clock
-from resilience.integrations.http import Rules, standard
+from resilience.integrations.http import Rules
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT
-from tests.integrations.requests_sessions import QUICK, Make, Recorder, note
+from tests.integrations.requests_sessions import QUICK, Make, Recorder
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
@@ -96,15 +92,6 @@ def test_a_deadline_ends_the_request(server: FlakyServer, session: Make, timeout
     assert 0.1 <= time.monotonic() - began < PATIENCE / 2
 
 
-def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
-    server: FlakyServer, session: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Timers are not exact. Here a little is made a lot."""
-    monkeypatch.setattr(context, "_EARLIEST", PATIENCE)
-    with pytest.raises(DeadlineExceeded), deadline(PATIENCE):
-        session().get(server.script("/", Answer(hold=threading.Event())), timeout=0.05)
-
-
 def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:
     """A wait to send has a timeout as well, and urllib3 another error for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts nobody, and reads nothing
@@ -141,35 +128,6 @@ def test_a_stream_has_a_read_timeout_of_its_own(
         assert 0 < seconds <= PATIENCE
     else:
         assert seconds == most
-
-
-@pytest.mark.parametrize("connection", ["keep-alive", "close"])
-def test_a_stream_has_the_time_of_the_whole_call(server: FlakyServer, session: Make, connection: str) -> None:
-    """What its attempt had left is no limit to it, whatever becomes of the connection."""
-    rest = threading.Event()
-    answer = Answer(headers={"Connection": connection}, body=[b"a", b"b"], drip=rest)
-    policies = standard(total_timeout=PATIENCE, attempt_timeout=0.2)
-    with session(policies).get(server.script("/", answer), stream=True) as response:
-        timer = threading.Timer(0.4, rest.set)
-        timer.start()
-        assert response.content == b"ab"
-        timer.join()
-
-
-@pytest.mark.parametrize(("policy", "kind"), [(Timeout(0.2), TimeoutExceeded), (QUICK, DeadlineExceeded)])
-def test_a_stream_that_stops_is_left_at_its_time(
-    server: FlakyServer, session: Make, policy: Policy[Any], kind: type[Exception]
-) -> None:
-    """The error is not requests' own, which says nothing of whose time it was."""
-    with deadline(0.2) if kind is DeadlineExceeded else contextlib.nullcontext():
-        response = session(policy).get(
-            server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event())), stream=True
-        )
-    began = time.monotonic()
-    with response, pytest.raises(TimeoutExceeded, match="limit_body") as caught:
-        response.content  # noqa: B018
-    assert type(caught.value) is kind
-    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_stream_that_is_too_slow_for_the_user_is_the_users_matter(server: FlakyServer, session: Make) -> None:
@@ -245,16 +203,6 @@ def test_a_body_that_breaks_in_time_is_not_late(session: Make) -> None:
         next(pieces)
 
 
-def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, session: Make) -> None:
-    """What was left of the attempt that failed means nothing to it."""
-    server.script("/mirror", Answer(body=b"mirrored"))
-    mirror = session()
-    ask = Fallback(handler=lambda failure, ctx: mirror.get(f"{server.url}/mirror", stream=True))
-    response = session(ask.wrap(Timeout(PATIENCE, cooperative=True))).get(server.script("/", 503), stream=True)
-    with process_clock_ahead(2 * PATIENCE):
-        assert response.content == b"mirrored"
-
-
 def test_a_response_without_a_body_is_not_late(server: FlakyServer, session: Make) -> None:
     """There is nothing to wait for."""
     response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
@@ -271,32 +219,6 @@ def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, s
         one.get(server.script("/", answer))
     assert time.monotonic() - began < PATIENCE / 2
     assert one.get(server.script("/", 200)).status_code == 200  # its connection is free
-
-
-def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer, session: Make) -> None:
-    """A read timeout that is shorter than what is left stays requests' own, and is retried."""
-    url = server.script("/", Answer(hold=threading.Event()))
-    with deadline(PATIENCE):
-        with pytest.raises(requests.ReadTimeout) as caught:
-            session(Retry(2, backoff=[0])).get(url, timeout=0.1)
-        assert "2 attempts" in note(caught.value)
-        with pytest.raises(requests.ReadTimeout, match="read timeout=0"):
-            session().post(url, timeout=0.1)
-
-
-def test_after_the_deadline_nothing_is_sent(server: FlakyServer, session: Make) -> None:
-    """Where no time is left, the server is not bothered."""
-    with pytest.raises(DeadlineExceeded), deadline(0):
-        session(Timeout(1, cooperative=True)).get(server.url)
-    assert server.requests == []
-
-
-def test_a_cooperative_timeout_is_named_in_the_error(server: FlakyServer, session: Make) -> None:
-    """The one whose limit it was takes the blame: an attempt's timeout is no deadline of the whole."""
-    one = session(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=True)))
-    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.1 s") as caught:
-        one.get(server.script("/", Answer(hold=threading.Event())))
-    assert "2 attempts" in note(caught.value)
 
 
 def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer, session: Make) -> None:

@@ -294,7 +294,7 @@ def test_a_refusal_says_how_many_are_running(limit: int, says: str) -> None:
             inside.enter_context(bulkhead.slot())
         with pytest.raises(BulkheadFull) as full:
             bulkhead.call(len, "")
-    assert str(full.value) == f"{says} and nobody may wait"
+    assert str(full.value) == f"{says} and there is no queue"
     assert (full.value.limit, full.value.queue) == (limit, 0)
 
 
@@ -433,10 +433,10 @@ def test_repr_and_description_tell_every_number() -> None:
     assert repr(eval(repr(bulkhead))) == repr(bulkhead)
     for number in ("17", "23", "4.5", "inventory"):
         assert number in bulkhead.describe()
-    assert Bulkhead(2).describe() == "Bulkhead: at most 2 at once, nobody waits"
+    assert Bulkhead(2).describe() == "Bulkhead: at most 2 at once, no queue"
     assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
     assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"
-    assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, nobody waits"
+    assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, no queue"
 
 
 # --- a thread, an asyncio loop and a trio loop -------------------------------------------------

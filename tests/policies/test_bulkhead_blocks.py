@@ -252,7 +252,7 @@ async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: Wo
             await anyio.to_thread.run_sync(waits)
 
     async with bulkhead.slot():
-        await tasks_world.attempt(Timeout(SHORT), fn)
+        await tasks_world.attempt(Timeout(10 * SHORT), fn)  # long enough for a busy machine to start the thread
         await until(tasks_world, lambda: came_out)
     assert [type(error) for error in came_out] == [DeadlineExceeded]
 

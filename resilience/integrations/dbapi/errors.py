@@ -6,7 +6,7 @@ import sqlite3
 
 from resilience.errors import ResilienceError
 from resilience.integrations.dbapi.drivers import is_of
-from resilience.matching import transient as lost_connection
+from resilience.network_errors import transient as lost_connection
 
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html. Besides these, class 08 (connections).
 _TRANSIENT_STATES = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterator
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
@@ -12,13 +12,15 @@ from typing_extensions import override
 
 from resilience.errors import DeadlineExceeded
 
+_Method: TypeAlias = Callable[..., Any]
 
-def _now(value: object) -> Callable[..., Any]:
+
+def _now(value: object) -> _Method:
     """Return a method of a call that always has this answer; what it waits for is there."""
     return lambda self, timeout=None: value
 
 
-def _later(value: object) -> Callable[..., Any]:
+def _later(value: object) -> _Method:
     """Return the same as grpc.aio has it, to be awaited."""
 
     async def method(self: object) -> Any:
@@ -36,9 +38,12 @@ class _Ended:
     def add_callback(self, callback: Callable[[], Any]) -> bool:
         return False
 
-    done = _now(True)
-    cancelled = cancel = running = is_active = _now(False)
-    time_remaining = _now(None)
+    done: _Method = _now(True)
+    cancelled: _Method = _now(False)
+    cancel: _Method = cancelled
+    running: _Method = cancelled
+    is_active: _Method = cancelled
+    time_remaining: _Method = _now(None)
 
 
 @final
@@ -52,9 +57,21 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: i
         DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
         self.message: str = message
 
-    code = _now(grpc.StatusCode.DEADLINE_EXCEEDED)
-    debug_error_string = _now("")
-    initial_metadata = trailing_metadata = _now(())
+    def code(self) -> grpc.StatusCode:
+        """Return the status."""
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def debug_error_string(self) -> str:
+        """Return nothing: no core of gRPC has seen it."""
+        return ""
+
+    def initial_metadata(self) -> tuple[()]:
+        """Return nothing: no server has answered."""
+        return ()
+
+    def trailing_metadata(self) -> tuple[()]:
+        """Return nothing: no server has answered."""
+        return ()
 
     def details(self) -> str:
         """Say what went wrong."""
@@ -92,10 +109,12 @@ class Answer(_Ended):
         self._value = value
         self._replies: Iterator[Any] | None = None
 
-    code = _now(grpc.StatusCode.OK)
-    details = _now(_DETAILS)
-    initial_metadata = trailing_metadata = _now(())
-    exception = traceback = _now(None)
+    code: _Method = _now(grpc.StatusCode.OK)
+    details: _Method = _now(_DETAILS)
+    initial_metadata: _Method = _now(())
+    trailing_metadata: _Method = initial_metadata
+    exception: _Method = _now(None)
+    traceback: _Method = exception
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -120,18 +139,20 @@ class _AioEnded(_Ended):
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    code = _later(grpc.StatusCode.OK)
-    details = _later(_DETAILS)
-    debug_error_string = _later("")
-    initial_metadata = trailing_metadata = _later(grpc.aio.Metadata())
-    wait_for_connection = done_writing = _later(None)
+    code: _Method = _later(grpc.StatusCode.OK)
+    details: _Method = _later(_DETAILS)
+    debug_error_string: _Method = _later("")
+    initial_metadata: _Method = _later(grpc.aio.Metadata())
+    trailing_metadata: _Method = initial_metadata
+    wait_for_connection: _Method = _later(None)
+    done_writing: _Method = wait_for_connection
 
     async def write(self, request: Any) -> None:
         raise asyncio.InvalidStateError("a policy has answered: nothing reads what is written")
 
 
 @final
-class AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
     """What a policy has answered in the place of a call of grpc.aio with one reply."""
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -140,7 +161,7 @@ class AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  
 
 
 @final
-class AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
     """The same of one with many replies: messages, from any iterable."""
 
     _reading: AsyncIterator[Any] | None = None
@@ -158,3 +179,8 @@ class AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall)
         if self._reading is None:
             self._reading = aiter(self)
         return await anext(self._reading, grpc.aio.EOF)
+
+
+def aio_answer(value: Any, *, by_stream: bool) -> Any:
+    """Return what stands for a call of grpc.aio that a policy has answered."""
+    return _AioAnswers(value) if by_stream else _AioAnswer(value)

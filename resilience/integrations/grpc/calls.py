@@ -170,7 +170,7 @@ class Call(ABC):
         """Return the context of the execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
         outer = current_context()
         timeout = None if self._details.timeout is None else max(0.0, self._details.timeout)
-        return Context(timeout=timeout, operation=outer.operation or self._method, properties=outer.properties)
+        return Context(timeout=timeout, operation=outer._info.operation or self._method, properties=outer.properties)
 
     def _begin(self, ctx: Context) -> Any:
         """Begin an attempt with the time that is left. What has been sent, and may not be sent twice, is refused."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.integrations.grpc.answers import AioAnswer, AioAnswers, Answer
+from resilience.integrations.grpc.answers import Answer, aio_answer
 from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
@@ -135,4 +135,4 @@ class _AioCall(Call):
 
     @override
     def answered(self, value: Any, *, by_stream: bool) -> Any:
-        return AioAnswers(value) if by_stream else AioAnswer(value)
+        return aio_answer(value, by_stream=by_stream)

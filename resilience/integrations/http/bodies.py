@@ -1,145 +1,167 @@
-"""Bodies of requests: which of them nothing would come out of any more.
+"""Bodies of requests, and one rule: what is in memory or can be rewound may be sent again, all else is sent once.
 
-A client sends such a body as an empty one, and the server answers with 200. A file tells whether it stands at its end,
-and a generator whether it is over. Other iterators, and streams that cannot be wound back, tell nothing: of those, and
-of generators that were sent in part, it is remembered that they were sent.
+Bytes, text and what can be iterated anew are in memory. A file is rewound to where it stood. Of a generator, a pipe or
+another stream nothing is left the second time: a client would send an empty body, and the server would answer 200.
+
+An attempt in a thread that was walked away from may still be reading a file. Rewound under it, both attempts would
+send parts of the file. So a file is rewound only when it was read to its end, or when no attempt reads it any more.
 """
 
 from __future__ import annotations
 
-import inspect
-import io
 import os
-import stat
 import threading
-from typing import Any
-from weakref import WeakValueDictionary
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, Final, final
 
-from resilience.callables import close_coroutine, is_awaitable
+from resilience.callables import close_coroutine
+from resilience.integrations.http.rules import NotRepeatable
 
+#: Bodies of which there is nothing to ask.
+_PLAIN: Final = (type(None), bytes, str, bytearray, memoryview)
 
-def is_used_up(source: Any, position: int | None = None) -> bool:
-    """Whether a body was sent or read to its end before: a generator that is over, a file that stands at its end.
-
-    An empty file, and what cannot tell, are not used up. A file is sent from where it stands, or from a position to
-    which the client winds it back.
-    """
-    was_sent = source in _sent
-    if inspect.isgenerator(source):
-        return source.gi_frame is None or (was_sent and (source.gi_suspended or source.gi_running))
-    if inspect.isasyncgen(source):
-        has_begun = source.ag_running or getattr(source, "ag_suspended", True)  # Python 3.11 does not tell
-        return source.ag_frame is None or (was_sent and has_begun)
-    if was_sent:
-        return True
-    try:
-        return _stands_at_its_end(_file_in(source), position)
-    except (AttributeError, OSError, TypeError, ValueError):  # a pipe, a file that was closed, no file at all
-        return False
+_STREAMS: Final = ("read", "aread", "__next__", "__anext__")
 
 
-def note_sent(source: Any) -> None:
-    """Remember that a body is being sent, if it can be produced only once."""
-    if _is_one_shot(source):
-        _sent.add(source)
+@final
+class Body:
+    """What a client reads while it sends a request.
 
-
-def forget_sent(source: Any) -> None:
-    """Take that back: it turned out that nothing was sent."""
-    _sent.discard(source)
-
-
-# --- files -----------------------------------------------------------------------------------
-
-
-def _file_in(source: Any) -> Any:
-    """Return the file inside of what holds one: an asynchronous file of anyio, an upload, a temporary file."""
-    for name in ("wrapped", "file"):
-        source = getattr(source, name, source)
-    return source
-
-
-def _stands_at_its_end(file: Any, position: int | None) -> bool:
-    size = _size(file)
-    if size is not None:
-        return 0 < size <= (file.tell() if position is None else position)
-    if position is not None or is_seekable(file) is not True or not (here := file.tell()):
-        return False
-    if hasattr(file, "peek"):  # unpacked as it is read: the end would be far away
-        return not file.peek(1)
-    end = file.seek(0, os.SEEK_END)
-    if end is None:
-        end = file.tell()
-    file.seek(here)
-    return bool(end <= here)
-
-
-def _size(file: Any) -> int | None:
-    """Return how much is in a file; 0 for what has no size, None where it would have to be tried out."""
-    while isinstance(file, (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom)):
-        file = file.buffer if isinstance(file, io.TextIOWrapper) else file.raw
-    if isinstance(file, io.StringIO):
-        return len(file.getvalue())
-    if isinstance(file, io.BytesIO):
-        return file.getbuffer().nbytes
-    if not isinstance(file, io.FileIO):
-        return None
-    status = os.fstat(file.fileno())
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-def is_seekable(file: Any) -> bool | None:
-    """Whether a file can be wound back; None for an asynchronous one, which would have to be awaited.
-
-    That it has `seek` and `tell` says little: the body of a response has both.
-    """
-    if not hasattr(file, "seekable"):
-        return hasattr(file, "seek")
-    answer = file.seekable()
-    if is_awaitable(answer):
-        close_coroutine(answer)
-        return None
-    return bool(answer)
-
-
-# --- what was sent ---------------------------------------------------------------------------
-
-
-def _is_one_shot(source: Any) -> bool:
-    if hasattr(source, "read") or hasattr(source, "aread"):
-        return is_seekable(_file_in(source)) is False
-    return hasattr(source, "__next__") or hasattr(source, "__anext__")
-
-
-class _Sent:
-    """Bodies by their identity, as not all of them can be hashed; and not all can be referred to weakly.
-
-    Of those that cannot, as `map` and the iterator of a list, the last few are kept. Once they are used up they hold
-    next to nothing.
+    :param sources: the parts, each in memory, a file, or a stream.
+    :param start: where a file is rewound to, if not to where it stands now.
+    :param once: whether it can be sent only once, whatever it looks like.
+    :raises NotRepeatable: for a part that was sent before, and can be sent only once.
     """
 
-    MOST = 64
+    __slots__ = ("_files", "_lock", "_readers", "can_be_sent_again")
 
-    def __init__(self) -> None:
-        self._weakly: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self._strongly: tuple[Any, ...] = ()
+    def __init__(self, *sources: Any, start: object = None, once: bool = False) -> None:
+        self.can_be_sent_again: bool = not once
+        self._files: list[tuple[Any, Any, Any]] = []  # with where to rewind each, and where it ends
         self._lock = threading.Lock()
+        self._readers = 0
+        for source in sources:
+            if isinstance(source, Once):
+                source.refuse_if_begun("the request was not sent: ")
+                self.can_be_sent_again = False
+            elif not isinstance(source, _PLAIN) and any(hasattr(source, name) for name in _STREAMS):
+                self._add(source, start)
 
-    def add(self, body: Any) -> None:
-        try:
-            self._weakly[id(body)] = body
-        except TypeError:
+    def _add(self, source: Any, start: object) -> None:
+        bounds = _bounds(source)
+        if bounds is None:
+            self.can_be_sent_again = False
+        else:
+            self._files.append((source, bounds[0] if start is None else start, bounds[1]))
+
+    @property
+    def start(self) -> Any:
+        """Where the file is rewound to that is the body; None if it is none."""
+        return self._files[0][1] if self._files else None
+
+    @property
+    def is_being_read(self) -> bool:
+        """Whether an attempt that has not ended is in the middle of a file."""
+        return self._readers > 0 and any(_position(file) != end for file, _, end in self._files)
+
+    def begin(self) -> None:
+        """Rewind all files, for an attempt that is about to read them.
+
+        :raises NotRepeatable: if another attempt is reading them.
+        """
+        if self._files:
             with self._lock:
-                self._strongly = (*self._strongly[1 - self.MOST :], body)
+                if self.is_being_read:
+                    raise NotRepeatable(f"the request was not sent again: {STILL_READ}")
+                self._readers += 1
+                for file, start, _ in self._files:
+                    file.seek(start)
 
-    def discard(self, body: Any) -> None:
-        if self._weakly.get(id(body), self) is body:
-            self._weakly.pop(id(body), None)
-        with self._lock:
-            self._strongly = tuple(it for it in self._strongly if it is not body)
-
-    def __contains__(self, body: Any) -> bool:
-        return self._weakly.get(id(body), self) is body or any(it is body for it in self._strongly)
+    def end(self) -> None:
+        """Say that an attempt reads no more."""
+        if self._files:
+            with self._lock:
+                self._readers -= 1
 
 
-_sent = _Sent()
+STILL_READ: Final = "its body is still being read by an earlier attempt"
+
+#: The most usual one.
+IN_MEMORY: Final = Body()
+
+
+def body_of(source: Any, start: object = None) -> Body:
+    """Return the body that is this one part. For the parameters, see `Body`."""
+    return IN_MEMORY if isinstance(source, _PLAIN) else Body(source, start=start)
+
+
+class Once:
+    """A stream as the body of a request, that refuses to be sent a second time.
+
+    It stands in the client's own request in the place of the stream, because the client sends the same body in
+    another request where it follows a redirect, or answers a challenge.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._was_begun = False
+
+    @classmethod
+    def of(cls, source: Any) -> Once:
+        """Return a stream as this, which it may be already."""
+        return source if isinstance(source, Once) else cls(source)
+
+    def refuse_if_begun(self, what: str = "") -> None:
+        """Raise `NotRepeatable` if it was sent, or a part of it."""
+        if self._was_begun:
+            raise NotRepeatable(f"{what}its body was used up before, and can be sent only once")
+
+    def _begin(self) -> Any:
+        self.refuse_if_begun()
+        self._was_begun = True  # not in `__iter__` itself: clients call that before they connect
+        return self._source
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self._begin()
+        read = getattr(source, "read", None)
+        yield from source if read is None else iter(partial(read, 65536), b"")
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for piece in self._begin():
+            yield piece
+
+
+def _bounds(file: Any) -> tuple[Any, Any] | None:
+    """Return where a file stands and where it ends; None if it cannot be rewound.
+
+    That it has `seek` says little: the body of a response has it, too.
+    """
+    try:
+        if hasattr(file, "seekable") and not _answer(file.seekable):
+            return None
+        here = _answer(file.tell)
+        if here is None:
+            return None
+        file.seek(0, os.SEEK_END)
+        end = file.tell()
+        file.seek(here)
+    except (AttributeError, OSError, TypeError, ValueError):
+        return None
+    return here, end
+
+
+def _answer(method: Callable[[], object]) -> int | None:
+    """Return what a file answers; None where it would have to be awaited."""
+    answer = method()
+    if isinstance(answer, int):
+        return answer
+    close_coroutine(answer)
+    return None
+
+
+def _position(file: Any) -> object:
+    try:
+        return file.tell()
+    except (OSError, ValueError):  # it was closed, or is being iterated
+        return None

@@ -1,60 +1,158 @@
-"""One request on its way through a policy: the state that all its attempts share."""
+"""The attempt that all HTTP clients share, and the exchange: one request on its way through a policy.
+
+An exchange is the function that the policy calls. Each call is one attempt, and all attempts go the same way:
+
+    begin       Is there time left? May the request be sent (again)? The body is rewound.
+    send        The client sends, within what is left.
+    failed      What the error says is noted: whether the server may have the request, and whose time was over.
+    judged      The status makes the response an answer, or a failure (`TransientStatus`).
+
+Then the response that the policy chose is returned, open and with its body limited, and all others are closed: those
+that lost to a fallback, those inside of errors, those that came too late.
+
+A client is described by a class that says how it sends, what its errors mean, and how the time of a body is limited.
+
+Sending a request twice can do its work twice. From the moment an attempt begins, the request counts as sent, because
+a `Timeout` that cuts it off tells nothing; what the client raises may show that it was not. The exchange says so in
+the two places where a Retry looks: on the failure (`repeatable`), and on itself, the function that is called.
+
+Attempts can overlap: a thread that a `Timeout` has walked away from goes on, and a policy may hedge. So what an attempt
+is given is its own (`Attempt`), what all share stands behind one lock, and an attempt that was left behind has no say.
+Its response is closed as soon as it comes, by the exchange itself, which knows when the attempt's time was over.
+"""
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, final
+from urllib.parse import urlsplit
 
 import anyio
+from typing_extensions import override
 
+from resilience import checks
 from resilience.ambient import current_context
-from resilience.context import Context
+from resilience.clock import clock
+from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
-from resilience.integrations.http.rules import NotRepeatable, Rules, TransientStatus
-from resilience.integrations.wire import OfHost
+from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
+from resilience.integrations.http.perhost import Policies, as_policies, policy_for
+from resilience.integrations.http.rules import DEFAULT_RULES, NotRepeatable, Rules, TransientStatus, as_rules
+from resilience.integrations.wire import OfHost, Propagation
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 
-if TYPE_CHECKING:
-    from resilience.policy import Policy
-
-R = TypeVar("R")
-
 #: Seconds that closing a discarded response may take in a task, also where its caller is cancelled. It takes no time
-#: unless something is broken: a close that says farewell to a server which does not answer.
+#: unless something is broken: a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
 
 
-class Exchange(ABC, Generic[R]):
-    """One request on its way through a policy: the function that the policy calls for each attempt.
+@final
+class Settings:
+    """What a user has given to a client's integration, checked once."""
 
-    A client's integration derives from it and writes `__call__(ctx)` (`async def` for an asynchronous client):
-    `begin()`, then send what the context leaves time for, then `failed(error, sent=...)` for what that raises, or
-    `received(...)` with the response. `run(policy)` or `arun(policy)` does the rest: it returns a response that is
-    open, and closes all others: those that lost to a fallback, those inside of errors, those that came too late.
+    def __init__(
+        self,
+        policy: Policies,
+        rules: Rules = DEFAULT_RULES,
+        propagate_to: Propagation | Iterable[str] | None = (),
+        read_body: bool = False,
+    ) -> None:
+        self.policies: Policies = as_policies(policy)
+        self.rules: Rules = as_rules(rules)
+        self.propagation: Propagation = Propagation.to(propagate_to)
+        self.read_body: bool = checks.flag("read_body", read_body)
+        self.client_is_closed: bool = False
 
-    :param rules: what is transient and what may be sent again.
-    :param replayable: whether the body can be produced a second time.
-    :param host: for the name of the operation, `GET example.org`, where the ambient context has none.
+    def close(self) -> Settings:
+        """Note that the client was closed, so that no request in it is sent again; return those for later requests."""
+        later = copy.copy(self)
+        self.client_is_closed = True
+        return later
+
+
+class Attempt(NamedTuple):
+    """What one attempt is given."""
+
+    ctx: Context
+    left: float | None  #: seconds; None for no limit
+    is_cut_off: bool  #: whether a timer ends it when they are over
+    headers: Mapping[str, str]  #: to be added to those of the request
+
+
+class Exchange(ABC):
+    """One request on its way through a policy. A client's description derives from one of the two below.
+
+    :param body: what the client reads while it sends.
     """
 
-    def __init__(self, rules: Rules, method: str, headers: Mapping[str, str], *, replayable: bool, host: str) -> None:
-        self._rules = rules
+    #: What the client returns.
+    response_type: Any
+    #: What it raises before anything can have reached the server, and where a wait was too long.
+    never_sent: ClassVar[tuple[type[Exception], ...]] = ()
+    timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
+    #: Whether threads of its own read files, and perhaps go on when an attempt has ended.
+    reads_in_threads: ClassVar[bool] = False
+
+    _in_tasks: ClassVar[bool]
+
+    def __init__(
+        self, settings: Settings, method: str, url: str, headers: Mapping[str, str], body: Body = IN_MEMORY
+    ) -> None:
+        self.settings = settings
         self._method = method
+        self._url = url
         self._headers = headers
-        self._replayable = replayable
-        self._host = host
+        self._body = body
         self._why_not_again: str | None = None
-        self._lock = threading.Lock()  # an attempt that was walked away from ends in its own time
-        self._open: list[tuple[R, float]] = []  # responses, and the deadlines of the attempts that brought them
+        self._lock = threading.Lock()
+        self._open: list[tuple[Any, float]] = []  # responses, and the deadlines of the attempts that brought them
         self._is_over = False
         self._budget = inf  # the deadline that the caller has set
-        self._body_deadline = inf
-        self._body_may_last_until: float | None = None
+        self._deadline_of_body = inf
+        #: Lets the body take longer than the attempt that brings it.
+        self.body_may_last_until: float | None = None
+
+    # --- what a client's description says ---
+
+    @abstractmethod
+    def send(self, attempt: Attempt) -> Any:
+        """Send the request once, within `attempt.left`, and return the response; in a task, an awaitable of it."""
+
+    def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
+        """Return status and headers of a response."""
+        return response.status, response.headers
+
+    def limit(self, response: Any) -> Any:
+        """Return a response whose body fails where it is not read by `body_deadline`."""
+        return response
+
+    def may_have_been_sent(self, error: Exception) -> bool:
+        """Whether the server may have the request, after the client has raised this."""
+        return not isinstance(error, self.never_sent)
+
+    def has_timed_out(self, error: Exception) -> bool:
+        """Whether the client says that it has waited too long."""
+        return isinstance(error, self.timed_out)
+
+    def proxy_refusal(self, error: Exception) -> int | None:
+        """Return the status with which a proxy has refused to connect, where this error says so."""
+        return None
+
+    def was_never_sent(self) -> bool:
+        """Whether the client knows that an attempt which was cut off had not begun to send."""
+        return False
+
+    def why_not_now(self) -> str | None:
+        """Return why no attempt may begin any more, whatever has been sent; None if one may."""
+        return "its client was closed" if self.settings.client_is_closed else None
+
+    # --- whether it may be sent again ---
 
     @property
     def repeatable(self) -> bool:
@@ -64,133 +162,82 @@ class Exchange(ABC, Generic[R]):
     @property
     def why_not_again(self) -> str | None:
         """Why the request must not be sent again; None if it may."""
-        return self._why_not_again
+        if self._is_over:
+            return "its caller has left"
+        if (reason := self.why_not_now()) is not None:
+            return reason
+        if self._why_not_again is not None and not self.was_never_sent():
+            return self._why_not_again
+        return STILL_READ if self._body.is_being_read else None
 
-    @abstractmethod
-    def __call__(self, ctx: Context) -> Any:
-        """Send the request once, within what `ctx` leaves time for, and return the response."""
+    def why_not_once_sent(self) -> str | None:
+        """Return why the request must not be sent again once the server may have it; None if it may."""
+        replayable = self._body.can_be_sent_again
+        return self.settings.rules.why_not_again(self._method, self._headers, sent=True, replayable=replayable)
 
-    # --- for `__call__` ---
+    # --- the attempt ---
 
-    def begin(self) -> None:
-        """Say that the request is about to be sent.
+    async def _attempt(self, ctx: Context) -> Any:
+        attempt = self._begin(ctx)
+        try:
+            response = self.send(attempt)
+            if self._in_tasks:
+                response = await response
+        except Exception as error:
+            self._failed(error, attempt)
+            raise
+        finally:
+            if not self.reads_in_threads:
+                self._body.end()
+        if not self._keep(response, ctx):
+            await self._close(response)
+            raise DeadlineExceeded("the response came after its time")
+        return self._judged(response)
 
-        :raises NotRepeatable: if it must not be, because it may have been sent before.
-        """
+    def _begin(self, ctx: Context) -> Attempt:
+        left = ctx.timeout()
+        propagation = self.settings.propagation
+        headers = propagation.headers_for(self._url, ctx) if propagation.hosts else {}
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
-        # Until the client tells more, the request may be under way: a Timeout tells nothing.
-        self._why_not_again = self._why_not(sent=True)
+        self._why_not_again = self.why_not_once_sent()
+        self._body.begin()
+        return Attempt(ctx, left, cut_off_at(ctx) <= ctx.deadline < inf, headers)
 
-    def failed(self, error: Exception, *, sent: bool) -> None:
-        """Note what the client raised, and mark it if the request must not be sent again.
-
-        :param sent: whether the request may have reached the server.
-        """
-        self._why_not_again = self._why_not(sent=sent and not isinstance(error, Rejected))
+    def _failed(self, error: Exception, attempt: Attempt) -> None:
+        """Note what the client raised; raise what it means, where its timeout was the end of our time."""
+        refusal = self.proxy_refusal(error)
+        sent = refusal is None and not isinstance(error, Rejected) and self.may_have_been_sent(error)
+        if not sent and self.reads_in_threads:
+            self._body.end()
+        if not sent and not self._was_left_behind(attempt.ctx):
+            self._why_not_again = "the proxy asks for a login" if refusal == 407 else None
         self._mark(error)
+        if is_over(attempt.ctx) and self.has_timed_out(error):
+            raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
 
-    def received(self, response: R, status: int, headers: Mapping[str, str], ctx: Context) -> R:
-        """Return a response, or raise the `TransientStatus` that it stands for.
-
-        :raises DeadlineExceeded: if it came after the caller had left. It was closed then.
-        """
+    def _keep(self, response: Any, ctx: Context) -> bool:
+        """Keep a response until the exchange is over; false if it comes too late, and is to be closed."""
         with self._lock:
-            late = self._is_over
-            if not late:
-                still_open = (it for it in self._open if not _is_closed(it[0]))
-                self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
-        if late:
-            drive(BLOCKING.close(response))  # nobody else would
-            raise DeadlineExceeded("the response came after its time")
-        failure = self._rules.failure_of(status, headers, response)
+            if self._is_over or self._was_left_behind(ctx):
+                return False
+            still_open = (it for it in self._open if not _is_closed(it[0]))
+            self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
+            return True
+
+    def _judged(self, response: Any) -> Any:
+        failure = self.settings.rules.failure_of(*self.status_of(response), response)
         if failure is None:
             return response
         self._mark(failure)
         try:
             raise failure
         finally:
-            del failure
+            del failure  # no cycle
 
-    # --- for the integration ---
-
-    def run(self, policy: Policy[Any]) -> Any:
-        """Run this exchange through a policy in blocking code, and return the response (or a fallback's answer)."""
-        kept: Any = None
-        try:
-            kept = policy.execute(self, self._context())
-        except Exception as error:
-            kept = self._answer_in(error)
-            if kept is None:
-                raise
-        finally:
-            for response in self._end(kept):
-                drive(BLOCKING.close(response))
-        return kept
-
-    async def arun(self, policy: Policy[Any]) -> Any:
-        """Do the same in a task."""
-        kept: Any = None
-        try:
-            kept = await policy.aexecute(self, self._context())
-        except Exception as error:
-            kept = self._answer_in(error)
-            if kept is None:
-                raise
-        finally:
-            if discarded := self._end(kept):
-                await _close_all(discarded)
-        return kept
-
-    @property
-    def body_deadline(self) -> float:
-        """The instant at which the body of the response has to be read; infinity for no limit."""
-        return self._body_deadline if self._rules.limit_body else inf
-
-    def body_is_late(self) -> TimeoutExceeded:
-        """Return the error for a body that is not read by then."""
-        kind = DeadlineExceeded if self._body_deadline >= self._budget else TimeoutExceeded
-        return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
-
-    def body_may_last_until(self, deadline: float) -> None:
-        """Let the body take longer than the attempt that brings it."""
-        self._body_may_last_until = deadline
-
-    def _context(self) -> Context:
-        outer = current_context()
-        self._budget = outer.deadline
-        operation = outer.operation or OfHost(f"{self._method} {self._host}", common=self._method)
-        return Context(operation=operation, properties=outer.properties)
-
-    def _answer_in(self, error: Exception) -> Any:
-        """Return the response that an error stands for; None for any other error, which will be raised."""
-        if isinstance(error, TransientStatus) and any(it is error.response for it, _ in self._open):
-            return error.response
-        self._mark(error)  # also one that a policy made, and the client had no part in
-        return None
-
-    def _end(self, kept: object) -> list[R]:
-        """Say that nobody waits any more, and return the responses that are to be closed."""
-        with self._lock:
-            self._is_over = True
-            received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
-        longer = self._body_may_last_until
-        for response, deadline in received:
-            if response is kept:  # a fallback's response has a time of its own, if any
-                self._body_deadline = deadline if longer is None else longer
-        return [response for response, _ in received if response is not kept]
-
-    def _resilience_dropped(self, outcome: object) -> None:
-        """Close the response that an attempt brought when its caller had left: a worker thread tells us."""
-        response = outcome.response if isinstance(outcome, TransientStatus) else outcome
-        with self._lock:
-            is_ours = any(it is response for it, _ in self._open)
-            self._open = [it for it in self._open if it[0] is not response]
-        if is_ours:
-            drive(BLOCKING.close(response))
-
-    def _why_not(self, *, sent: bool) -> str | None:
-        return self._rules.why_not_again(self._method, self._headers, sent=sent, replayable=self._replayable)
+    def _was_left_behind(self, ctx: Context) -> bool:
+        """Whether the caller has walked away from this attempt. A task that is left is cancelled: it brings nothing."""
+        return not self._in_tasks and clock.now() >= cut_off_at(ctx)
 
     def _mark(self, error: Exception) -> None:
         if (reason := self.why_not_again) is not None and getattr(error, "repeatable", True) is not False:
@@ -200,22 +247,121 @@ class Exchange(ABC, Generic[R]):
             except Exception:  # one that refuses attributes: the exchange says it as well
                 return
 
+    # --- around the attempts ---
 
-async def _close_all(responses: list[Any]) -> None:
-    """Close every response, also where the task is cancelled, before it or in the middle of one."""
-    async with AsyncExitStack() as closing:
+    async def _run(self) -> Any:
+        outer = current_context()
+        self._budget = outer.deadline
+        named = OfHost(f"{self._method} {urlsplit(self._url).hostname or ''}", common=self._method)
+        operation = outer._info.operation or named
+        ctx = Context(operation=operation, properties=outer.properties)
+        policy = policy_for(self.settings.policies, self._url)
+        attempt: Any = self
+        kept: Any = None
+        try:
+            kept = await policy.aexecute(attempt, ctx) if self._in_tasks else policy.execute(attempt, ctx)
+        except Exception as error:
+            kept = self._answer_in(error)
+            if kept is None:
+                raise
+        finally:
+            if discarded := self._end(kept):
+                await self._close(*discarded)
+        if not isinstance(kept, self.response_type):
+            raise TypeError(f"a policy answered with {kept!r}; a Fallback here answers with {self.response_type}")
+        return self.limit(kept)
+
+    def _answer_in(self, error: Exception) -> Any:
+        """Return the response that an error stands for; None for any other error, which will be raised."""
+        if isinstance(error, TransientStatus) and any(it is error.response for it, _ in self._open):
+            return error.response
+        self._mark(error)  # also one that a policy made, and the client had no part in
+        return None
+
+    def _end(self, kept: object) -> list[Any]:
+        """End the exchange, and return the responses that are to be closed."""
+        with self._lock:
+            self._is_over = True
+            received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
+        longer = self.body_may_last_until
+        for response, deadline in received:
+            if response is kept:  # a fallback's response has a time of its own, if any
+                self._deadline_of_body = deadline if longer is None else longer
+        return [response for response, _ in received if response is not kept]
+
+    @abstractmethod
+    async def _close(self, *responses: Any) -> None: ...
+
+    # --- the time of the body ---
+
+    @property
+    def body_deadline(self) -> float:
+        """The instant at which the body of the response has to be read; infinity for no limit."""
+        return self._deadline_of_body if self.settings.rules.limit_body else inf
+
+    def body_is_late(self) -> TimeoutExceeded:
+        """Return the error for a body that is not read by then."""
+        kind = DeadlineExceeded if self._deadline_of_body >= self._budget else TimeoutExceeded
+        return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
+
+
+class BlockingExchange(Exchange):
+    """An exchange of a blocking client."""
+
+    _in_tasks = False
+
+    def __call__(self, ctx: Context) -> Any:
+        """Make one attempt."""
+        return drive(self._attempt(ctx))
+
+    def run(self) -> Any:
+        """Run the request through its policy, and return the response (or a fallback's answer)."""
+        return drive(self._run())
+
+    @override
+    async def _close(self, *responses: Any) -> None:
         for response in responses:
-            closing.push_async_callback(_close, response)
+            await BLOCKING.close(response)
 
 
-async def _close(response: object) -> None:
+class TaskExchange(Exchange):
+    """An exchange of an asynchronous client."""
+
+    _in_tasks = True
+
+    async def __call__(self, ctx: Context) -> Any:
+        """Make one attempt."""
+        return await self._attempt(ctx)
+
+    async def run(self) -> Any:
+        """Run the request through its policy, and return the response (or a fallback's answer)."""
+        return await self._run()
+
+    @override
+    async def _close(self, *responses: Any) -> None:
+        async with AsyncExitStack() as closing:  # each of them, also where the task is cancelled in the middle of one
+            for response in responses:
+                closing.push_async_callback(_close_in_time, response)
+
+
+def exchange_of(ctx: Context) -> Exchange | None:
+    """Return the exchange that is executed with this context; None if it is another function."""
+    function = ctx._function
+    return function if isinstance(function, Exchange) else None
+
+
+def cut_off_at(ctx: Context) -> float:
+    """Return the instant at which a timer cuts off what runs with this context; infinity for none."""
+    timer = ctx._timer
+    return inf if timer is None else timer.deadline
+
+
+async def _close_in_time(response: Any) -> None:
     with anyio.move_on_after(CLOSING_GRACE, shield=True):
         await TASKS.close(response)
 
 
-def _is_closed(response: object) -> bool:
+def _is_closed(response: Any) -> bool:
     """Whether a response says of itself that it is closed, in one of the ways in which clients' responses do."""
-    for holder in (response, getattr(response, "raw", None)):
-        if getattr(holder, "is_closed", False) is True or getattr(holder, "closed", False) is True:
-            return True
-    return False
+    holders = (response, getattr(response, "raw", None))
+    return any(getattr(it, "is_closed", False) is True or getattr(it, "closed", False) is True for it in holders)

@@ -20,11 +20,12 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from resilience.ambient import current_context
-from resilience.context import Context
-from resilience.integrations.http.bodies import is_used_up
-from resilience.integrations.http.perhost import Policies, as_policies, policy_for
-from resilience.integrations.http.rules import NotRepeatable, retry_after
+from typing_extensions import override
+
+from resilience.integrations.http.bodies import Body
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
+from resilience.integrations.http.perhost import Policies
+from resilience.integrations.http.rules import retry_after
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
@@ -74,34 +75,29 @@ def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:
 
     :raises TypeError: for what is no policy.
     """
-    return _protect(client.with_options(max_retries=0), as_policies(policy), sdk)
+    settings = Settings(policy)
+    return _protect(client.with_options(max_retries=0), settings, sdk)
 
 
-def _protect(client: Any, policy: Policies, sdk: SDK) -> Any:
+def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     """Put the policy around the requests of this very client, and of the copies that are made of it."""
     send = client.request
     make_copy = client.copy
-    chosen = policy_for(policy, str(client.base_url))
 
     @functools.wraps(send)
     def request(cast_to: Any, options: Any, **stream: Any) -> Any:
-        call = _Call(sdk, client, functools.partial(send, cast_to, **stream), options)
-        return _come_out(chosen.execute(call, call.context()))
+        return _BlockingCall(settings, sdk, client, functools.partial(send, cast_to, **stream), options).run()
 
     @functools.wraps(send)
     async def arequest(cast_to: Any, options: Any, **stream: Any) -> Any:
-        call = _AsyncCall(sdk, client, functools.partial(send, cast_to, **stream), options)
-        return _come_out(await chosen.aexecute(call, call.context()))
+        return await _AsyncCall(settings, sdk, client, functools.partial(send, cast_to, **stream), options).run()
 
     @functools.wraps(make_copy)
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
-        return _protect(make_copy(*args, **kwargs), policy, sdk)
+        return _protect(make_copy(*args, **kwargs), settings, sdk)
 
-    vars(client).update(
-        request=arequest if inspect.iscoroutinefunction(send) else request,
-        copy=copy_protected,
-        with_options=copy_protected,
-    )
+    chosen = arequest if inspect.iscoroutinefunction(send) else request
+    vars(client).update(request=chosen, copy=copy_protected, with_options=copy_protected)
     return client
 
 
@@ -124,93 +120,83 @@ class _Answer:
         return error
 
 
-def _come_out(result: Any) -> Any:
-    if type(result) is not _Answer:
-        return result
-    error = result.take()
-    if error is None:
-        raise RuntimeError("a policy has returned the result of an earlier request, which was an error")
-    try:
-        raise error
-    finally:
-        del error  # no cycle: error -> traceback -> this frame -> error
+class _Call(Exchange):
+    """One request."""
 
+    response_type = object
+    timed_out = ()  # an SDK's timeout stays what it is
 
-class _Call:
-    """One request: the function that the policy calls for each attempt."""
-
-    def __init__(self, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
-        self._is_failure = sdk.is_failure
+    def __init__(self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
+        body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
+        super().__init__(settings, options.method.upper(), str(client.base_url), {}, body)
+        self._sdk = sdk
         self._known = (sdk.errors, *_MISTAKES)
-        self._timeout = sdk.timeout
         self._client = client
         self._send = send
         self._options = copy.copy(options)
         self._options.max_retries = 0
         if options.idempotency_key is None:  # the same for all attempts, where the client sends one
             self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
-        self._files = _Files(*(getattr(options, name, None) for name in _BODIES))
-        self._attempts: set[object] = set()  # those that have not ended, in threads that were walked away from too
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether this may be sent a second time. A Retry asks the function that it calls."""
-        return self._files.can_rewind and not self._is_being_read()
-
-    def __call__(self, ctx: Context) -> Any:
-        if self._is_being_read():
-            raise NotRepeatable("the request was not sent again: its body is still being read by an earlier attempt")
-        this = object()
-        self._attempts.add(this)
-        try:
-            return self._attempt(ctx)
-        finally:
-            self._attempts.discard(this)
-
-    def _is_being_read(self) -> bool:
-        """Whether another attempt still reads the files: wound back under it, both would send parts of them."""
-        return bool(self._attempts) and not self._files.were_read()
-
-    def _attempt(self, ctx: Context) -> Any:
-        options = self._prepare(ctx)
-        try:
-            return self._send(options)
-        except self._known as error:
-            if self._is_failure(error):
-                raise
-            return _Answer(error)
-
-    def _resilience_dropped(self, outcome: object) -> None:
-        """Close the stream that an attempt opened when its caller had left: a worker thread tells us."""
-        _close(outcome)
-
-    def context(self) -> Context:
-        """Return the context to execute this under: the ambient one, with a name for what is done."""
-        outer = current_context()
-        name = f"{self._options.method.upper()} {self._client.base_url.host}"
-        return Context(operation=outer.operation or name, properties=outer.properties)
-
-    def _prepare(self, ctx: Context) -> Any:
+    def _prepared(self, attempt: Attempt) -> Any:
         """Return what this attempt is made with: the client's or the call's timeouts, capped by what is left."""
-        self._files.rewind()
         options = copy.copy(self._options)
-        if ctx.timeout() is not None:
+        if attempt.left is not None:
             own = options.timeout if _is_timeout(options.timeout) else self._client.timeout
             if not hasattr(own, "connect"):
-                own = self._timeout(own)
-            capped = {phase: ctx.timeout(getattr(own, phase)) for phase in ("connect", "read", "write", "pool")}
-            options.timeout = self._timeout(**capped)
+                own = self._sdk.timeout(own)
+            phases = {phase: getattr(own, phase) for phase in ("connect", "read", "write", "pool")}
+            left = attempt.left
+            options.timeout = self._sdk.timeout(
+                **{it: left if own is None else min(own, left) for it, own in phases.items()}
+            )
         return options
+
+    @override
+    def why_not_once_sent(self) -> str | None:
+        return None if self._body.can_be_sent_again else "its body can be sent only once"
+
+    @override
+    def _judged(self, response: Any) -> Any:
+        return response  # a status that is a failure was an error
+
+    @override
+    def limit(self, response: Any) -> Any:
+        if type(response) is not _Answer:
+            return response
+        error = response.take()
+        if error is None:
+            raise RuntimeError("a policy has returned the result of an earlier request, which was an error")
+        try:
+            raise error
+        finally:
+            del error  # no cycle: error -> traceback -> this frame -> error
 
 
 @final
-class _AsyncCall(_Call):
-    async def __call__(self, ctx: Context) -> Any:
-        options = self._prepare(ctx)
+class _BlockingCall(_Call, BlockingExchange):
+    @override
+    def send(self, attempt: Attempt) -> Any:
         try:
-            return await self._send(options)
+            return self._send(self._prepared(attempt))
         except self._known as error:
-            if self._is_failure(error):
+            if self._sdk.is_failure(error):
+                raise
+            return _Answer(error)
+
+    @override
+    async def _close(self, *responses: Any) -> None:
+        await super()._close(*[getattr(it, "http_response", it) for it in responses])
+
+
+@final
+class _AsyncCall(_Call, TaskExchange):
+    @override
+    async def send(self, attempt: Attempt) -> Any:
+        try:
+            return await self._send(self._prepared(attempt))
+        except self._known as error:
+            if self._sdk.is_failure(error):
                 raise
             return _Answer(error)
 
@@ -220,45 +206,12 @@ def _is_timeout(value: Any) -> bool:
     return value is None or isinstance(value, (int, float)) or hasattr(value, "connect")
 
 
-def _close(result: Any) -> None:
-    close = getattr(getattr(result, "http_response", result), "close", None)
-    if callable(close):
-        close()
-
-
-@final
-class _Files:
-    """The parts of a request that sending uses up, and where they stood before it: sent again, they would be empty.
-
-    :param parts: what is sent, nested as it may be. Bytes and paths are read anew for each attempt.
-    """
-
-    def __init__(self, *parts: object) -> None:
-        self.can_rewind: bool = True
-        self._positions: list[tuple[Any, int]] = []
-        for part in _used_up(parts):
-            seekable = getattr(part, "seekable", None)
-            if callable(seekable) and seekable():
-                self._positions.append((part, part.tell()))
-            else:
-                self.can_rewind = False
-
-    def were_read(self) -> bool:
-        """Whether there is nothing that a client would still read."""
-        return all(is_used_up(file) for file, _ in self._positions)
-
-    def rewind(self) -> None:
-        """Put every file back to where it stood."""
-        for file, position in self._positions:
-            file.seek(position)
-
-
-def _used_up(part: Any) -> Iterator[Any]:
-    """Find files and iterators, however deep they are."""
+def _sources(part: Any) -> Iterator[Any]:
+    """Find files and iterators, however deep they are. Bytes and paths are read anew for each attempt."""
     if isinstance(part, Mapping):
         part = tuple(part.values())
     if isinstance(part, (list, tuple)):
         for each in part:
-            yield from _used_up(each)
+            yield from _sources(each)
     elif hasattr(part, "read") or isinstance(part, (Iterator, AsyncIterable)):
         yield part

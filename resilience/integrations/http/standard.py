@@ -20,10 +20,10 @@ from typing_extensions import override
 from resilience import checks
 from resilience.backoff import BackoffLike, Exponential
 from resilience.checks import format_number
-from resilience.integrations.http.exchange import Exchange
+from resilience.integrations.http.exchange import exchange_of
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.wire import OfHost
-from resilience.matching import transient
+from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.retry import Retry
@@ -129,11 +129,13 @@ def _check(total_timeout: object, attempt_timeout: object, window: object) -> No
     period = checks.seconds("window", window)
     if attempt > total:
         raise ValueError(
-            f"attempt_timeout must be at most total_timeout: {format_number(attempt)} s is more than {format_number(total)} s"
+            f"attempt_timeout must be at most total_timeout: {format_number(attempt)} s is more than "
+            f"{format_number(total)} s"
         )
     if period < 2 * attempt:
         raise ValueError(
-            f"window must be at least twice attempt_timeout: {format_number(period)} s is less than 2 * {format_number(attempt)} s"
+            f"window must be at least twice attempt_timeout: {format_number(period)} s is less than "
+            f"2 * {format_number(attempt)} s"
         )
 
 
@@ -145,9 +147,9 @@ class _Body(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        exchange = ctx._function
-        if isinstance(exchange, Exchange):
-            exchange.body_may_last_until(ctx.deadline)
+        exchange = exchange_of(ctx)
+        if exchange is not None:
+            exchange.body_may_last_until = ctx.deadline
         return await call(ctx)
 
     @override

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+_found: list[ModuleType] = []
+for _name in ("httpx", "httpx2"):
+    with suppress(ModuleNotFoundError):
+        _found.append(import_module(_name))
+if not _found:
+    raise ModuleNotFoundError("this module needs httpx or httpx2: pip install 'resilience-pipeline[httpx]'")
 
-def _installed() -> tuple[ModuleType, ...]:
-    found: list[ModuleType] = []
-    try:
-        import httpx
-
-        found.append(httpx)
-    except ModuleNotFoundError:
-        pass
-    try:
-        import httpx2
-
-        found.append(httpx2)
-    except ModuleNotFoundError:
-        pass
-    if not found:
-        raise ModuleNotFoundError("this module needs httpx or httpx2: pip install 'resilience-pipeline[httpx]'")
-    return tuple(found)
-
-
-LIBRARIES: tuple[ModuleType, ...] = _installed()
+LIBRARIES: tuple[ModuleType, ...] = tuple(_found)
 
 
 def classes(name: str) -> tuple[Any, ...]:

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http import Exchange, Rules
-from resilience.integrations.http.bodies import forget_sent, is_used_up, note_sent
-from resilience.integrations.httpx.bodies import AsyncBody, Body, InMemory, aread, is_replayable, read, sources
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
+from resilience.integrations.http.rules import NotRepeatable
+from resilience.integrations.httpx.bodies import (
+    AsyncLimitedStream,
+    LimitedStream,
+    OnceStream,
+    body_in,
+    is_in_memory,
+    with_body,
+)
 from resilience.integrations.httpx.libraries import classes, library_of
 from resilience.integrations.httpx.pools import reclaim_places
-from resilience.integrations.wire import Propagation
-
-#: What is raised before anything has reached the server.
-_NEVER_SENT: tuple[type[Exception], ...] = (
-    ConnectionRefusedError,
-    *classes("ConnectError"),
-    *classes("ConnectTimeout"),
-    *classes("PoolTimeout"),
-    *classes("ProxyError"),
-    *classes("UnsupportedProtocol"),
-)
-
-_TIMED_OUT: tuple[type[Exception], ...] = classes("TimeoutException")
 
 _TIMEOUTS = ("connect", "read", "write", "pool")
-
-#: Bodies of unknown length that have been sent and cannot be produced again. A client that follows a redirect, or
-#: answers a challenge, sends the same stream in another request, and of an iterator that is used up nothing arrives.
-_used_up: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-class Options(NamedTuple):
-    """What a transport was told to do with its requests."""
-
-    rules: Rules
-    propagation: Propagation
-    read_body: bool
+_PROXY_ERROR = classes("ProxyError")
 
 
 @final
@@ -55,211 +36,194 @@ class _Progress:
 
     It answers what a timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
     left behind while it was connecting does not begin to send, so that nothing is sent twice behind the caller's back.
-    Before each of the long waits it cuts the client's timeouts to what is left then: they are for one wait each, and
+    Before each of the long waits it has the client's timeouts cut to what is left then: they are for one wait each, and
     the one for a free connection may have taken most of the time.
 
-    :param given: the timeouts of the client.
-    :param timeouts: those of this attempt, which the client looks at when it begins a wait.
+    :param given: the caller's own trace, if any.
+    :param cut: cuts the timeouts to so many seconds.
     """
 
-    __slots__ = ("_deadline", "_given", "_timeouts", "is_known", "may_be_sent")
-
-    def __init__(self, deadline: float, given: Mapping[str, Any], timeouts: dict[str, Any]) -> None:
+    def __init__(self, deadline: float, given: Any, cut: Callable[[float], None]) -> None:
         self._deadline = deadline
         self._given = given
-        self._timeouts = timeouts
+        self._cut = cut
         self.is_known = False  # a transport of another kind tells nothing
         self.may_be_sent = False
 
-    def note(self, event: str) -> None:
-        """Look at an event of the trace: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
+    def trace(self, event: str, info: Any) -> Any:
+        """Note an event: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
         self.is_known = True
         if event.endswith(".send_request_headers.started"):
-            self.may_be_sent = True  # first, and then the time: whoever sees it unset later knows that nothing was sent
-            self._cut("the time was over before the request was sent")
+            self.may_be_sent = True  # first, and then the time: who sees it unset later knows that nothing was sent
+            self._look("the time was over before the request was sent")
         elif event.endswith(".receive_response_headers.started"):
-            self._cut("the time that was left ran out while the request was sent")
+            self._look("the time that was left ran out while the request was sent")
+        return None if self._given is None else self._given(event, info)
 
-    def _cut(self, too_late: str) -> None:
+    async def atrace(self, event: str, info: Any) -> None:
+        """Do the same for an asynchronous client."""
+        if (given := self.trace(event, info)) is not None:
+            await given
+
+    def _look(self, too_late: str) -> None:
         left = self._deadline - clock.now()
         if left <= 0:
             raise DeadlineExceeded(too_late)
-        self._timeouts.update(_cut(self._given, left))
+        self._cut(left)
 
 
-class Sending(Exchange[Any]):
+class _Sending(Exchange):
     """A request of either library."""
 
-    def __init__(self, request: Any, send: Any, options: Options) -> None:
-        replayable = is_replayable(request.stream)
-        super().__init__(options.rules, request.method, request.headers, replayable=replayable, host=request.url.host)
+    never_sent = (
+        ConnectionRefusedError,
+        *(kind for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError") for kind in classes(name)),
+        *classes("UnsupportedProtocol"),
+    )
+    timed_out = classes("TimeoutException")
+
+    def __init__(self, settings: Settings, request: Any, transport: Any) -> None:
+        library = library_of(request)
+        try:
+            body = body_in(request.stream)
+        except NotRepeatable as error:
+            raise library.StreamConsumed from error
+        super().__init__(settings, request.method, str(request.url), request.headers, body)
+        if not body.can_be_sent_again:  # the client hands it to the next hop of a redirect
+            request.stream = OnceStream.of(request.stream)
+        self.response_type = library.Response
         self._request = request
-        self._send = send
-        self._propagation = options.propagation
-        self._read_body = options.read_body
-        self._vanishes = not replayable and "content-length" not in request.headers
-        self._sources = [] if replayable else sources(request.stream)
-        self._given_timeouts: Mapping[str, Any] = request.extensions.get("timeout") or {}
-        self._timeouts: dict[str, Any] = {}  # those of the last attempt, shared with whoever reads the body
+        self._transport = transport
+        self._given: Mapping[str, Any] = request.extensions.get("timeout") or {}
+        self._timeouts: dict[str, Any] | None = None  # of the last attempt, where they are not the client's own
         self._progress: _Progress | None = None
-        if (self._vanishes and request.stream in _used_up) or any(map(is_used_up, self._sources)):
-            raise library_of(request).StreamConsumed()
 
-    @property
-    @override
-    def why_not_again(self) -> str | None:
-        """Why the request must not be sent again; it may where a timer cut off an attempt before it began to send."""
-        progress = self._progress
-        if progress is not None and progress.is_known and not progress.may_be_sent:
-            return None
-        return super().why_not_again
-
-    def _prepared(self, ctx: Context) -> Any:
+    def _prepared(self, attempt: Attempt) -> Any:
         """Return the request for one attempt. The client's own is left as it is."""
         request = self._request
-        left = ctx.timeout()
-        headers = self._propagation.headers_for(str(request.url), ctx)
-        self.begin()
-        self._note_sent()
-        if left is None:
-            self._progress = None
+        self._progress = self._timeouts = None
+        changes: dict[str, Any] = {}
+        if attempt.left is not None:
+            if is_ours := self._has_to_end_it(attempt):
+                self._timeouts = changes["timeout"] = {}
+                self._cut(attempt.left)
+            if is_ours or self.why_not_once_sent() is not None:
+                self._progress = _Progress(attempt.ctx.deadline, request.extensions.get("trace"), self._cut)
+                changes["trace"] = self._progress.atrace if self._in_tasks else self._progress.trace
+        if not changes and not attempt.headers:
             return request
-        self._timeouts = _cut(self._given_timeouts, left)
-        self._progress = _Progress(ctx.deadline, self._given_timeouts, self._timeouts)
-        prepared = copy.copy(request)  # leaves out what a pickle could not carry
-        prepared.stream = request.stream
-        prepared.extensions = {**request.extensions, "timeout": self._timeouts}
-        prepared.extensions["trace"] = self._trace(self._progress, request.extensions.get("trace"))
-        if headers:
+        prepared = object.__new__(type(request))
+        vars(prepared).update(vars(request), extensions={**request.extensions, **changes})
+        if attempt.headers:
             prepared.headers = type(request.headers)(request.headers)
-            prepared.headers.update(headers)
+            prepared.headers.update(attempt.headers)
         return prepared
 
-    def _note_sent(self) -> None:
-        if self._vanishes:
-            _used_up.add(self._request.stream)
-        for source in self._sources:
-            note_sent(source)
-
-    def _forget_sent(self) -> None:
-        _used_up.discard(self._request.stream)
-        for source in self._sources:
-            forget_sent(source)
-
-    def _forget_unless_begun(self) -> None:
-        """Look, after an attempt that was cut off, whether it had begun to send."""
-        progress = self._progress
-        if progress is not None and progress.is_known and not progress.may_be_sent:
-            self._forget_sent()
-
-    def _cut_again(self, request: Any, ctx: Context) -> None:
-        """Cut the timeouts of an attempt to what is left now; the client looks at them when it begins the body."""
-        left = ctx.timeout()
-        if left is not None:
-            request.extensions["timeout"].update(_cut(self._given_timeouts, left))
-
-    def _note(self, error: Exception, ctx: Context) -> None:
-        """Note what the client raised; raise what it means, where its timeout was the end of our time."""
-        timer = ctx._timer
-        if timer is None or clock.now() < timer.deadline:  # later, it may be the last word of an attempt left behind
-            sent = not isinstance(error, _NEVER_SENT)
-            if not sent:
-                self._forget_sent()
-            self.failed(error, sent=sent)
-        if isinstance(error, _TIMED_OUT) and is_over(ctx):
-            raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
-
     @abstractmethod
-    def _trace(self, progress: _Progress, given: Any) -> Any:
-        """Return the `trace` extension that tells of the progress, and does what the caller's own does."""
+    def _has_to_end_it(self, attempt: Attempt) -> bool:
+        """Whether it is for the client's timeouts to end an attempt in time."""
 
-    # --- after it ---
+    def _cut(self, left: float) -> None:
+        """Cut the client's timeouts, which it looks at when it begins a wait; no limit becomes what is left."""
+        if self._timeouts is not None:
+            for name in _TIMEOUTS:
+                limit = self._given.get(name)
+                self._timeouts[name] = left if left < inf and (limit is None or limit > left) else limit
 
-    def with_limit(self, response: Any, body: type[Body] | type[AsyncBody]) -> Any:
-        """Return a response whose body is read within its time."""
-        if self.body_deadline == inf:
-            self.restore_timeouts()
-        elif not response.is_closed and not isinstance(response.stream, InMemory):
-            response.stream = body(response.stream, self)
+    @override
+    def was_never_sent(self) -> bool:
+        progress = self._progress
+        return progress is not None and progress.is_known and not progress.may_be_sent
+
+    @override
+    def proxy_refusal(self, error: Exception) -> int | None:
+        status = str(error)[:3] if isinstance(error, _PROXY_ERROR) else ""
+        return int(status) if status.isdigit() else None
+
+    @override
+    def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
+        return response.status_code, response.headers
+
+    def _is_to_be_read(self, response: Any) -> bool:
+        """Whether the attempt ends with the body. What follows a change of protocols is none."""
+        is_body = response.status_code != HTTPStatus.SWITCHING_PROTOCOLS and not is_in_memory(response)
+        return self.settings.read_body and is_body
+
+    @override
+    def limit(self, response: Any) -> Any:
+        deadline = self.body_deadline
+        if deadline == inf:
+            self._cut(inf)  # what was left of the attempt is no limit to it
+        elif not is_in_memory(response):
+            response.stream = self._limited(response.stream, deadline, self.body_is_late)
         return response
 
-    def restore_timeouts(self) -> None:
-        """Let the client have its own timeouts for the body: what was left of the attempt is no limit to it."""
-        self._timeouts.update(_cut(self._given_timeouts, None))
-
-    def begin_wait(self) -> None:
-        """Look at the time before waiting for a piece of the body; raise if it is over."""
-        left = self.body_deadline - clock.now()
-        if left <= 0:
-            raise self.body_is_late()
-        self._timeouts.update(_cut(self._given_timeouts, left))  # the client looks at them when it begins the body
+    @abstractmethod
+    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
+        """Return the body of a response, to be read by `deadline`."""
 
 
 @final
-class BlockingSending(Sending):
+class BlockingSending(_Sending, BlockingExchange):
     """For a `Client`."""
 
     @override
-    def _trace(self, progress: _Progress, given: Any) -> Any:
-        def trace(event: str, info: Any) -> None:
-            progress.note(event)
-            if given is not None:
-                given(event, info)
-
-        return trace
+    def send(self, attempt: Attempt) -> Any:
+        response = self._transport.handle_request(self._prepared(attempt))
+        if not self._is_to_be_read(response):
+            return response
+        try:
+            return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, _attempt_is_late)))
+        finally:
+            response.close()
 
     @override
-    def __call__(self, ctx: Context) -> Any:
-        request = self._prepared(ctx)
-        try:
-            response = self._send(request)
-            if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-                response = read(response, ctx, lambda: self._cut_again(request, ctx))
-        except Exception as error:
-            self._note(error, ctx)
-            raise
-        finally:
-            self._forget_unless_begun()
-        return self.received(response, response.status_code, response.headers, ctx)
+    def _has_to_end_it(self, attempt: Attempt) -> bool:
+        return True  # also where a timer walks away: so the thread that is left behind comes to its end
+
+    @override
+    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
+        return LimitedStream(stream, partial(self._begin_wait, deadline, late))
+
+    def _begin_wait(self, deadline: float, late: Callable[[], Exception]) -> None:
+        left = deadline - clock.now()
+        if left <= 0:
+            raise late()
+        self._cut(left)
 
 
 @final
-class AsyncSending(Sending):
+class AsyncSending(_Sending, TaskExchange):
     """For an `AsyncClient`."""
 
-    def __init__(self, request: Any, transport: Any, options: Options) -> None:
-        super().__init__(request, transport.handle_async_request, options)
-        self._transport = transport
-
     @override
-    def _trace(self, progress: _Progress, given: Any) -> Any:
-        async def trace(event: str, info: Any) -> None:
-            progress.note(event)
-            if given is not None:
-                await given(event, info)
-
-        return trace
-
-    @override
-    async def __call__(self, ctx: Context) -> Any:
-        request = self._prepared(ctx)
+    async def send(self, attempt: Attempt) -> Any:
         try:
-            response = await self._send(request)
-            if self._read_body and not response.is_closed and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-                response = await aread(response, ctx)
-        except BaseException as error:
+            response = await self._transport.handle_async_request(self._prepared(attempt))
+            return await self._read(response, attempt) if self._is_to_be_read(response) else response
+        except BaseException:
             await reclaim_places(self._transport)
-            if isinstance(error, Exception):
-                self._note(error, ctx)
             raise
+
+    async def _read(self, response: Any, attempt: Attempt) -> Any:
+        stream = response.stream
+        if attempt.left is not None and not attempt.is_cut_off:
+            stream = self._limited(stream, attempt.ctx.deadline, _attempt_is_late)
+        try:
+            return with_body(response, b"".join([piece async for piece in stream]))
         finally:
-            self._forget_unless_begun()
-        return self.received(response, response.status_code, response.headers, ctx)
+            await response.aclose()
+
+    @override
+    def _has_to_end_it(self, attempt: Attempt) -> bool:
+        # Not at the instant at which a timer cancels: httpcore is cleaning up then, and would lose its connection.
+        return not attempt.is_cut_off
+
+    @override
+    def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
+        self._cut(inf)  # it is a timer that ends the body
+        return AsyncLimitedStream(stream, deadline, late)
 
 
-def _cut(given: Mapping[str, Any], left: float | None) -> dict[str, Any]:
-    """Return a client's timeouts, none longer than what is left; no limit becomes what is left."""
-    limits = {name: given.get(name) for name in _TIMEOUTS}
-    if left is None:
-        return limits
-    return {name: left if limit is None else min(limit, left) for name, limit in limits.items()}
+def _attempt_is_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the time that was left ran out while the body was read")

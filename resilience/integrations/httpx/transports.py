@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
-from resilience import checks
-from resilience.integrations.http import DEFAULT_RULES, PerHost, Rules, as_policies, as_rules, policy_for
-from resilience.integrations.httpx.bodies import AsyncBody, Body
+from resilience.integrations.http.exchange import Settings
+from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
-from resilience.integrations.httpx.sending import AsyncSending, BlockingSending, Options
+from resilience.integrations.httpx.sending import AsyncSending, BlockingSending
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 
@@ -22,8 +22,41 @@ if TYPE_CHECKING:
     import httpx2
 
 
+class _Protected:
+    """The transport that sends: the one that was given, or one for each library, made with its first request."""
+
+    _kind: ClassVar[str]
+    _method: ClassVar[str]
+
+    def __init__(self, transport: object, settings: Settings) -> None:
+        if transport is not None and not callable(getattr(transport, self._method, None)):
+            raise TypeError(
+                f"transport must have a method {self._method}, as httpx.{self._kind} has; {transport!r} has not"
+            )
+        self._settings = settings
+        self._inside: dict[str, Any] = {} if transport is None else {"": transport}
+        self._lock = threading.Lock()
+
+    def _transport_for(self, request: Any) -> Any:
+        library = library_of(request)
+        name = "" if "" in self._inside else library.__name__
+        with self._lock:
+            if name not in self._inside:
+                self._inside[name] = getattr(library, self._kind)()
+            return self._inside[name]
+
+    def _all(self) -> list[Any]:
+        with self._lock:
+            return [*self._inside.values()]
+
+    def _closed(self) -> list[Any]:
+        """Note that the client is being closed, and return all transports that are to be closed with it."""
+        self._settings = self._settings.close()
+        return self._all()
+
+
 @final
-class ResilienceTransport(Transport):
+class ResilienceTransport(_Protected, Transport):
     """A transport that runs every request of a `Client` through a policy.
 
     :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`).
@@ -31,7 +64,7 @@ class ResilienceTransport(Transport):
         given a transport leaves its own network options unused: `verify`, `cert`, `http2`, `limits`, `proxy` and
         the proxies of the environment are to be given to this one.
     :param rules: which responses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left, or a `wire.Propagation`. Nobody by default.
+    :param propagate_to: hosts that are told how much time is left, or a `wire.Propagation`. None by default.
     :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
         So a body that breaks off is a failure like any other, and tried again. Not for streams.
 
@@ -52,6 +85,9 @@ class ResilienceTransport(Transport):
     <Response [200 OK]>
     """
 
+    _kind = "HTTPTransport"
+    _method = "handle_request"
+
     def __init__(
         self,
         policy: Policy[Any] | PerHost,
@@ -61,27 +97,22 @@ class ResilienceTransport(Transport):
         propagate_to: Propagation | Iterable[str] = (),
         read_body: bool = False,
     ) -> None:
-        self._policies = as_policies(policy)
-        self._options = Options(as_rules(rules), Propagation.to(propagate_to), checks.flag("read_body", read_body))
-        self._inner = _Inner("HTTPTransport", transport)
+        super().__init__(transport, Settings(policy, rules, propagate_to, read_body))
 
     @override
     def handle_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
-        library = library_of(request)
-        exchange = BlockingSending(request, self._inner.of(library).handle_request, self._options)
-        response = exchange.run(policy_for(self._policies, str(request.url)))
-        return exchange.with_limit(_checked_response(response, library), Body)
+        return BlockingSending(self._settings, request, self._transport_for(request)).run()
 
     @override
     def close(self) -> None:
         """Close the transport inside."""
-        for transport in self._inner.all():
+        for transport in self._closed():
             transport.close()
 
     @override
     def __enter__(self) -> Self:
-        for transport in self._inner.all():
+        for transport in self._all():
             transport.__enter__()
         return self
 
@@ -92,13 +123,19 @@ class ResilienceTransport(Transport):
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        for transport in self._inner.all():
+        for transport in self._closed():
             transport.__exit__(exc_type, exc_value, traceback)
 
 
 @final
-class AsyncResilienceTransport(AsyncTransport):
-    """The same for an `AsyncClient`, under asyncio and trio. See `ResilienceTransport`."""
+class AsyncResilienceTransport(_Protected, AsyncTransport):
+    """The same for an `AsyncClient`, under asyncio and trio. See `ResilienceTransport`.
+
+    Where a `Timeout` of the policy cancels an attempt in time, the client's own timeouts are left as they are.
+    """
+
+    _kind = "AsyncHTTPTransport"
+    _method = "handle_async_request"
 
     def __init__(
         self,
@@ -109,27 +146,22 @@ class AsyncResilienceTransport(AsyncTransport):
         propagate_to: Propagation | Iterable[str] = (),
         read_body: bool = False,
     ) -> None:
-        self._policies = as_policies(policy)
-        self._options = Options(as_rules(rules), Propagation.to(propagate_to), checks.flag("read_body", read_body))
-        self._inner = _Inner("AsyncHTTPTransport", transport)
+        super().__init__(transport, Settings(policy, rules, propagate_to, read_body))
 
     @override
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
-        library = library_of(request)
-        exchange = AsyncSending(request, self._inner.of(library), self._options)
-        response = await exchange.arun(policy_for(self._policies, str(request.url)))
-        return exchange.with_limit(_checked_response(response, library), AsyncBody)
+        return await AsyncSending(self._settings, request, self._transport_for(request)).run()
 
     @override
     async def aclose(self) -> None:
         """Close the transport inside."""
-        for transport in self._inner.all():
+        for transport in self._closed():
             await transport.aclose()
 
     @override
     async def __aenter__(self) -> Self:
-        for transport in self._inner.all():
+        for transport in self._all():
             await transport.__aenter__()
         return self
 
@@ -140,40 +172,5 @@ class AsyncResilienceTransport(AsyncTransport):
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        for transport in self._inner.all():
+        for transport in self._closed():
             await transport.__aexit__(exc_type, exc_value, traceback)
-
-
-@final
-class _Inner:
-    """The transport that sends: the one that was given, or one for each library, made with its first request."""
-
-    def __init__(self, kind: str, given: Any) -> None:
-        method = "handle_request" if kind == "HTTPTransport" else "handle_async_request"
-        if given is not None and not callable(getattr(given, method, None)):
-            raise TypeError(f"transport must have a method {method}, as httpx.{kind} has; {given!r} has not")
-        self._kind = kind
-        self._given = given
-        self._made: dict[str, Any] = {}
-        self._lock = threading.Lock()
-
-    def of(self, library: ModuleType) -> Any:
-        """Return the transport for a request of this library."""
-        if self._given is not None:
-            return self._given
-        with self._lock:
-            if library.__name__ not in self._made:
-                self._made[library.__name__] = getattr(library, self._kind)()
-            return self._made[library.__name__]
-
-    def all(self) -> list[Any]:
-        """Return every transport there is."""
-        with self._lock:
-            return [*self._made.values()] if self._given is None else [self._given]
-
-
-def _checked_response(response: Any, library: ModuleType) -> Any:
-    """Return what came out of the policy; refuse what a client could not return."""
-    if not isinstance(response, library.Response):
-        raise TypeError(f"a policy answered with {response!r}; a Fallback of a client answers with a Response")
-    return response

@@ -7,8 +7,8 @@ there is a bound for all of them, whatever they hold.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final, final
 
 from resilience import checks
@@ -40,7 +40,7 @@ class Labels:
         self._most = checks.whole("max_names", max_names)
         self._forget = forget
         self._lock = threading.RLock()  # a finalizer may tell an event in the middle of another
-        self._seen: dict[str, OrderedDict[str, float]] = {label: OrderedDict() for label in NAMES}
+        self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # and when it was last
 
     def refuse_others(self, hosts: bool, max_names: int) -> None:
         """Refuse other settings: a series has one meaning for as long as it is there."""
@@ -53,23 +53,27 @@ class Labels:
 
     def bounded(self, labels: Mapping[str, str]) -> dict[str, str]:
         """Return labels with names that are few."""
-        return {label: self._name(label, text) if label in self._seen else text for label, text in labels.items()}
+        now = clock.now()
+        return {label: self._name(label, text, now) if label in self._seen else text for label, text in labels.items()}
 
-    def _name(self, label: str, text: str) -> str:
-        if not self._hosts and isinstance(text, OfHost):
-            text = text.common
-        if not text:
+    def _name(self, label: str, text: str, now: float) -> str:
+        if isinstance(text, OfHost):
+            text = str(text) if self._hosts else text.common
+        seen = self._seen[label]
+        if text in seen or self._admits(label, text, now):
+            seen[text] = now
             return text
-        now, seen, left = clock.now(), self._seen[label], None
+        return OTHER
+
+    def _admits(self, label: str, text: str, now: float) -> bool:
+        """Whether there is room for one more name, or one that was not seen for long makes room."""
+        seen = self._seen[label]
         with self._lock:
-            if text not in seen and len(seen) >= self._most:
-                oldest, last = next(iter(seen.items()))
-                if self._forget is None or now - last < IDLE:
-                    return OTHER
-                del seen[oldest]
-                left = oldest
-            seen[str(text)] = now
-            seen.move_to_end(text)
-        if left is not None and self._forget is not None:
-            self._forget(label, left)
-        return str(text)
+            if len(seen) <= self._most:  # with the empty one
+                return True
+            oldest = min(seen, key=seen.__getitem__)
+            if self._forget is None or now - seen[oldest] < IDLE:
+                return False
+            del seen[oldest]
+        self._forget(label, oldest)
+        return True

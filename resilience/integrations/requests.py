@@ -1,0 +1,191 @@
+"""requests: an adapter that sends every request of a session through a policy.
+
+A `Session` hands each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
+in there sees what really goes over the network; cookies, redirects, hooks and authentication stay above it.
+
+Unless the user asks for a stream, requests reads the body after the adapter has returned. Here it is read inside
+of the policy, as a part of the attempt: a body that breaks off is a failure like any other, and a time limit covers
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+import urllib3
+from requests import ConnectTimeout, PreparedRequest, Response
+from requests import Timeout as RequestsTimeout
+from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+from typing_extensions import override
+
+from resilience.integrations.http.bodies import Once, body_of
+from resilience.integrations.http.exchange import Attempt, Settings
+from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.urllib3 import TimeoutLike, Urllib3Exchange, attempt_is_late, bounded, limit_body
+from resilience.integrations.wire import Propagation
+from resilience.policy import Policy
+
+__all__ = ["ResilienceAdapter"]
+
+
+class ResilienceAdapter(HTTPAdapter):
+    """Send every request of a session through a policy: `session.mount("https://", ResilienceAdapter(policy))`.
+
+    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
+        sessions, and all adapters, that it is given to.
+    :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
+        Its own retries have to be off: they would multiply with the policy's.
+    :param rules: which statuses are failures, and which requests may be sent again.
+    :param propagate_to: hosts that are told how much time is left; none by default.
+    :param pool_connections: for how many hosts connections are kept, as in `HTTPAdapter`.
+    :param pool_maxsize: how many connections are kept for a host.
+    :param pool_block: whether no more than those are made. requests waits for a free one without a limit, so a
+        `Bulkhead` in the policy is the better bound.
+
+    A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
+    gets the response as usual. The timeout of a request is shortened, at each attempt, to the time that is left;
+    when that is used up, `DeadlineExceeded` is raised, and not requests' `Timeout`. The body is read in the attempt;
+    a stream is read after it, in the same time (see `Rules`), and is not retried.
+
+    Not promised: an exact end of a body of which something comes now and then, as requests' timeouts begin anew with
+    each piece. An enforced `Timeout` in the policy ends it, unless it is a stream.
+
+    >>> import requests
+    >>> from resilience import Retry
+    >>> from resilience.integrations.requests import ResilienceAdapter
+    >>> with requests.Session() as session:
+    ...     session.mount("https://", ResilienceAdapter(Retry(3)))
+    """
+
+    # What a pickle carries: requests' own way.
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "_settings", "_adapter"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        policy: Policy[Any] | PerHost,
+        *,
+        adapter: BaseAdapter | None = None,
+        rules: Rules = DEFAULT_RULES,
+        propagate_to: Propagation | Iterable[str] = (),
+        pool_connections: int = DEFAULT_POOLSIZE,
+        pool_maxsize: int = DEFAULT_POOLSIZE,
+        pool_block: bool = DEFAULT_POOLBLOCK,
+    ) -> None:
+        pool = (pool_connections, pool_maxsize, pool_block)
+        if adapter is not None:
+            _check_adapter(adapter, pool)
+        self._settings = Settings(policy, rules, propagate_to)
+        self._adapter = adapter
+        super().__init__(pool_connections=pool_connections, pool_maxsize=pool_maxsize, pool_block=pool_block)
+
+    @override
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: TimeoutLike = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> Response:
+        """Send a prepared request through the policy; called by the session.
+
+        :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
+            authentication. requests would send an empty body.
+        """
+        options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
+        response: Response = _Sending(self, self._settings, request, timeout, options).run()
+        return response
+
+    def _shortened(self, timeout: TimeoutLike, left: float) -> Any:
+        """Return a timeout of at most `left` seconds, in a form that the adapter that sends knows."""
+        shorter = bounded(timeout, left)
+        if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
+            return shorter
+        shorter.start_connect()
+        return shorter.connect_timeout, shorter.read_timeout
+
+    def _transmit(self, request: PreparedRequest, **options: Any) -> Response:
+        """Send a request once, without the policy."""
+        if self._adapter is None:
+            return super().send(request, **options)
+        response = self._adapter.send(request, **options)
+        response.connection = self  # digest authentication sends its second request to whoever made the first
+        return response
+
+    @override
+    def close(self) -> None:
+        """Close the connections that are kept, those of a wrapped adapter too."""
+        self._settings = self._settings.close()
+        super().close()
+        if self._adapter is not None:
+            self._adapter.close()
+
+
+def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
+    if not isinstance(adapter, BaseAdapter):
+        raise TypeError(f"adapter must be an adapter of requests, not {adapter!r}")
+    if pool != (DEFAULT_POOLSIZE, DEFAULT_POOLSIZE, DEFAULT_POOLBLOCK):
+        raise ValueError("pool_connections, pool_maxsize and pool_block belong to the adapter that is wrapped")
+    retries = getattr(adapter, "max_retries", None)
+    if isinstance(retries, urllib3.Retry) and retries.total not in (0, False):
+        raise ValueError(f"adapter must not retry by itself (max_retries=0), as this one does: {retries!r}")
+
+
+class _Sending(Urllib3Exchange):
+    """One request to one adapter."""
+
+    response_type = Response
+    never_sent = (ConnectTimeout,)
+    timed_out = (RequestsTimeout,)
+
+    def __init__(
+        self,
+        adapter: ResilienceAdapter,
+        settings: Settings,
+        request: PreparedRequest,
+        timeout: TimeoutLike,
+        options: Mapping[str, Any],
+    ) -> None:
+        # A file is rewound to where it stood when the request was prepared, as requests itself does on a redirect.
+        body = body_of(request.body, getattr(request, "_body_position", None))
+        headers: Any = request.headers
+        super().__init__(settings, str(request.method), str(request.url), headers, body)
+        if not body.can_be_sent_again:
+            request.body = Once.of(request.body)
+        self._adapter = adapter
+        self._request = request
+        self._timeout = timeout
+        self._options = options
+
+    @override
+    def send(self, attempt: Attempt) -> Response:
+        request, timeout = self._request, self._timeout
+        if attempt.left is not None:
+            timeout = self._adapter._shortened(timeout, attempt.left)
+        if attempt.headers:
+            request = request.copy()  # it is the user's, and goes to another host when it is redirected
+            request.headers.update(attempt.headers)
+        response = self._adapter._transmit(request, timeout=timeout, **self._options)
+        if not self._options["stream"]:
+            if attempt.ctx.deadline < inf:
+                limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
+            response.content  # noqa: B018  # reads it, and gives the connection back
+        return response
+
+    @override
+    def limit(self, response: Response) -> Response:
+        if self._options["stream"]:
+            limit_body(response.raw, self._timeout, self.body_deadline, self.body_is_late)
+        return response
+
+    @override
+    def status_of(self, response: Response) -> tuple[int, Mapping[str, str]]:
+        return response.status_code, response.headers
+
+    @override
+    def reason(self, error: Any) -> object:
+        return super().reason(error.args[0] if error.args else None)  # the error of urllib3 that requests has wrapped

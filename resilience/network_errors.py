@@ -1,0 +1,190 @@
+"""`transient`: which errors of which clients mean "the network, not you", matched by name and importing nothing."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+_HTTPX = frozenset(
+    {"TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"}
+    | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
+)
+
+#: Top-level package -> names of its exception classes that mean "the network, not you": the
+#: connection could not be made or broke, or an answer did not come in time. Matched by name along
+#: the error's `__mro__`, so nothing is imported; not one of these is a builtin `ConnectionError`.
+_NETWORK_ERRORS: dict[str, frozenset[str]] = {
+    "http": frozenset({"IncompleteRead", "RemoteDisconnected", "BadStatusLine"}),
+    "smtplib": frozenset({"SMTPServerDisconnected", "SMTPConnectError"}),
+    "anyio": frozenset({"BrokenResourceError", "ConnectionFailed"}),
+    "trio": frozenset({"BrokenResourceError", "TooSlowError"}),
+    "resilience": frozenset({"TransientStatus"}),  # a response that says "not now", as the HTTP integrations raise it
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "httpcore": _HTTPX | {"ConnectionNotAvailable"},
+    "httpcore2": _HTTPX | {"ConnectionNotAvailable"},
+    "requests": frozenset({"ConnectionError", "Timeout", "ConnectTimeout", "ReadTimeout", "ChunkedEncodingError"}),
+    "urllib3": frozenset(
+        {"TimeoutError", "ConnectTimeoutError", "ReadTimeoutError", "NewConnectionError", "ProtocolError"}
+    ),
+    "aiohttp": frozenset(
+        {"ClientConnectionError", "ClientConnectorError", "ClientOSError", "ClientPayloadError"}
+        | {"ServerDisconnectedError", "ServerTimeoutError"}
+    ),
+    "redis": frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError"}),
+    "botocore": frozenset(
+        {"ConnectionError", "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError"}
+        | {"ReadTimeoutError", "ConnectionClosedError", "ResponseStreamingError"}
+    ),
+    "openai": frozenset({"APIConnectionError", "APITimeoutError"}),
+    "anthropic": frozenset({"APIConnectionError", "APITimeoutError", "RetryableError"}),
+    "pymongo": frozenset({"ConnectionFailure", "AutoReconnect", "NetworkTimeout", "ServerSelectionTimeoutError"}),
+    "psycopg": frozenset(
+        {"ConnectionTimeout", "AdminShutdown", "CrashShutdown", "CannotConnectNow"}
+        | {"IdleInTransactionSessionTimeout", "IdleSessionTimeout"}
+    ),
+    "asyncpg": frozenset(
+        {"PostgresConnectionError", "ConnectionDoesNotExistError", "ConnectionFailureError"}
+        | {"AdminShutdownError", "CrashShutdownError", "CannotConnectNowError"}
+    ),
+}
+
+#: Classes that derive from one above and yet will not go away by trying again.
+_PERMANENT_ERRORS: dict[str, frozenset[str]] = {
+    "requests": frozenset({"SSLError"}),
+    "urllib3": frozenset({"SSLError"}),
+    "aiohttp": frozenset(
+        {"ClientSSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError", "ServerFingerprintMismatch"}
+    ),
+    "redis": frozenset({"AuthenticationError", "AuthorizationError"}),
+    "botocore": frozenset({"SSLError"}),
+}
+
+_NONE: frozenset[str] = frozenset()
+
+#: How many causes of an error are looked at.
+_DEEPEST = 20
+
+
+#: Numbers of an `OSError` with which a connection cannot be made or has broken, besides those of `ConnectionError`.
+_NETWORK_NUMBERS = frozenset(
+    getattr(errno, name)
+    for name in "EHOSTUNREACH EHOSTDOWN ENETUNREACH ENETDOWN ENETRESET ETIMEDOUT EADDRNOTAVAIL".split()
+    if hasattr(errno, name)
+)
+
+
+def transient(error: Exception) -> bool:
+    """Whether `error` is a network error that may be gone at the next try. The default of Retry's `on`.
+
+    True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`), for the `OSError`s of
+    connecting (no route, unreachable, timed out, a name that could not be resolved for now), and for the connection
+    and timeout errors of http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3, aiohttp, anyio,
+    trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and SQLAlchemy
+    (connections that were invalidated). An exception group is transient if all its leaves are.
+
+    Certificate and authentication errors are not transient, wherever they stand in the chain of causes. Nor is
+    an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
+    `TransientStatus` is transient.)
+    """
+    if isinstance(error, ExceptionGroup):
+        return all(isinstance(leaf, Exception) and transient(leaf) for leaf in error.exceptions)
+    return _says_network(error) and not _hides_a_certificate(error)
+
+
+def _says_network(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        if isinstance(error, (ConnectionError, TimeoutError)):
+            return True
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_AGAIN
+        if type(error) is OSError and error.errno is None:
+            return _says_all_addresses_failed(error)
+        if error.errno in _NETWORK_NUMBERS:
+            return True
+    kind = type(error)
+    if type(kind) is not type:  # a metaclass may forbid a table: where it says which classes are equal
+        return any(test(error) for test in _tests_for(kind))
+    tests = _tests_of.get(kind)
+    if tests is None:
+        tests = _tests_of[kind] = _tests_for(kind)
+    return any(test(error) for test in tests)
+
+
+def _says_all_addresses_failed(error: OSError) -> bool:
+    """asyncio, anyio and trio try every address of a host, and raise a plain `OSError` for all of them together."""
+    cause = error.__cause__
+    return transient(cause) if isinstance(cause, Exception) else str(error).startswith("Multiple exceptions: ")
+
+
+def _hides_a_certificate(error: BaseException | None) -> bool:
+    """Whether a certificate was refused: here, or in what this error was made of by a client."""
+    seen = 0
+    while error is not None and seen < _DEEPEST:
+        if any(base.__name__ == "SSLCertVerificationError" for base in type(error).__mro__):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
+
+
+_Test: TypeAlias = Callable[[Any], bool]
+
+#: Class -> what its exceptions are asked; one yes is enough. To find that takes 3 us, and what passes by a Retry is of
+#: a few classes. Weak, because a program may make classes while it runs.
+_tests_of: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
+
+
+def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
+    """Return what the exceptions of a class are to be asked: nothing, where the class says that they are not."""
+    lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
+    if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
+        return ()
+    if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
+        return (_always,)
+    return tuple([test for key, test in _BY_CONTENT.items() if key in lineage])
+
+
+def _always(error: Any) -> bool:
+    return True
+
+
+def _is_unavailable(error: Any) -> bool:
+    """grpc: one exception class for every status; only UNAVAILABLE says that the server was not there."""
+    code = getattr(error, "code", None)
+    return callable(code) and getattr(code(), "name", None) == "UNAVAILABLE"
+
+
+def _lost_connection(error: Any) -> bool:
+    """SQLAlchemy: the pool has found the connection dead and will give another one."""
+    return getattr(error, "connection_invalidated", False) is True
+
+
+def _without_sqlstate(error: Any) -> bool:
+    """psycopg: an OperationalError that no server sent (no SQLSTATE), or one of class 08."""
+    sqlstate = getattr(error, "sqlstate", None)
+    return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
+
+
+def _reason_is_transient(error: Any) -> bool:
+    """urllib3's `MaxRetryError` and urllib's `URLError` wrap what really happened."""
+    reason = getattr(error, "reason", None)
+    return isinstance(reason, Exception) and transient(reason)
+
+
+def _is_marked(error: Any) -> bool:
+    """openai, anthropic: an error for a status, which only their integrations take for more than an answer."""
+    return getattr(error, "repeatable", None) is True
+
+
+_BY_CONTENT: dict[tuple[str, str], _Test] = {
+    ("grpc", "RpcError"): _is_unavailable,
+    ("openai", "APIStatusError"): _is_marked,
+    ("anthropic", "APIStatusError"): _is_marked,
+    ("sqlalchemy", "DBAPIError"): _lost_connection,
+    ("psycopg", "OperationalError"): _without_sqlstate,
+    ("urllib3", "MaxRetryError"): _reason_is_transient,
+    ("urllib", "URLError"): _reason_is_transient,
+}

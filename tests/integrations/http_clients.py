@@ -1,0 +1,241 @@
+"""Every HTTP client that has an integration, behind one face: the rules that they share are tested once.
+
+A test is an `async def main()`, run by `client.run(main)` in the client's world, and opens the client with a policy:
+
+    async with client.open(policy, rules=...) as send:
+        reply = await send("PUT", url, data=b"...", headers={...})   # a `Reply`, or what the client raises
+        reply = await send("GET", url, stream=True)                   # one that is open: `await reply.read()`
+
+Each has room for one connection, so that one which is not given back is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+import httpx
+import httpx2
+import requests
+import urllib3
+
+from resilience import Policy, Retry
+from resilience.integrations.aiohttp import resilience_middleware
+from resilience.integrations.http import NotRepeatable
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from resilience.integrations.requests import ResilienceAdapter
+from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from tests.conftest import World
+
+QUICK = Retry(3, backoff=[0])
+NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and few tests need them
+
+
+@dataclass
+class Reply:
+    """A response, read or still to be read."""
+
+    status: int
+    headers: Any
+    raw: Any
+    read: Callable[[], Awaitable[bytes]]
+    close: Callable[[], Awaitable[None]]
+    body: bytes | None = None
+
+
+class HTTPClient(ABC):
+    """One of the clients, in one of the worlds."""
+
+    #: The base of the client's own errors.
+    error: type[Exception]
+    #: Whether a body is read in the attempt, unless a stream is asked for.
+    reads_in_attempt = False
+    #: What is raised for a body that cannot be sent a second time, where another request would need that.
+    used_up: Any = NotRepeatable
+
+    @property
+    def takes_no_file(self) -> bool:
+        """Whether the body of a request cannot be a file: an `AsyncClient` would block."""
+        return False
+
+    def __init__(self, world: str = "threads") -> None:
+        self.world = World(world)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lower()}-{self.world}"
+
+    def run(self, main: Callable[[], Awaitable[Any]]) -> Any:
+        return self.world.run(main)
+
+    def generator(self, *pieces: bytes) -> Any:
+        """A body that can be sent only once."""
+        if self.world.blocking:
+            return (it for it in pieces)
+
+        async def generate() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        return generate()
+
+    @abstractmethod
+    def make(self, policy: Policy[Any], **options: Any) -> Any:
+        """The constructor of the integration, for wrong arguments."""
+
+    @abstractmethod
+    def open(self, policy: Policy[Any] = QUICK, **options: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Return a function that sends. It has a method `end`, which closes the client early."""
+
+
+class Requests(HTTPClient):
+    error = requests.RequestException
+    reads_in_attempt = True
+    make = ResilienceAdapter  # type: ignore[assignment]
+
+    @contextlib.asynccontextmanager
+    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
+        session = requests.Session()
+        session.proxies = {} if proxy is None else {"https": proxy}
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, ResilienceAdapter(policy, pool_maxsize=1, pool_block=True, **options))
+
+        async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
+            response = session.request(method, url, data=data, stream=stream, **how)
+            read, close = _awaited(lambda: response.content), _awaited(response.close)
+            body = None if stream else response.content
+            return Reply(response.status_code, response.headers, response, read, close, body)
+
+        send.end = session.close  # type: ignore[attr-defined]
+        with session:
+            yield send
+
+
+class Urllib3(HTTPClient):
+    error = urllib3.exceptions.HTTPError
+    reads_in_attempt = True
+    make = ResiliencePoolManager  # type: ignore[assignment]
+
+    @contextlib.asynccontextmanager
+    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
+        options |= {"maxsize": 1, "block": True}
+        manager = ResiliencePoolManager(policy, **options)
+        if proxy is not None:
+            manager = ResilienceProxyManager(policy, proxy, **options)
+
+        async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
+            response = manager.request(method, url, body=data, preload_content=not stream, **how)
+            read, close = _awaited(lambda: response.data), _awaited(response.close)
+            return Reply(response.status, response.headers, response, read, close, None if stream else response.data)
+
+        send.end = manager.clear  # type: ignore[attr-defined]
+        with manager:
+            yield send
+
+
+class Httpx(HTTPClient):
+    library: ModuleType = httpx
+
+    @property
+    def error(self) -> type[Exception]:  # type: ignore[override]
+        kind: type[Exception] = self.library.HTTPError
+        return kind
+
+    @property
+    def used_up(self) -> Any:  # type: ignore[override]
+        return self.library.StreamConsumed
+
+    @property
+    def takes_no_file(self) -> bool:
+        return not self.world.blocking
+
+    def make(self, policy: Any, **options: Any) -> Any:
+        return (ResilienceTransport if self.world.blocking else AsyncResilienceTransport)(policy, **options)
+
+    @contextlib.asynccontextmanager
+    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
+        limits = self.library.Limits(max_connections=1)
+        kind = self.library.HTTPTransport if self.world.blocking else self.library.AsyncHTTPTransport
+        transport = self.make(policy, transport=kind(verify=NO_TLS, limits=limits, proxy=proxy), **options)
+        if self.world.blocking:
+            with self.library.Client(transport=transport, follow_redirects=True) as client:
+                send = self._send(client)
+                send.end = client.close
+                yield send
+        else:
+            async with self.library.AsyncClient(transport=transport, follow_redirects=True) as client:
+                send = self._send(client)
+                send.end = client.aclose
+                yield send
+
+    def _send(self, client: Any) -> Any:
+        async def finished(value: Any) -> Any:
+            return value if self.world.blocking else await value
+
+        async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
+            request = client.build_request(method, url, content=data, **how)
+            response = await finished(client.send(request, stream=stream))
+
+            async def read() -> bytes:
+                return bytes(await finished(response.read() if self.world.blocking else response.aread()))
+
+            async def close() -> None:
+                await finished(response.close() if self.world.blocking else response.aclose())
+
+            return Reply(
+                response.status_code, response.headers, response, read, close, None if stream else await read()
+            )
+
+        return send
+
+
+class Httpx2(Httpx):
+    library = httpx2
+
+
+class Aiohttp(HTTPClient):
+    error = aiohttp.ClientError
+    used_up = (NotRepeatable, aiohttp.ClientPayloadError)  # newer versions look themselves
+    make = staticmethod(resilience_middleware)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__("asyncio")
+
+    @contextlib.asynccontextmanager
+    async def open(self, policy: Any = QUICK, *, proxy: str | None = None, **options: Any) -> AsyncIterator[Any]:
+        connector = aiohttp.TCPConnector(limit=1)
+        middleware = resilience_middleware(policy, **options)
+        async with aiohttp.ClientSession(connector=connector, middlewares=[middleware], proxy=proxy) as session:
+
+            async def send(method: str, url: str, *, stream: bool = False, timeout: Any = None, **how: Any) -> Reply:
+                limits = {} if timeout is None else {"timeout": aiohttp.ClientTimeout(None, sock_read=timeout)}
+                response = await session.request(method, url, **limits, **how)
+
+                async def close() -> None:
+                    response.close()
+
+                body = None if stream else await response.read()
+                return Reply(response.status, response.headers, response, response.read, close, body)
+
+            send.end = session.close  # type: ignore[attr-defined]
+            yield send
+
+
+def _awaited(function: Callable[[], Any]) -> Any:
+    async def call() -> Any:
+        return function()
+
+    return call
+
+
+BLOCKING: list[HTTPClient] = [Requests(), Urllib3(), Httpx(), Httpx2()]
+CLIENTS: list[HTTPClient] = [
+    *BLOCKING,
+    *(kind(world) for kind in (Httpx, Httpx2) for world in ("asyncio", "trio")),
+    Aiohttp(),
+]

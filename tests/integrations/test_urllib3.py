@@ -1,0 +1,117 @@
+"""`resilience.integrations.urllib3`: what is urllib3's alone. What all clients share is in `test_http_clients.py`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from importlib import metadata
+from typing import Any
+
+import pytest
+import urllib3
+
+from resilience import Timeout, TimeoutExceeded, deadline
+from resilience.integrations import urllib3 as ours
+from resilience.integrations.urllib3 import ResiliencePoolManager, ResilienceProxyManager
+from tests.integrations.http_clients import QUICK
+from tests.integrations.servers import PATIENCE, Answer, FlakyServer
+
+
+@pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)
+def test_its_own_retries_are_off(server: FlakyServer, retries: Any) -> None:
+    """Whatever `retries` says: they would multiply with the policy's."""
+    with ResiliencePoolManager(QUICK) as http, pytest.raises(urllib3.exceptions.ProtocolError):
+        http.request("GET", server.script("/", Answer(fault="close")), retries=retries)
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("retries", "followed"), [(None, 3), (urllib3.Retry(redirect=1, raise_on_redirect=False), 1), (False, 0)], ids=repr
+)
+def test_its_number_of_redirects_holds(server: FlakyServer, retries: Any, followed: int) -> None:
+    """As without us."""
+    url = server.script("/", Answer(302, {"Location": "/"}))
+    with ResiliencePoolManager(QUICK) as http:
+        if retries is None:
+            with pytest.raises(urllib3.exceptions.MaxRetryError):
+                http.request("GET", url)
+        else:
+            assert http.request("GET", url, retries=retries).status == 302
+    assert len(server.requests) == followed + 1
+
+
+def test_a_pool_that_it_hands_out_is_protected(server: FlakyServer) -> None:
+    """By the same policy; it follows no redirects, which is its manager's work."""
+    server.script("/", 503, Answer(302, {"Location": "/elsewhere"}))
+    with ResiliencePoolManager(QUICK) as http:
+        pool = http.connection_from_url(server.url)
+        assert pool.request("GET", "/").status == 302
+        assert pool.urlopen("GET", "/path", headers={"X-A": "1"}).data == b"ok"
+    assert [it.path for it in server.requests] == ["/", "/", "/path"]
+
+
+def test_a_proxy(server: FlakyServer) -> None:
+    """A plain request goes to it."""
+    url = "http://nowhere.invalid/"
+    server.script(url, 503, Answer(body=b"from the proxy"))
+    with ResilienceProxyManager(QUICK, server.url) as http:
+        assert http.request("GET", url).data == b"from the proxy"
+
+
+def test_forms_and_json_are_sent_again(server: FlakyServer) -> None:
+    """urllib3 makes bytes of them."""
+    with ResiliencePoolManager(QUICK, maxsize=1, block=True) as http:
+        for options in ({"fields": {"a": ("name", b"content")}}, {"json": {"a": 1}}):
+            server.requests.clear()
+            assert http.request("PUT", server.script("/", 503, 200), **options).status == 200  # type: ignore[arg-type]
+            first, second = server.requests
+            assert first.body == second.body != b""
+
+
+def test_each_way_to_read_a_stream_has_its_time(server: FlakyServer) -> None:
+    """`read`, `read1`, `stream` and `read_chunked` are cut off; `json` and `data` are made of them."""
+    stuck = [Answer(body=[b"a", b"b"], drip=threading.Event(), chunked=it) for it in (False, True)]
+    ways: list[Any] = [
+        lambda it: it.read(10),
+        lambda it: [it.read1(1), it.read1(1)],
+        lambda it: list(it.stream(1)),
+        lambda it: it.json(),
+    ]
+    with ResiliencePoolManager(Timeout(0.2, cooperative=True), maxsize=1, block=True) as http:
+        for answer in stuck:
+            for read in ways:
+                response = http.request("GET", server.script("/", answer), preload_content=False)
+                with pytest.raises(TimeoutExceeded, match="limit_body"):
+                    read(response)
+                response.close()
+        response = http.request("GET", server.script("/", Answer(body=b'{"a": 1}')), preload_content=False)
+        assert (response.json(), response.data, response.read()) == ({"a": 1}, b'{"a": 1}', b"")
+
+
+@pytest.mark.parametrize("given", [None, 3, urllib3.Timeout(connect=1, read=2)])
+def test_timeouts_are_shortened(server: FlakyServer, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    """Where there is a deadline; the manager's own default, too."""
+    seen: list[Any] = []
+    make_request = urllib3.HTTPConnectionPool.urlopen
+    monkeypatch.setattr(
+        urllib3.HTTPConnectionPool,
+        "urlopen",
+        lambda *args, **options: seen.append(options["timeout"]) or make_request(*args, **options),
+    )
+    with ResiliencePoolManager(QUICK, timeout=PATIENCE) as http:
+        options = {} if given is None else {"timeout": given}
+        http.request("GET", server.url, **options)
+        with deadline(1.5):
+            http.request("GET", server.url, **options)
+    free, bounded = seen
+    assert free == given or free.connect_timeout == PATIENCE
+    assert 0 < bounded.total <= 1.5
+    assert bounded.connect_timeout <= 1.5
+
+
+def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To 1.26, a body that is shorter than its length is whole."""
+    monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
+    with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
+        importlib.reload(sys.modules[ours.__name__])

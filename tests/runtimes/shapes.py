@@ -180,7 +180,7 @@ class Observer:
     def _outcome(self, module: Any, execute: Callable[[], Any]) -> tuple[Any, list[Any], list[Any]]:
         try:
             result = execute()
-            return (self.runner.run(_caught(module, result)) if inspect.iscoroutine(result) else (result, [], []))
+            return self.runner.run(_caught(module, result)) if inspect.iscoroutine(result) else (result, [], [])
         except BaseException as error:
             return _described(module, error)
 

@@ -1,28 +1,13 @@
-"""Policies as source text, and what one sees of a call under them: lowered, driven and in a task of asyncio."""
+"""Policies of many shapes, as source text."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import gc
-import inspect
 import itertools
 import linecache
-import re
 import textwrap
-import traceback
 import types
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
 
-from resilience import Context, Policy, events
-from resilience.runtimes import lowering
-
-WAYS = ("lowered", "driven", "asyncio")
-
-#: What the generated policies stand on. A shape is the body of `around`, or the whole class.
+#: What the generated policies stand on.
 MODULE = '''\
 import logging
 from contextlib import contextmanager
@@ -30,7 +15,7 @@ from functools import wraps
 from typing_extensions import override
 import resilience.outcome as outcomes
 from resilience import Policy, Timeout
-from tests.runtimes.shapes import Lost, Oops, run_as
+from tests.runtimes.observer import Lost, Oops, run_as
 
 logger = logging.getLogger("shapes")
 LOG = []
@@ -84,165 +69,286 @@ class Base(Policy):
         return "base", await call(ctx)
 '''
 
-SHAPE = """
+CLASS = """
 class Shape(Base):
     def __init__(self):
         super().__init__()
         self.__secret = "secret"
-    async def around(self, call, ctx):
 """
+
+METHOD = "    async def around(self, call, ctx):\n"
 
 _numbers = itertools.count()
 
 
-class Oops(ValueError):
-    """Can be referred to weakly, as all exceptions here."""
-
-
-class Lost(KeyError):
-    """Another one."""
-
-
-class Stopped(StopIteration):
-    """What a function may raise in blocking code only."""
-
-
-class Interrupted(BaseException):
-    """No outcome."""
-
-
 def load(shape: str) -> types.ModuleType:
-    """Make a module that holds the policy; its source is known as that of an interactive session is."""
-    text = shape if "class Shape" in shape else SHAPE + textwrap.indent(textwrap.dedent(shape), " " * 8)
+    """Make a module that holds the policy; its source is known as that of an interactive session is.
+
+    :param shape: the module's last lines, the class's, or those of its `around`.
+    """
+    text = textwrap.dedent(shape)
+    if "class Shape" not in text:
+        in_class = "def around(" in text or "around = " in text
+        text = CLASS + (textwrap.indent(text, " " * 4) if in_class else METHOD + textwrap.indent(text, " " * 8))
     module = types.ModuleType(f"shape_{next(_numbers)}")
     module.__file__ = f"<{module.__name__}>"
-    source = MODULE + textwrap.dedent(text)
+    source = MODULE + text
     linecache.cache[module.__file__] = (len(source), None, source.splitlines(keepends=True), module.__file__)
     exec(compile(source, module.__file__, "exec", dont_inherit=True), vars(module))
     return module
 
 
-@contextmanager
-def run_as(way: str) -> Iterator[None]:
-    """Lower what is composed from now on, or do not."""
-    before, lowering.enabled = lowering.enabled, way == "lowered"
-    try:
-        yield
-    finally:
-        lowering.enabled = before
-
-
-def is_lowered(policy: Policy[Any]) -> bool:
-    with run_as("lowered"):
-        return lowering.lower(policy) is not None
-
-
-class Seen(NamedTuple):
-    """What came of a call."""
-
-    value: Any
-    errors: list[tuple[Any, ...]]
-    frames: list[tuple[str, int | None]]
-    log: list[Any]
-    heard: list[tuple[Any, ...]]
-    calls: int
-
-
-class Observer:
-    """Executes a function under policies, and says what one sees of it. Holds an event loop: one takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.runner = asyncio.Runner()
-
-    def look(
-        self,
-        module: Any,
-        way: str,
-        steps: Sequence[Any],
-        compose: Callable[[Policy[Any]], Policy[Any]] = lambda policy: policy,
-        listening: bool = False,
-    ) -> Seen:
-        """Let the function take these steps, the last one for ever, under what is composed of the module's policy."""
-        script, heard = Script(steps), list[Any]()
-        fn = script.later if way == "asyncio" else script.now
-        module.LOG.clear()
-        unsubscribe = events.subscribe(lambda it: heard.append(_facts(it)), *_KINDS) if listening else str
-        gc.disable()
+#: A plain function does the same.
+LOWERED = {
+    "passes on": "return await call(ctx)",
+    "statements of many kinds": """
+        '''Do all that one can.'''
+        for attempt in range(1, 4):
+            if attempt == 2:
+                continue
+            with self.block() as held:
+                LOG.append((held, await call(ctx.child(attempt=attempt))))
+        while True:
+            try:
+                LOG.append(await call(ctx))
+                if (again := await call(ctx.child(attempt=await self.helper(3)))) and len(LOG) > 3:
+                    break
+            except ValueError as error:
+                error.add_note("seen")
+                raise
+            except KeyError:
+                raise RuntimeError("chained") from None
+            else:
+                ctx = ctx.child(attempt=7)
+            finally:
+                await ctx.sleep(0)
+        def inner(value, text=await self.helper("default")):
+            return text, value, self.name
+        match await call(ctx):
+            case int(number) if number:
+                LOG.append([n for n in inner(number)])
+        return f"{await call(ctx)} {again}", (lambda text=await Done(1): text)(), not await call(ctx), ctx.attempt
+    """,
+    "a private name": "return await call(ctx), self.__secret",
+    "methods of imported names": """
+        logger.info("%s", outcomes.Success(1))
+        return await call(ctx), outcomes.Success(2), Timeout.abandoned()
+    """,
+    "returns in finally": """
         try:
-            with run_as(way):
-                seen = self._outcome(module, lambda: compose(module.Shape()).execute(fn))
-            assert script.alive() == [], "nothing is left to the cyclic collector"
+            await call(ctx)
         finally:
-            gc.enable()
-            unsubscribe()
-        return Seen(*seen, list(module.LOG), heard, script.calls)
+            return "whatever came"
+    """,
+    "raises": """
+        await call(ctx)
+        raise Lost("after it")
+    """,
+    "stops": """
+        await call(ctx)
+        raise StopIteration(7)
+    """,
+    "many lines": """
+        LOG.append(await (
+            call(
+                ctx.child(attempt=2)
+            )
+        ))
+        return (
+            await self.helper(
+                1
+            ),
+            await call(ctx),
+        )
+    """,
+    "other names": """
+        async def around(this, the_rest, context):
+            return await the_rest(context)
+    """,
+    "a signature of many lines": """
+        async def around(
+            self,
+            call,
+            ctx,
+        ):
+            return await call(ctx)
+    """,
+    "positional-only parameters": """
+        async def around(self, call, ctx, /):
+            return await call(ctx), self.name
+    """,
+    "more parameters": """
+        async def around(self, call, ctx, *args: int, **kwargs: str):
+            return await call(ctx), args, kwargs
+    """,
+    "a decorator that changes nothing": """
+        @override
+        @same
+        async def around(self, call, ctx):
+            return await call(ctx)
+    """,
+    "annotations that only the class can see": """
+        Answer = int
+        async def around(self, call, ctx: Answer) -> Answer:
+            answer: Answer = await call(ctx)
+            return answer
+    """,
+    "under another name": """
+        async def __flow(self, call, ctx):
+            return "flow", await call(ctx)
+        around = __flow
+    """,
+    "inherited from a class of a strange name": """
+        class factory(Base):
+            async def around(self, call, ctx):
+                return await call(ctx)
+        class Shape(factory):
+            pass
+    """,
+    "made in a function": """
+        def make():
+            class Shape(Base):
+                async def around(self, call, ctx):
+                    return word, await call(ctx)
+            return Shape
+        Shape = make()
+    """,
+}
 
-    def _outcome(self, module: Any, execute: Callable[[], Any]) -> tuple[Any, list[Any], list[Any]]:
+#: It might not.
+DRIVEN = {
+    "locals": "return sorted(locals()), await call(ctx)",
+    "eval": "return eval('self.name'), await call(ctx)",
+    "super": "return await super().around(call, ctx)",
+    "its class": "return __class__.__name__, await call(ctx)",
+    "a global of its own name": "return await call(ctx), around",
+    "hands its call on": "return await self.hand_on(call, ctx)",
+    "hands its call to a policy": "return await (Base() if ctx.attempt == 1 else Timeout(5)).around(call, ctx)",
+    "calls in a lambda": "return await (lambda: call(ctx))()",
+    "a closure": """
+        def make(word):
+            class Shape(Base):
+                async def around(self, call, ctx):
+                    return word, await call(ctx)
+            return Shape
+        Shape = make("closed over")
+    """,
+    "awaits its call later": """
+        pending = call(ctx)
+        return await pending
+    """,
+    "calls inside": """
+        async def inner():
+            return await call(ctx)
+        return await inner()
+    """,
+    "binds call": """
+        first = await call(ctx)
+        call = self.hand_on
+        return first, call.__name__
+    """,
+    "binds call as an error": """
         try:
-            result = execute()
-            return self.runner.run(_caught(module, result)) if inspect.iscoroutine(result) else (result, [], [])
-        except BaseException as error:
-            return _described(module, error)
-
-
-async def _caught(module: Any, coroutine: Any) -> tuple[Any, list[Any], list[Any]]:
-    try:
-        return await coroutine, [], []
-    except BaseException as error:  # here, as asyncio keeps it in a cycle
-        return _described(module, error)
-
-
-def _described(module: Any, error: BaseException) -> tuple[Any, list[Any], list[Any]]:
-    return None, list(_chain(error)), _frames(error, module)
-
-
-class Script:
-    """What the function does: it returns a step, or raises one, and knows which of its errors are still alive."""
-
-    def __init__(self, steps: Sequence[Any]) -> None:
-        self.calls = 0
-        self._steps = steps
-        self._raised: list[weakref.ref[Any]] = []
-
-    def now(self, ctx: Context) -> Any:
-        step = self._steps[min(self.calls, len(self._steps) - 1)]
-        self.calls += 1
-        if not isinstance(step, type):
-            return step
-        error = step("no")
-        self._raised.append(weakref.ref(error))
+            return await call(ctx)
+        except ValueError as call:
+            return "caught"
+    """,
+    "binds call by an import": """
+        result = await call(ctx)
+        import os as call
+        return result
+    """,
+    "binds call by a pattern": """
+        match await call(ctx):
+            case call:
+                return "matched"
+    """,
+    "binds call by a definition": """
+        result = await call(ctx)
+        def call():
+            pass
+        return result
+    """,
+    "binds self": """
+        self = Base()
+        return type(self).__name__, await call(ctx)
+    """,
+    "binds self as an error": """
+        name = self.name
         try:
-            raise error
-        finally:
-            del error
-
-    async def later(self, ctx: Context) -> Any:
-        return self.now(ctx)
-
-    later.__qualname__ = now.__qualname__  # it is the operation
-
-    def alive(self) -> list[Any]:
-        return [type(ref()) for ref in self._raised if ref() is not None]
-
-
-_KINDS = (events.AttemptFailed, events.RetryGaveUp, events.CallFinished, events.ExecutionFinished, events.FallbackUsed)
-_TIMES = {"time", "elapsed", "remaining", "outcome"}
-
-
-def _facts(event: Any) -> tuple[Any, ...]:
-    facts = {it.name: getattr(event, it.name) for it in dataclasses.fields(event)}
-    return type(event), repr(facts["outcome"]), {name: facts[name] for name in facts.keys() - _TIMES}
-
-
-def _chain(error: BaseException | None) -> Iterator[tuple[Any, ...]]:
-    while error is not None:
-        notes = [re.sub(r"[\d.e-]+ s", "some s", note) for note in getattr(error, "__notes__", ())]
-        arguments = [it if isinstance(it, (str, int)) else type(it) for it in error.args]
-        yield type(error), arguments, notes, error.__suppress_context__, type(error.__cause__)
-        error = error.__cause__ or error.__context__
-
-
-def _frames(error: BaseException, module: Any) -> list[tuple[str, int | None]]:
-    """Those of the module. What left a method as RuntimeError, by PEP 479, has left no trace in a coroutine."""
-    frames = [it for it in traceback.extract_tb(error.__traceback__) if it.filename == module.__file__]
-    return [(it.name, it.lineno) for it in frames if not (it.line or "").startswith("async def")]
+            return await call(ctx), name
+        except ValueError as self:
+            return (lambda: self.args)()
+    """,
+    "binds self inside": """
+        def inner():
+            nonlocal self
+            self = None
+        inner()
+        return await call(ctx), self
+    """,
+    "async with": """
+        async with Manager() as entered:
+            return entered, await call(ctx)
+    """,
+    "async for": """
+        async for number in self.numbers():
+            LOG.append(number)
+        return await call(ctx), [number async for number in self.numbers()]
+    """,
+    "an async comprehension": "return [number async for number in self.numbers()], await call(ctx)",
+    "awaits in comprehensions": """
+        listed = [await call(ctx.child(attempt=n)) for n in (1, 2)]
+        return listed, {n: await call(ctx) for n in "ab"}, {await call(ctx) for n in "ab"}
+    """,
+    "stops in a comprehension": """
+        try:
+            return [next(iter(())) for n in "ab" if await call(ctx)]
+        except StopIteration:
+            return "as it is from Python 3.12 on"
+    """,
+    "awaits in a generator": """
+        each = (await call(ctx.child(attempt=n)) for n in (1, 2))
+        return [it async for it in each]
+    """,
+    "a decorator": """
+        @noting
+        async def around(self, call, ctx):
+            return await call(ctx)
+    """,
+    "a wrapper of a method that was lowered": """
+        with run_as("lowered"):
+            Base().execute(str)
+        class Shape(Base):
+            around = noting(Base.around)
+    """,
+    "a class method": """
+        @classmethod
+        async def around(cls, call, ctx):
+            return cls.__name__, await call(ctx)
+    """,
+    "a static method": """
+        @staticmethod
+        async def around(call, ctx):
+            return await call(ctx)
+    """,
+    "of another instance": """
+        def __init__(self):
+            self.around = Base().around
+    """,
+    "a function on the instance": """
+        def __init__(self):
+            async def around(call, ctx):
+                return "on the object", await call(ctx)
+            self.around = around
+    """,
+    "no coroutine function": """
+        def around(self, call, ctx):
+            return call(ctx)
+    """,
+    "a function of the module": "around = borrowed",
+    "a default": """
+        async def around(self, call, ctx=None, text="default"):
+            return text, await call(ctx)
+    """,
+}

@@ -1,9 +1,9 @@
-"""Lowering: in blocking code a policy's coroutine as a plain function does the same as the coroutine, or is not made."""
+"""Lowering: in blocking code a policy's coroutine as a plain function does the same, or is not made."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
+import gc
 import inspect
 import linecache
 import random
@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
-from tests.conftest import Boom, World
-from tests.runtimes.shapes import WAYS, Interrupted, Lost, Observer, Oops, Stopped, is_lowered, load, run_as
+from tests.runtimes.observer import WAYS, Interrupted, Lost, Observer, Oops, Stopped, is_lowered, run_as
+from tests.runtimes.shapes import DRIVEN, LOWERED, load
 
 
 @pytest.fixture(scope="module")
@@ -34,344 +35,6 @@ def observer() -> Iterator[Observer]:
 
 
 # --- policies of many shapes ------------------------------------------------------------------
-
-LOWERED = {
-    "passes on": "return await call(ctx)",
-    "has a docstring": """
-        '''Do nothing else.'''
-        return await call(ctx)
-    """,
-    "other names": """
-        class Shape(Base):
-            async def around(this, the_rest, context):
-                return await the_rest(context)
-    """,
-    "try, else and finally": """
-        try:
-            LOG.append(await call(ctx))
-        except ValueError as error:
-            LOG.append(f"caught {error}")
-        except KeyError:
-            raise RuntimeError("chained") from None
-        else:
-            LOG.append("else")
-        finally:
-            LOG.append("finally")
-        return LOG[-1]
-    """,
-    "returns in finally": """
-        try:
-            await call(ctx)
-        finally:
-            return "whatever came"
-    """,
-    "raises again": """
-        try:
-            return await call(ctx)
-        except Exception as error:
-            error.add_note("seen")
-            raise
-    """,
-    "with": """
-        with self.block() as held:
-            return held, await call(ctx)
-    """,
-    "loops": """
-        for attempt in range(1, 4):
-            if attempt == 2:
-                continue
-            LOG.append(await call(ctx.child(attempt=attempt)))
-        while True:
-            LOG.append(await call(ctx))
-            if len(LOG) == 4:
-                break
-        else:
-            LOG.append("never")
-        return len(LOG)
-    """,
-    "expressions": """
-        first = (await call(ctx)) if (await self.helper(1)) == 1 else "never"
-        if (again := await call(ctx.child(attempt=await self.helper(3)))) != first:
-            return f"{first} {again} {await self.helper(5)!r}"
-        return [(await call(ctx)), (await call(ctx))], not await self.helper(0), await Done(7)
-    """,
-    "match": """
-        match await call(ctx):
-            case int(number) if number:
-                return "a number", number
-            case _:
-                return None
-    """,
-    "functions inside": """
-        def inner(value, text=await self.helper("default")):
-            return text, value, self.name
-        return inner(await call(ctx)), (lambda text=await self.helper(1): text)(), [n for n in (1, 2)]
-    """,
-    "waits": """
-        await ctx.sleep(0)
-        await ctx.runtime.sleep(0, None)
-        return await call(ctx)
-    """,
-    "a private name": "return await call(ctx), self.__secret",
-    "methods of imported names": """
-        logger.info("%s", outcomes.Success(1))
-        return await call(ctx), outcomes.Success(2), Timeout.abandoned()
-    """,
-    "binds its context": """
-        ctx = ctx.child(attempt=7)
-        return await call(ctx), ctx.attempt
-    """,
-    "does not call": "return 'skipped'",
-    "calls twice": """
-        await call(ctx)
-        return await call(ctx)
-    """,
-    "raises": """
-        await call(ctx)
-        raise Lost("after it")
-    """,
-    "stops": """
-        await call(ctx)
-        raise StopIteration(7)
-    """,
-    "stops, and knows it": """
-        try:
-            next(iter(()))
-        except StopIteration:
-            return await call(ctx)
-    """,
-    "many lines": """
-        LOG.append(await (
-            call(
-                ctx.child(
-                    attempt=2,
-                )
-            )
-        ))
-        return (
-            await self.helper(
-                1
-            ),
-            await call(ctx),
-        )
-    """,
-    "a signature of many lines": """
-        class Shape(Base):
-            async def around(
-                self,
-                call,
-                ctx,
-            ):
-                return await call(ctx)
-    """,
-    "positional-only parameters": """
-        class Shape(Base):
-            async def around(self, call, ctx, /):
-                return await call(ctx), self.name
-    """,
-    "more parameters": """
-        class Shape(Base):
-            async def around(self, call, ctx, *args: int, **kwargs: str):
-                return await call(ctx), args, kwargs
-    """,
-    "a decorator that changes nothing": """
-        class Shape(Base):
-            @override
-            @same
-            async def around(self, call, ctx):
-                return await call(ctx)
-    """,
-    "annotations that only the class can see": """
-        class Shape(Base):
-            Answer = int
-            async def around(self, call, ctx: Answer) -> Answer:
-                answer: Answer = await call(ctx)
-                return answer
-    """,
-    "under another name": """
-        class Shape(Base):
-            async def __flow(self, call, ctx):
-                return "flow", await call(ctx)
-            around = __flow
-    """,
-    "in a class of a strange name": """
-        class factory(Base):
-            async def around(self, call, ctx):
-                return await call(ctx)
-        class Shape(factory):
-            pass
-    """,
-    "inherited": """
-        class Parent(Base):
-            async def around(self, call, ctx):
-                return "parent", await call(ctx)
-        class Shape(Parent):
-            pass
-    """,
-    "made in a function": """
-        def make():
-            class Shape(Base):
-                async def around(self, call, ctx):
-                    return word, await call(ctx)
-            return Shape
-        Shape = make()
-    """,
-}
-
-DRIVEN = {
-    "locals": "return sorted(locals()), await call(ctx)",
-    "eval": "return eval('self.name'), await call(ctx)",
-    "super": """
-        class Shape(Base):
-            async def around(self, call, ctx):
-                return await super().around(call, ctx)
-    """,
-    "its class": "return __class__.__name__, await call(ctx)",
-    "a closure": """
-        def make(word):
-            class Shape(Base):
-                async def around(self, call, ctx):
-                    return word, await call(ctx)
-            return Shape
-        Shape = make("closed over")
-    """,
-    "a global of its own name": "return await call(ctx), around",
-    "hands its call on": "return await self.hand_on(call, ctx)",
-    "hands its call to a policy": "return await (Base() if ctx.attempt == 1 else Timeout(5)).around(call, ctx)",
-    "keeps its call": """
-        rest = call
-        return await rest(ctx)
-    """,
-    "awaits its call later": """
-        pending = call(ctx)
-        return await pending
-    """,
-    "calls inside": """
-        async def inner():
-            return await call(ctx)
-        return await inner()
-    """,
-    "calls in a lambda": "return await (lambda: call(ctx))()",
-    "binds call": """
-        first = await call(ctx)
-        call = self.hand_on
-        return first, call.__name__
-    """,
-    "binds call as an error": """
-        try:
-            return await call(ctx)
-        except ValueError as call:
-            return "caught"
-    """,
-    "binds call by an import": """
-        result = await call(ctx)
-        import os as call
-        return result
-    """,
-    "binds call by a pattern": """
-        match await call(ctx):
-            case call:
-                return "matched"
-    """,
-    "binds call by a definition": """
-        result = await call(ctx)
-        def call():
-            pass
-        return result
-    """,
-    "binds self": """
-        self = Base()
-        return type(self).__name__, await call(ctx)
-    """,
-    "binds self as an error": """
-        name = self.name
-        try:
-            return await call(ctx), name
-        except ValueError as self:
-            return name
-    """,
-    "binds self inside": """
-        def inner():
-            nonlocal self
-            self = None
-        inner()
-        return await call(ctx), self
-    """,
-    "async with": """
-        async with Manager() as entered:
-            return entered, await call(ctx)
-    """,
-    "async for": """
-        async for number in self.numbers():
-            LOG.append(number)
-        return await call(ctx)
-    """,
-    "an async comprehension": "return [number async for number in self.numbers()], await call(ctx)",
-    "awaits in comprehensions": """
-        listed = [await call(ctx.child(attempt=n)) for n in (1, 2)]
-        return listed, {n: await call(ctx) for n in "ab"}, {await call(ctx) for n in "ab"}
-    """,
-    "stops in a comprehension": """
-        try:
-            return [next(iter(())) for n in "ab" if await call(ctx)]
-        except StopIteration:
-            return "as it is from Python 3.12 on"
-    """,
-    "awaits in a generator": """
-        each = (await call(ctx.child(attempt=n)) for n in (1, 2))
-        return [it async for it in each]
-    """,
-    "a decorator": """
-        class Shape(Base):
-            @noting
-            async def around(self, call, ctx):
-                return await call(ctx)
-    """,
-    "a wrapper of a method that was lowered": """
-        with run_as("lowered"):
-            Base().execute(str)
-        class Shape(Base):
-            around = noting(Base.around)
-    """,
-    "a class method": """
-        class Shape(Base):
-            @classmethod
-            async def around(cls, call, ctx):
-                return cls.__name__, await call(ctx)
-    """,
-    "a static method": """
-        class Shape(Base):
-            @staticmethod
-            async def around(call, ctx):
-                return await call(ctx)
-    """,
-    "of the instance": """
-        class Shape(Base):
-            def __init__(self):
-                self.around = Base().around
-    """,
-    "a function of its own": """
-        class Shape(Base):
-            def __init__(self):
-                async def around(call, ctx):
-                    return "on the object", await call(ctx)
-                self.around = around
-    """,
-    "no coroutine function": """
-        class Shape(Base):
-            def around(self, call, ctx):
-                return call(ctx)
-    """,
-    "a function of the module": """
-        class Shape(Base):
-            around = borrowed
-    """,
-    "a default": """
-        class Shape(Base):
-            async def around(self, call, ctx=None, text="default"):
-                return text, await call(ctx)
-    """,
-}
 
 STEPS: list[list[Any]] = [[1, 2, 3], [Oops], [Lost, 4], [Interrupted]]
 
@@ -496,3 +159,210 @@ def test_a_random_policy_does_the_same_in_every_way(observer: Observer, **case: 
 def test_many_random_policies_do_the_same_in_every_way(observer: Observer, **case: Any) -> None:
     """The same for longer."""
     compare(observer, **case)
+
+
+# --- a StopIteration of the function's ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["lowered", "driven"])
+def test_a_stop_iteration_of_the_function_passes_policies_as_an_error_and_reaches_the_caller(way: str) -> None:
+    """`except StopIteration` around a call does not catch it, as it would not in a task; the caller gets it itself."""
+    body = """
+        try:
+            return await call(ctx)
+        except StopIteration:
+            return "caught"
+        except Exception as error:
+            LOG.append(type(error).__name__)
+            raise
+    """
+    module, stop = load(body), StopIteration("last")
+
+    def fn(ctx: Context) -> None:
+        raise stop
+
+    with run_as(way), pytest.raises(StopIteration) as caught:
+        Policy.wrap(module.Shape(), Bulkhead(1), module.Shape()).execute(fn)
+    assert caught.value is stop
+    assert stop.__context__ is None
+    assert len(module.LOG) == 2
+    with run_as(way):
+        assert Fallback("instead", on=StopIteration).wrap(module.Shape()).execute(fn) == "instead"
+
+
+# --- composed once, of what there is then -------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["lowered", "driven"])
+def test_a_method_is_patched_before_the_first_call_and_not_after_it(way: str) -> None:
+    """A pipeline is composed with its first call."""
+    module = load("return await call(ctx)")
+    pipeline = module.Shape().wrap(Bulkhead(1))
+    with run_as(way):
+        with mock.patch.object(module.Shape, "around", return_value="patched"):
+            assert module.Shape().wrap(Bulkhead(1)).call(str) == "patched"
+            assert module.Shape().call(str) == "patched"
+        assert pipeline.call(str) == ""
+        with mock.patch.object(module.Shape, "around", return_value="patched"):
+            assert pipeline.call(str) == ""
+            assert module.Shape().call(str) == "patched"
+
+
+def test_globals_are_looked_up_when_they_are_used() -> None:
+    """In the module itself: what a test patches there is patched."""
+    module = load("return word, await call(ctx)")
+    assert is_lowered(module.Shape())
+    pipeline = module.Shape().wrap(Bulkhead(1))
+    with run_as("lowered"):
+        assert pipeline.call(str) == ("global", "")
+        module.word = "patched"
+        assert pipeline.call(str) == ("patched", "")
+
+
+def test_a_class_that_is_not_needed_any_more_can_go() -> None:
+    """The lowered method is kept with the method."""
+    module = load("return await call(ctx)")
+    assert is_lowered(module.Shape())
+    alive = weakref.ref(module.Shape)
+    del module
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_first_call_from_many_threads_at_once() -> None:
+    """Each composes, or finds what another has composed."""
+    for _ in range(10):
+        pipeline = Policy.wrap(load("return await call(ctx)").Shape(), Retry(), CircuitBreaker(), Bulkhead(16))
+        together = threading.Barrier(16)
+
+        def call(number: int, pipeline: Policy[Any] = pipeline, together: threading.Barrier = together) -> int:
+            together.wait(10)
+            return pipeline.call(lambda: number)
+
+        with run_as("lowered"), ThreadPoolExecutor(16) as threads:
+            assert list(threads.map(call, range(16))) == list(range(16))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_hundred_policies_around_one_another(way: str, observer: Observer) -> None:
+    """Within the recursion limit that Python begins with."""
+
+    def deep(policy: Policy[Any]) -> Policy[Any]:
+        return Policy.wrap(*[policy] * 200)
+
+    seen = observer.look(load("return await call(ctx)"), way, [Oops], deep, True)
+    assert len(seen.frames) == 200
+
+
+# --- the source has to be the one that runs -----------------------------------------------------
+
+SOURCE = """\
+class Saying(Policy):
+    async def around(self, call, ctx):
+        return ["before", await call(ctx), 7]
+"""
+
+
+def imported(path: Path, source: str = SOURCE) -> Any:
+    """Import a file in which `Policy` is a builtin, so that the method begins in the second line."""
+    path.write_text(source, encoding="utf-8")
+    module = types.ModuleType(path.stem)
+    vars(module).update(Policy=Policy)
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+    return module
+
+
+EDITS = {
+    "a constant": SOURCE.replace("7", "8"),
+    "the type of a constant": SOURCE.replace("7", "7.0"),
+    "the order": SOURCE.replace('"before", await call(ctx)', 'await call(ctx), "before"'),
+    "a line more": "\n" + SOURCE,
+    "a parameter": SOURCE.replace("call,", "rest,"),
+    "no Python": "this is (no Python",
+    "empty": "",
+    "deleted": None,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_file_that_was_edited_since_it_was_imported_is_not_believed(tmp_path: Path, edit: str) -> None:
+    """What was imported is what runs, whatever the file says now."""
+    path, text = tmp_path / "edited.py", EDITS[edit]
+    assert is_lowered(imported(path).Saying())
+    policy = imported(path).Saying()
+    path.unlink()
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    linecache.checkcache(str(path))
+    assert not is_lowered(policy)
+    with run_as("lowered"):
+        assert policy.call(str) == ["before", "", 7]
+
+
+def test_two_classes_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    """Each is found by the line where it begins. An annotation is not evaluated again, with the switch or without."""
+    second = SOURCE.replace("7", "8").replace("ctx)", "ctx: Unknown)", 1)
+    module = imported(tmp_path / "two.py", f"from __future__ import annotations\n{SOURCE}First = Saying\n{second}")
+    for kind, last in ((module.First, 7), (module.Saying, 8)):
+        assert is_lowered(kind())
+        with run_as("lowered"):
+            assert kind().call(str) == ["before", "", last]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are new in Python 3.12")
+def test_type_parameters_are_no_hindrance(tmp_path: Path) -> None:
+    """`async def around[T](...)`: lowered or not, it runs."""
+    source = SOURCE.replace("around(self, call, ctx)", "around[T](self, call: T, ctx: T) -> list[T]")
+    with run_as("lowered"):
+        assert imported(tmp_path / "generic.py", source).Saying().call(str) == ["before", "", 7]
+
+
+def test_a_policy_without_a_source_is_driven() -> None:
+    """As one that was made by `exec`."""
+    module = load("return await call(ctx)")
+    del linecache.cache[module.__file__ or ""]
+    assert not is_lowered(module.Shape())
+    with run_as("lowered"):
+        assert module.Shape().call(str) == ""
+
+
+# --- what a debugger sees -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["lowered", "driven"])
+def test_a_frame_shows_its_source_and_its_variables(way: str) -> None:
+    """Under their own names."""
+    module = load(LOWERED["a decorator that changes nothing"].replace("await call(ctx)", "self and await call(ctx)"))
+    with run_as(way), pytest.raises(ZeroDivisionError) as caught:
+        module.Shape().execute(lambda ctx: 1 / 0)
+    (frame,) = [it for it, _ in traceback.walk_tb(caught.tb) if it.f_code.co_filename == module.__file__]
+    assert inspect.getsource(frame).endswith("return self and await call(ctx)\n")
+    assert isinstance(frame.f_locals["self"], module.Shape)
+    assert isinstance(frame.f_locals["ctx"], Context)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_the_same_lines_are_traced_as_in_a_coroutine(name: str) -> None:
+    """By debuggers and coverage tools, but for the line of the definition, which has run before."""
+    module = load(LOWERED[name])
+    text = linecache.getlines(module.__file__ or "")
+
+    def lines(way: str, fn: Callable[..., Any]) -> set[int]:
+        seen: set[int] = set()
+
+        def look(frame: types.FrameType, event: str, argument: object) -> Any:
+            if event == "line" and frame.f_code.co_filename == module.__file__:
+                seen.add(frame.f_lineno)
+            return look
+
+        with run_as(way):
+            before = sys.gettrace()
+            sys.settrace(look)
+            try:
+                module.Shape().capture(fn)
+            finally:
+                sys.settrace(before)
+        return {line for line in seen if "async def" not in text[line - 1]}
+
+    for fn in (lambda ctx: 4, lambda ctx: 1 / 0):
+        assert lines("lowered", fn) == lines("driven", fn) != set()

@@ -726,6 +726,38 @@ async def test_async_with_deadline_cuts_off_in_both(tasks_world: World) -> None:
             await anyio.sleep(10)
 
 
+class Beside(Policy[Never]):
+    """Starts the call in a task of its own, as a hedge does."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        beside = asyncio.ensure_future(call(ctx))
+        try:
+            return await beside
+        except Boom:
+            return "caught"
+
+
+def answers() -> Any:
+    future = asyncio.get_running_loop().create_future()
+    future.set_result("fine")
+    return future
+
+
+def raises() -> Any:
+    raise Boom
+
+
+BEGUN_TOO_EARLY = "without a listener or a context, `enter_task` calls the function before the call is awaited"
+
+
+@pytest.mark.parametrize("listening", [pytest.param(False, marks=pytest.mark.xfail(reason=BEGUN_TOO_EARLY)), True])
+async def test_a_call_that_is_awaited_later_has_not_begun(in_asyncio: World, listening: bool) -> None:
+    """Whatever the function is: one that raises at once raises where the call is awaited."""
+    policy = Beside().wrap(listeners=[repr] * listening)
+    assert await policy.acall(answers) == "fine"
+    assert await policy.acall(raises) == "caught"
+
+
 # --- without an event loop -------------------------------------------------------------------
 
 

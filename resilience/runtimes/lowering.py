@@ -79,7 +79,8 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
             return None
         owner: Any = module.body[0]
         owner.body = [_without_awaits(owner.body[0])]
-        factory, plain = _compiled(module, code, _FACTORY), _compiled(module, code, code.co_name)
+        factory = _compiled(module, code, _FACTORY)
+        plain = next(it for it in factory.co_consts if isinstance(it, CodeType))
         binds_them = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`
         return None if binds_them else FunctionType(factory, function.__globals__)
     except Exception:  # refused below; no source, no stack left to parse it, an interpreter that is shutting down

@@ -20,7 +20,7 @@ from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
 from resilience.outcome import Outcome
 from resilience.record import FailedAttempt, Record
-from resilience.runtimes.base import Runtime, Timer
+from resilience.runtimes.base import EARLIEST, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
 __all__ = ["Called", "Context"]
@@ -235,10 +235,6 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None, 
     return child
 
 
-#: A timer of an event loop may fire that much before its time, in seconds.
-_EARLIEST = 0.005
-
-
 def is_over(ctx: Context) -> bool:
     """Whether the budget is used up, for code whose timer was set to its end."""
-    return ctx.remaining() <= _EARLIEST
+    return ctx.remaining() <= EARLIEST

@@ -149,11 +149,11 @@ class Bulkhead(Policy[Never]):
             has_joined = self._join(ticket)
             if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx._timer):
                 self._permits.leave(ticket)
+            if self._permits.take_up(ticket):
+                return
         except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
             self._wake(self._permits.abandon(ticket))
             raise
-        if ticket.place is Place.GRANTED:
-            return
         if not has_joined:
             raise self._full(ctx, "and the queue is full")
         waited = clock.now() - began
@@ -186,7 +186,7 @@ class Bulkhead(Policy[Never]):
             try:
                 ticket.waiter.wake()
             except RuntimeError:
-                tickets += self._permits.abandon(ticket) or []
+                tickets += self._permits.pass_on(ticket) or []
 
 
 @final

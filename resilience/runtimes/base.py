@@ -14,6 +14,21 @@ from typing import Any, Protocol, Self, final
 #: How many functions that were walked away from may be running in the process before another one is refused.
 DEFAULT_MAX_ABANDONED = 128
 
+#: A timer of an event loop may fire that much before its time, in seconds.
+EARLIEST = 0.005
+
+
+@final
+class Expired(BaseException):
+    """The timer fired. Only the block of that timer takes it.
+
+    No `Exception`, so that the policies between the timer and the function neither count nor answer it.
+    """
+
+    def __init__(self, timer: Timer) -> None:
+        super().__init__(timer)
+        self.timer: Timer = timer
+
 
 class Timer:
     """A limit that cuts off what runs inside its `with` block.
@@ -27,6 +42,10 @@ class Timer:
 
     deadline: float  # instant on the process clock
     fired: bool
+
+    def covers_this_code(self) -> bool:
+        """Whether it cuts off the code that asks, too: also a call inside the call that it was made for."""
+        return False
 
     def start(self) -> None:
         """Begin the block. Where that is interrupted, the block is still to be ended."""

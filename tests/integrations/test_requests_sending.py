@@ -229,7 +229,7 @@ class Twice(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         def first() -> None:
             try:
-                drive(call(ctx), "the first attempt")
+                drive(call(ctx))
             except Exception as error:
                 self.failures.append(error)
 

@@ -11,7 +11,8 @@ import types
 MODULE = '''\
 import logging
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
+from types import MethodType
 from typing_extensions import override
 import resilience.outcome as outcomes
 from resilience import Policy, Timeout
@@ -156,9 +157,16 @@ LOWERED = {
         ))
         return (
             await self.helper(
-                1
-            ),
-            await call(ctx),
+                await call(ctx)
+            )
+        )
+    """,
+    "ends with a bracket": """
+        LOG[:] = [ctx.attempt, (
+            await call(ctx)
+        )]
+        LOG[0] = (
+            "a statement whose code ends before it"
         )
     """,
     "other names": """
@@ -335,6 +343,12 @@ DRIVEN = {
     "of another instance": """
         def __init__(self):
             self.around = Base().around
+    """,
+    "a method that is no function": """
+        def __init__(self):
+            async def around(self, call, ctx):
+                return await call(ctx)
+            self.around = MethodType(partial(around), self)
     """,
     "a function on the instance": """
         def __init__(self):

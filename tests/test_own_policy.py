@@ -44,7 +44,7 @@ class Rated(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         await ctx.sleep(1.0)
         result = await call(ctx)
-        await ctx.runtime.sleep(2.0, ctx)
+        await ctx.runtime.sleep(2.0, None)
         return result
 
 
@@ -55,7 +55,7 @@ class Hurried(Policy):
         from resilience.clock import clock
 
         limit = clock.now() + 0.02
-        with ctx.runtime.timer(self, limit) as timer:
+        with ctx.runtime.timer(limit) as timer:
             return await call(ctx.child(deadline=limit, timer=timer))
         return "cut off" if timer.fired else "impossible"
 

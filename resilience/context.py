@@ -111,7 +111,7 @@ class Context:
 
     @property
     def called(self) -> Called | None:
-        """The function that is called, with its arguments and keywords; None outside an execution.
+        """The function that is called, with its arguments and keywords; None outside an execution, and in a block.
 
         For a function that is called with the context (`execute`), `arguments` is this context alone.
         """

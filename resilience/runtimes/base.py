@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, final
 DEFAULT_MAX_ABANDONED = 128
 
 
-class Timer:
+class Timer(ABC):
     """A limit that cuts off what runs inside its `with` block.
 
     When it fires, the block ends there: what was running is left (a thread's function) or cancelled
@@ -28,13 +28,13 @@ class Timer:
     deadline: float  # instant on the process clock
     fired: bool
 
+    @abstractmethod
     def start(self) -> None:
         """Begin the block. Where that is interrupted, the block is still to be ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, error: BaseException | None) -> bool:
         """End the block, which raised `error`, if anything; true where this timer did that, and it is to be dropped."""
-        raise NotImplementedError
 
     @final
     def __enter__(self) -> Self:

@@ -54,7 +54,7 @@ def leave_ambient(token: AmbientToken) -> None:
         return
 
 
-class BlockContext(Context):
+class BlockContext(Context):  # type: ignore[misc]  # final to everybody else
     """The context of a block: it has a beginning and an end, and may be found after that."""
 
     __slots__ = ("is_over", "outer")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isinf
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 from resilience import checks
 from resilience.callables import name_of
@@ -26,6 +26,7 @@ from resilience.runtimes.tasks import DETECTED
 __all__ = ["Called", "Context"]
 
 
+@final
 class Context:
     """What travels with an execution, from the outermost policy to the function.
 
@@ -112,7 +113,7 @@ class Context:
 
     @property
     def called(self) -> Called | None:
-        """The function that is called, with its arguments and keywords; None outside an execution.
+        """The function that is called, with its arguments and keywords; None outside an execution, and in a block.
 
         For a function that is called with the context (`execute`), `arguments` is this context alone.
         """

@@ -30,7 +30,7 @@ class Expired(BaseException):
         self.timer: Timer = timer
 
 
-class Timer:
+class Timer(ABC):
     """A limit that cuts off what runs inside its `with` block.
 
     When it fires, the block ends there: what was running is left (a thread's function) or cancelled
@@ -47,13 +47,13 @@ class Timer:
         """Whether it cuts off the code that asks, too: also a call inside the call that it was made for."""
         return False
 
+    @abstractmethod
     def start(self) -> None:
         """Begin the block. Where that is interrupted, the block is still to be ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, error: BaseException | None) -> bool:
         """End the block, which raised `error`, if anything; true where this timer did that, and it is to be dropped."""
-        raise NotImplementedError
 
     @final
     def __enter__(self) -> Self:

@@ -20,6 +20,7 @@ from resilience.callables import (
     is_generator_function,
     maybe_await,
     name_of,
+    named_like,
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
@@ -123,11 +124,11 @@ class UnitOfWork(Generic[W, D]):
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)
             execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs), _undo)
-            return self._policy.execute(lambda ctx: drive(execution.attempt(ctx)))
+            return self._policy.execute(named_like(lambda ctx: drive(execution.attempt(ctx)), fn))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs), _undo_in_peace)
-            return await self._policy.aexecute(execution.attempt)
+            return await self._policy.aexecute(named_like(lambda ctx: execution.attempt(ctx), fn))
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)

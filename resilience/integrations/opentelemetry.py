@@ -92,7 +92,7 @@ def instrument(
     ...     if metric.name == "resilience.execution.duration"
     ... ]
     >>> dict(metric.data.data_points[0].attributes)
-    {'resilience.pipeline': 'weather', 'resilience.outcome': 'success'}
+    {'resilience.pipeline': 'weather', 'resilience.operation': 'max', 'resilience.outcome': 'success'}
     >>> undo()
     >>> provider.shutdown()
     """
@@ -169,15 +169,14 @@ class Tracing(Policy[Never]):
 
     :param each: ``"execution"`` for the outermost place in a pipeline: failed attempts, waits, timeouts and refusals
         inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
-    :param record_exceptions: whether the span tells message and traceback of the exception that comes out, as is usual
-        with OpenTelemetry. Its class is always told, as `error.type`.
+    :param record_exceptions: whether the span holds message and traceback of the exception that comes out, as is usual
+        with OpenTelemetry. It always holds its class, as `error.type`.
     :param tracer_provider: who makes the spans; the global one by default, which may be set later.
     :param name: what errors and events call this policy.
 
-    A span is named after the operation of the execution, or else after the pipeline (where an event listener makes it
-    known), or ``"execution"``; that of an attempt has ``" attempt"`` added. A failure makes its status an error. A
-    cancellation does not: the status stays unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``,
-    ``"interrupt"`` or ``"closed"``.
+    A span is named after the operation of the execution, by default the qualified name of what is called; that of an
+    attempt has ``" attempt"`` added. A failure makes its status an error. A cancellation does not: the status stays
+    unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``, ``"interrupt"`` or ``"closed"``.
 
     >>> from opentelemetry.sdk.trace import TracerProvider
     >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -235,11 +234,10 @@ class Tracing(Policy[Never]):
             span.end()
 
     def _start(self, ctx: Context) -> Span:
-        record = ctx._info.record
-        pipeline = None if record is None else record.executed.name
-        name = ctx.operation or pipeline or "execution"
-        told = {"operation": ctx.operation, "pipeline": pipeline}
-        attributes: dict[str, str | int | float] = {_attribute(key): text for key, text in told.items() if text}
+        name = ctx.operation or self.name
+        attributes: dict[str, str | int | float] = {"resilience.operation": name}
+        if (record := ctx._info.record) is not None:
+            attributes["resilience.pipeline"] = record.executed.name
         if self._each == "attempt":
             name = f"{name} attempt"
             attributes["resilience.attempt"] = ctx.attempt

@@ -63,7 +63,7 @@ def instrument(
     5
     >>> registry.get_sample_value(
     ...     "resilience_execution_duration_seconds_count",
-    ...     {"pipeline": "weather", "operation": "", "outcome": "success", "error_type": "", "cancelled_by": ""},
+    ...     {"pipeline": "weather", "operation": "max", "outcome": "success", "error_type": "", "cancelled_by": ""},
     ... )
     1.0
     >>> undo()

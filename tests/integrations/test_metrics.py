@@ -157,8 +157,8 @@ def test_called_twice_for_one_place_everything_is_counted_once(
     first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
 
     def executed() -> Any:
-        first.execute(lambda ctx: None)
-        return metrics.value("execution.duration", pipeline="first", outcome="success")[0]
+        first.execute(lambda ctx: None, Context(operation="get"))
+        return metrics.value("execution.duration", pipeline="first", operation="get", outcome="success")[0]
 
     endings = [metrics.instrument(first), metrics.instrument(first, second)]
     assert executed() == 1

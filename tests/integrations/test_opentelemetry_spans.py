@@ -185,7 +185,7 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
         traced.policy(), Retry(2, backoff=[0]), Timeout(0.01), traced.policy(each="attempt"), name="p"
     )
 
-    await world.attempt(pipeline, hang, Context())
+    await world.attempt(pipeline, hang, Context(operation="get"))
     *attempts, execution = traced.spans
     assert len(attempts) == 2
     for attempt in attempts:
@@ -195,7 +195,12 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
     timed_out = [event for event in execution.events if event.name == "resilience.timed_out"]
     assert [event.attributes["resilience.scope"] for event in timed_out] == ["attempt"] * 2
     assert execution.attributes["error.type"] == "resilience.errors.TimeoutExceeded"
-    assert execution.name == "p"
+
+
+def test_a_span_is_named_after_the_function_where_the_context_names_no_operation(traced: Traced) -> None:
+    """The qualified name, as in log lines and metrics."""
+    Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
+    assert (traced.only.name, traced.only.attributes) == ("max", {"resilience.operation": "max"})
 
 
 async def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Traced) -> None:

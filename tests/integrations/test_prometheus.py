@@ -74,7 +74,8 @@ def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, 
 
 def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
     """Also before anything has happened, those that need no event; and OpenMetrics parses as well."""
-    scraped.instrument(Policy.wrap(CircuitBreaker(), Bulkhead(1)))
+    pipeline = Policy.wrap(CircuitBreaker(), Bulkhead(1))
+    scraped.instrument(pipeline)
     for text, parser in [
         (generate_latest(scraped.registry).decode(), parse),
         (generate_openmetrics(scraped.registry).decode(), parse_openmetrics),

@@ -125,12 +125,12 @@ def test_the_timeouts_of_attempts_and_of_the_whole_are_different_rows(
         clock.advance(0.3)
         ctx.check()
 
-    pipeline.capture(slow, Context())
+    pipeline.capture(slow, Context(operation="get"))
     it = run(lambda: told(app))
     rows = [(row["text"], row["count"]) for row in it["rows"] if row["kind"] == "timed_out"]
     assert rows == [
-        ("weather: an attempt took longer than the 0.5 s of limit", 1),
-        ("weather: the execution took longer than the 1 s of limit", 1),
+        ("weather (get): an attempt took longer than the 0.5 s of limit", 1),
+        ("weather (get): the execution took longer than the 1 s of limit", 1),
     ]
     assert it["now"]["rates"]["timeouts"]["total"] == 2
 

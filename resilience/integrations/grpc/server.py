@@ -54,15 +54,9 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
 @final
 class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Open the deadline that the caller has set, for everything that a handler of a `grpc.aio` server does.
+    """Do the same in a `grpc.aio` server, with the parameters and rules of `DeadlineInterceptor`.
 
-    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
-        neither is given, both are 60 seconds.
-
-    A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded`
-    that comes out of a handler, or once the time is over a network error, becomes that status, too. The handler
-    itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
+    The handler itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:

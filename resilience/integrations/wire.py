@@ -331,32 +331,8 @@ def _is_grpc_deadline(error: Any) -> bool:
 
 
 @final
-class ambient:  # read as in "with ambient(ctx)"
-    """Make `ctx` the ambient context of a block, None for no context; afterwards it is what it was before.
-
-    Whatever the block leaves behind: the server begins its next request where this one has ended.
-    """
-
-    __slots__ = ("_ctx", "_outer")
-
-    def __init__(self, ctx: Context | None) -> None:
-        self._ctx = ctx
-        self._outer: Context | None = None
-
-    def __enter__(self) -> None:
-        self._outer = get_ambient()
-        set_ambient(self._ctx)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
-            set_ambient(self._outer)
-
-
-@final
 class Steps:
-    """Make `ctx` the ambient context of work that is done in steps: a body that is iterated, a stream that is sent.
+    """Make `ctx` the ambient context, None for no context, of work that is done in steps: a body that is iterated.
 
     Each step is a `with` block. Between two steps the thread or task is the server's, which may begin another
     request there. What a step leaves behind (a block inside a generator, held open across its `yield`) is there
@@ -365,8 +341,8 @@ class Steps:
 
     __slots__ = ("_inside", "_outside")
 
-    def __init__(self, ctx: Context) -> None:
-        self._inside: Context | None = ctx
+    def __init__(self, ctx: Context | None) -> None:
+        self._inside = ctx
         self._outside: Context | None = None
 
     def __enter__(self) -> None:
@@ -376,5 +352,6 @@ class Steps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._inside = get_ambient()
-        set_ambient(self._outside)
+        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
+            self._inside = get_ambient()
+            set_ambient(self._outside)

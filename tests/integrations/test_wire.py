@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, ambient, budget, ran_out
+from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, budget, ran_out
 
 
 class TestMilliseconds:
@@ -295,9 +295,9 @@ class TestBudget:
     def test_is_ambient_in_its_block(self) -> None:
         """Inside it is found; outside, also after an error, it is gone."""
         ctx = budget(5.0)
-        with pytest.raises(KeyError), ambient(ctx):
+        with pytest.raises(KeyError), Steps(ctx):
             assert current_context() is ctx
-            with ambient(None):
+            with Steps(None):
                 assert current_context().deadline == inf
             assert current_context() is ctx
             raise KeyError
@@ -305,7 +305,7 @@ class TestBudget:
 
     def test_is_gone_whatever_the_block_left_behind(self) -> None:
         """A block that was entered and never left ends with the request."""
-        with ambient(budget(5.0)):
+        with Steps(budget(5.0)):
             deadline(1.0).__enter__()
         assert current_context().deadline == inf
 
@@ -317,7 +317,7 @@ class TestBudget:
             yield
 
         async def request() -> None:
-            with ambient(budget(5.0)):
+            with Steps(budget(5.0)):
                 await pause()
 
         coroutine = request()

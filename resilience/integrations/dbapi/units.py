@@ -25,7 +25,7 @@ from resilience.callables import (
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events.dispatch import logger
-from resilience.integrations.dbapi.cleanup import in_peace
+from resilience.integrations.dbapi.cleanup import shielded_cleanup
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
@@ -123,11 +123,13 @@ class UnitOfWork(Generic[W, D]):
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)
-            execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs), _undo)
+            execution = _Execution(self, connect, lambda connection: fn(connection, *args, **kwargs), _undo)
             return self._policy.execute(named_like(lambda ctx: drive(execution.attempt(ctx)), fn))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs), _undo_in_peace)
+            execution = _Execution(
+                self, self._connect, lambda connection: fn(connection, *args, **kwargs), _undo_shielded
+            )
             return await self._policy.aexecute(named_like(lambda ctx: execution.attempt(ctx), fn))
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
@@ -202,10 +204,6 @@ class _Execution:
             raise
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], connection: object) -> Any:
-    return fn(connection, *args, **kwargs)
-
-
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:
     """Make a connection for a plain function; refuse one that only an `async def` can use."""
     connection = connect()
@@ -228,12 +226,12 @@ async def _undo(connection: Any, limits: AsyncExitStack) -> None:
         await _close(connection)
 
 
-async def _undo_in_peace(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
     """Do the same in a task that may be cancelled, and whose caller waits."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
             await connection.interrupt()  # or its thread would first finish the statement that was cancelled
-    await in_peace(
+    await shielded_cleanup(
         f"the rollback of a {type(connection).__name__}",
         ROLLBACK_GRACE,
         functools.partial(_rollback, connection, limits),

@@ -82,11 +82,11 @@ def _with(handler: Any, acceptance: Acceptance) -> Any:
     else:
         wrapper = _stream if handler.response_streaming else _plain
     make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(wrapper(behavior, acceptance), handler.request_deserializer, handler.response_serializer)
+    limited = wraps(behavior)(wrapper(behavior, acceptance))
+    return make(limited, handler.request_deserializer, handler.response_serializer)
 
 
 def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Any:
         with _Limited(acceptance, context) as steps, steps:
             return behavior(request, context)
@@ -95,7 +95,6 @@ def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Iterator[Any]:
         with _Limited(acceptance, context) as steps:
             with steps:
@@ -106,7 +105,6 @@ def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     async def wrapper(request: Any, context: Any) -> Any:
         async with _Limited(acceptance, context) as steps:
             with steps:
@@ -116,7 +114,6 @@ def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
         async with _Limited(acceptance, context) as steps:
             with steps:  # all of it: each call has a task of its own

@@ -268,9 +268,7 @@ class Interrupting(str):
         return super().__hash__()
 
 
-def test_what_was_left_out_is_told_once_whoever_interrupts_the_telling(
-    threads: World, clock: FakeClock, log: Log
-) -> None:
+def test_a_count_is_written_once_also_where_an_event_interrupts_it(threads: World, clock: FakeClock, log: Log) -> None:
     """An event in the middle of it tells the count; the one that was interrupted does not tell it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
     log.begin(repeats=1, interval=10)
@@ -290,7 +288,7 @@ def test_what_was_left_out_is_told_once_whoever_interrupts_the_telling(
     ]
 
 
-def test_the_end_tells_what_was_left_out(threads: World, clock: FakeClock, log: Log) -> None:
+def test_the_end_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
     """Nothing is lost at a shutdown; and it is told once."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()

@@ -201,7 +201,7 @@ def test_series_do_not_grow_with_hosts(metrics: Metrics, clock: FakeClock) -> No
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
 
 
-def test_hosts_are_told_where_they_are_asked_for_and_only_so_many(metrics: Metrics, clock: FakeClock) -> None:
+def test_hosts_are_kept_on_request_and_only_so_many(metrics: Metrics, clock: FakeClock) -> None:
     """The first ones by their names; further ones are "other", in counts and in gauges."""
     policies = standard(attempts=2)
     metrics.instrument(policies, hosts=True, max_names=3)

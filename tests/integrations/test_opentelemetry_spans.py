@@ -86,9 +86,7 @@ async def test_the_span_is_the_parent_of_what_the_function_traces(world: World, 
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-async def test_what_happens_inside_is_told_as_events_of_the_span(
-    world: World, clock: FakeClock, traced: Traced
-) -> None:
+async def test_what_happens_inside_becomes_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
     """Failed attempts, waits, refusals, changes of the circuit, and the answer instead."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
@@ -224,9 +222,7 @@ def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
     assert traced.only.status.status_code is StatusCode.UNSET
 
 
-async def test_a_coroutine_that_is_thrown_away_ends_its_span_in_peace(
-    traced: Traced, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
     """In whatever context it is closed."""
     execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
     asyncio.get_running_loop().call_soon(lambda: None)

@@ -141,24 +141,24 @@ class TestPropagation:
             (["users.internal"], "http://users.internal:99999/"),
         ],
     )
-    def test_reaches_nobody_else(self, hosts: list[str], url: str) -> None:
+    def test_reaches_no_other_host(self, hosts: list[str], url: str) -> None:
         """A host that is not named learns nothing, however its URL is written."""
         assert not Propagation(hosts).reaches(url)
 
-    def test_tells_the_time_that_is_left(self, clock: Any) -> None:
+    def test_writes_the_time_that_is_left(self, clock: Any) -> None:
         """The header holds the remaining time at the moment of asking."""
         propagation, ctx = Propagation(["a"]), Context(timeout=2.0)
         assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "2000"}
         clock.advance(1.5)
         assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "500"}
 
-    def test_writes_the_header_that_it_is_told(self, clock: Any) -> None:
+    def test_writes_the_header_that_was_chosen(self, clock: Any) -> None:
         """Another name, in the grammar of that name."""
         ctx = Context(timeout=2.0)
         assert Propagation(["a"], header="X-Timeout-Ms").headers_for("a", ctx) == {"x-timeout-ms": "2000"}
         assert Propagation(["a"], header="Grpc-Timeout").headers_for("a", ctx) == {"grpc-timeout": "2000000u"}
 
-    def test_tells_nothing_without_a_deadline(self) -> None:
+    def test_writes_nothing_without_a_deadline(self) -> None:
         """No limit is no header."""
         assert Propagation(["*"]).headers_for("http://a", Context()) == {}
 

@@ -71,7 +71,7 @@ def instrument(
         called many times, with more policies: everything is counted once.
     :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
         that have the same attributes without it are added up.
-    :param max_names: how many different pipelines, policies and operations are told apart. Further ones are
+    :param max_names: how many different pipelines, policies and operations there may be. Further ones are
         ``"other"``.
     :returns: a function that undoes it.
     :raises TypeError: for what is no policy, and for what is no meter provider.
@@ -220,7 +220,7 @@ class Tracing(Policy[Never]):
         span = self._start(ctx)
         token = context.attach(trace.set_span_in_context(span))
         try:
-            return await call(_told_to(span, ctx))
+            return await call(_observed_by(span, ctx))
         except Exception as error:
             self._fail(span, unwrap_stop_iteration(error))
             raise
@@ -269,16 +269,16 @@ class Tracing(Policy[Never]):
         return f"{self.name}: a span for each {self._each}"
 
 
-def _told_to(span: Span, ctx: Context) -> Context:
-    """Derive a context in which policies tell the span what happens."""
+def _observed_by(span: Span, ctx: Context) -> Context:
+    """Derive a context in which what happens is reported to the span."""
     if not span.is_recording():
         return ctx
     inside = ctx.child()
-    inside._info = ctx._info.with_listeners(partial(_tell, span))
+    inside._info = ctx._info.with_listeners(partial(_add_event, span))
     return inside
 
 
-def _tell(span: Span, event: Event) -> None:
+def _add_event(span: Span, event: Event) -> None:
     if span.is_recording():  # a change of a circuit may be reported late, by another call
         attributes = {_attribute(name): value for name, value in facts(event).items()}
         span.add_event(f"resilience.{kind_of(event)}", attributes)

@@ -72,7 +72,7 @@ class Rates:
             counts = self._pipelines[pipeline] = {it: Seconds(PRESENT + 1) for it in RATES}
         counts[name].add(now)
 
-    def told(self, now: float, executions_since: float, since: float) -> _Json:
+    def summary(self, now: float, executions_since: float, since: float) -> _Json:
         """Return all of them.
 
         :param executions_since: since when executions are counted; `since`: since when everything else is.

@@ -144,7 +144,7 @@ class Watch:
         with self._lock:
             self._rates.add(name, event.pipeline, now)
 
-    # --- what is told ---
+    # --- what is shown ---
 
     def rows(self, change: int) -> tuple[list[_Json], int]:
         """Return the rows since that change of the log, and the number of its last change."""
@@ -153,7 +153,7 @@ class Watch:
     def rates(self) -> _Json:
         """Return what was counted: `rates` of the process, and of `pipelines`."""
         with self._lock:
-            return self._rates.told(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))
+            return self._rates.summary(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))
 
 
 def _weakly(held: ref[Watch]) -> Listener:

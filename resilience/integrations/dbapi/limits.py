@@ -1,6 +1,6 @@
-"""What a database is told of a deadline, so that it stops by itself: PostgreSQL by a statement, SQLite by a thread.
+"""Deadlines in the database, so that it stops by itself: PostgreSQL by a statement, SQLite by a thread.
 
-PostgreSQL forgets its limit at the end of the transaction. What SQLite is told belongs to the connection, which may
+PostgreSQL forgets its limit at the end of the transaction. What is set in SQLite belongs to the connection, which may
 go back to a pool, and has to be taken back. SQLite could ask us by a progress handler, but a connection has only one,
 which may be the user's, and cannot be read back: so a worker thread interrupts the connection instead.
 """
@@ -114,7 +114,7 @@ class SQLiteLimits:
 
 
 def milliseconds_left(ctx: Context) -> int:
-    """Return what a database is told; never 0, which means no limit."""
+    """Return the limit for a database; never 0, which means no limit."""
     return max(1, int((timeout_for_client(ctx) or 0) * 1000))
 
 

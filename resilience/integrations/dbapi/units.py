@@ -61,7 +61,7 @@ def unit_of_work(
     :param connect: makes the connection for an attempt, with `commit`, `rollback` and `close`, or an awaitable of it.
     :param repeat_unknown_commits: do it again also where the commit may have happened. Right for units that have the
         same effect when they are done twice.
-    :param limit_statements: where there is a deadline, tell the database: see `StatementLimits`.
+    :param limit_statements: where there is a deadline, set it in the database: see `StatementLimits`.
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
@@ -188,8 +188,8 @@ class _Execution:
             raise
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
-        # A caller who has been let go may already make the next attempt. Either that finds the commit begun, or its
-        # time was over before this one looks at the clock. So it is said first, and looked afterwards.
+        # After a timeout the caller may already make the next attempt. Either that finds the commit begun, or its time
+        # was over before this one looks at the clock. So the commit is noted first.
         self._committing = not self._unit._repeat_unknown_commits
         if ctx.expired:
             self._committing = False

@@ -28,7 +28,7 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 
-#: gRPC tells us when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
+#: A server of gRPC says when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 #: Seconds by which gRPC's timers and our clock may differ.
@@ -159,7 +159,7 @@ class Call:
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
-            _tell_retry(error)
+            _mark_pushback(error)
             if _ran_out(error, ctx):
                 await maybe_await(self._side.sleep(ctx.remaining()))  # gRPC's timer is a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
@@ -265,8 +265,8 @@ def _ran_out(error: Any, ctx: Context) -> bool:
     return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= GRAIN
 
 
-def _tell_retry(error: Any) -> None:
-    """Tell Retry what the server says of another attempt, as attributes of the error."""
+def _mark_pushback(error: Any) -> None:
+    """Mark the error with what the server says of another attempt, for Retry."""
     pushback = _pushback(error)
     if pushback is not None and pushback >= 0:
         error.retry_after = pushback / 1000

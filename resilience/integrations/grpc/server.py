@@ -1,6 +1,6 @@
 """The caller's deadline in a gRPC server: ambient in the handler, for as long as it answers.
 
-gRPC carries the deadline itself, as `grpc-timeout`, and tells its caller when it is over. What it does not do
+gRPC carries the deadline itself, as `grpc-timeout`, and ends the call when it is over. What it does not do
 is let the handler's own calls know.
 """
 

@@ -39,7 +39,7 @@ TOO_LATE = "the deadline of the execution has passed"
 class OutcomeUnknown(RedisTimeoutError):
     """A command was cut off after it had been sent, may have been carried out, and was not sent again."""
 
-    #: Tells Retry not to try again.
+    #: Says to Retry: not again.
     repeatable: bool = False
 
 
@@ -252,5 +252,5 @@ class Call:
 
 
 def _forbid(error: Any) -> None:
-    """Tell Retry not to try again."""
+    """Say to Retry: not again."""
     error.repeatable = False

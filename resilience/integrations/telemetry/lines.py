@@ -17,7 +17,7 @@ from resilience.integrations.telemetry.words import Line, facts, kind_of
 #: Kind of event -> level, or None for no line at all.
 Levels: TypeAlias = Mapping[type[Event], int | None]
 
-#: An opened circuit is somebody's outage. A wait, an answer instead, a circuit that closes is what policies are for.
+#: An opened circuit is an outage. A wait, an answer instead, a circuit that closes is what policies are for.
 #: Cancellation is no error, and how an execution ended is its caller's business: both are for debugging.
 DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.RetryScheduled: logging.INFO,
@@ -29,7 +29,7 @@ DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.ExecutionFinished: logging.DEBUG,
 }
 _AT_MOST = {
-    CircuitState.ISOLATED: logging.WARNING,  # somebody has done it by hand, and knows
+    CircuitState.ISOLATED: logging.WARNING,  # done manually, so known
     CircuitState.HALF_OPEN: logging.INFO,
     CircuitState.CLOSED: logging.INFO,
 }
@@ -44,7 +44,7 @@ class Lines:
     :param levels: levels of kinds that differ from `DEFAULT_LEVELS`; None for no line.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval.
     :param interval: its length in seconds.
-    :param messages: whether the messages of errors are told.
+    :param messages: whether the messages of errors are written.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Lines:
         return end
 
     def __call__(self, event: Event) -> None:
-        """Write the line of an event, and those that tell what was left out before."""
+        """Write the line of an event, and those that count what was left out before."""
         level = self._level(event)
         line = None
         if level is not None and self._is_enabled(level):

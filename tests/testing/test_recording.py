@@ -14,6 +14,7 @@ from resilience.events import (
     RetryGaveUp,
     RetryScheduled,
 )
+from resilience.events.dispatch import subscribers
 from resilience.testing import Recorder, recording, script, virtual_time
 from tests.conftest import Boom
 
@@ -49,7 +50,7 @@ def test_a_recording_ends_with_an_error() -> None:
     """Nobody listens afterwards."""
     with pytest.raises(Boom), recording(RetryGaveUp) as recorder:
         raise Boom
-    assert not events._subscribers[RetryGaveUp]
+    assert not subscribers.of(RetryGaveUp)
     assert recorder.events == []
 
 

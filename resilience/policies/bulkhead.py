@@ -25,6 +25,8 @@ from resilience.state.permits import Permits, Place, Ticket
 
 T = TypeVar("T")
 
+_ONE_PERMIT = (None,)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,11 @@ class Bulkhead(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        permits = self._permits
-        taken = False
+        permits, taken = self._permits, False
+        free = permits.free
         try:
             if not permits.busy:
-                del permits.free[-1]  # no call: after one, Ctrl-C or a signal handler could raise, and lose the permit
+                del free[-1]  # no call: in one, and after it, an interrupt could raise, and lose the permit
                 taken = True
         except IndexError:
             pass
@@ -88,7 +90,7 @@ class Bulkhead(Policy[Never]):
         try:
             return await call(ctx)
         finally:
-            permits.free.append(None)
+            free += _ONE_PERMIT  # no call either
             if permits.busy:
                 self._wake(permits.settle())
 
@@ -207,7 +209,7 @@ class Slot:
     def __exit__(self, *exc: object) -> None:
         permits, self._held = self._held, None
         if permits is not None:
-            permits.free.append(None)
+            permits.free += _ONE_PERMIT
             if permits.busy:
                 self._bulkhead._wake(permits.settle())
 

@@ -646,7 +646,7 @@ def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
     server: FlakyServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timers are not exact. Here a little is made a lot."""
-    monkeypatch.setattr(context, "_EARLIEST", PATIENCE)
+    monkeypatch.setattr(context, "EARLIEST", PATIENCE)
     url = server.script("/", Answer(hold=threading.Event()))
 
     async def main() -> None:

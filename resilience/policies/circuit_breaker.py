@@ -120,11 +120,12 @@ class CircuitBreaker(Policy[Never]):
             if type(admission) is Open and (now := clock.now()) < admission.until:
                 raise circuit.refusal(admission, now, ctx)
             noted = Admitted(circuit)
-            try:
-                admission = circuit.admit(ctx)
-            except BaseException:
-                noted.leave()
-                raise
+            if type(admission) is not Closed:
+                try:
+                    admission = circuit.admit(ctx)
+                except BaseException:
+                    noted.leave()
+                    raise
         try:
             try:
                 try:

@@ -70,7 +70,8 @@ class Admitted:
         self.circuit: LiveCircuit = circuit
         #: None before and after the call, so that it counts for nothing, should an interrupt come in between.
         self.admission: Admission | None = None
-        self._token = _around.set((*(it for it in _around.get() if it.admission is not None), self))
+        around = _around.get()
+        self._token = _around.set((*[it for it in around if it.admission is not None], self) if around else (self,))
 
     def leave(self) -> None:
         """End it."""
@@ -157,7 +158,8 @@ class LiveCircuit:
 
     def is_around(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
-        return any(it.circuit is self and it.admission is not None for it in _around.get())
+        around = _around.get()
+        return bool(around) and any(it.circuit is self and it.admission is not None for it in around)
 
     def has_counted(self, error: BaseException | None, since: int) -> bool:
         """Whether this failure, or one that it was made of, was counted by a call inside, after so many others."""

@@ -56,12 +56,11 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
     code = function.__code__
     has_more = code.co_argcount != 3 or code.co_freevars or function.__defaults__ or function.__kwdefaults__
     try:
-        module = _parsed(function)
-        owner: Any = module.body[0]
+        module: Any = _parsed(function)
         compiled = _compiled(module, code.co_filename, code.co_flags, code.co_name)
         if has_more or compiled != code.replace(co_flags=code.co_flags & ~inspect.CO_NESTED):
             return None
-        owner.body = [_without_awaits(owner.body[0])]
+        module.body[0].body = [_without_awaits(module.body[0].body[0])]
         factory = _compiled(module, code.co_filename, annotations.compiler_flag, "_resilience_factory")
         plain = next(it for it in factory.co_consts if isinstance(it, CodeType))
         binds_them = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`

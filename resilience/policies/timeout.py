@@ -63,6 +63,7 @@ class Timeout(Policy[Never]):
         on_timeout: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        checks.not_bare("@Timeout(2.0)", seconds)
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
         self._on_timeout = optional_listener("on_timeout", on_timeout)

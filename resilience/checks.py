@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -132,6 +134,16 @@ def not_bare(written: str, value: object) -> None:
     """Refuse the function that a decorator without its parentheses is given; `written` is what was meant."""
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a policy is made before it decorates {name_of(value)}: did you mean {written}?")
+
+
+def warn(message: str) -> None:
+    """Warn of what is surely a mistake and yet no error, at the user's line, whatever frames of ours stand between."""
+    frame = sys._getframe(1)
+    level = 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def optional_name(value: object) -> str | None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
+import sys
+import types
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from typing_extensions import override
 
@@ -20,8 +26,13 @@ from resilience import (
     Policy,
     Retry,
     Timeout,
+    current_context,
+    deadline,
     events,
 )
+from resilience.clock import FOREVER
+from resilience.clock import clock as process_clock
+from resilience.errors import BulkheadFull
 from tests.conftest import Boom, World
 from tests.functions import quick
 
@@ -362,3 +373,145 @@ async def test_blocks_of_a_client_are_its_own_unless_they_are_named(world: World
             assert entered == "entered later"
         async with quick().aproxy(Client()).later() as entered:
             assert entered == "entered later"
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_entered_once() -> None:
+    """A second entry would lose the way back, and leave its context ambient for good: also after the first is over."""
+    attempt = next(iter(Retry().attempts()))
+    with deadline(5.0) as ctx:
+        with attempt, refused(RuntimeError, "entered before", "with attempt:"):
+            attempt.__enter__()
+        assert current_context() is ctx
+        with refused(RuntimeError, "entered before"):
+            attempt.__enter__()
+        assert current_context() is ctx
+
+
+async def test_attempts_that_are_not_entered_are_reported_at_the_loop(world: World) -> None:
+    """Nothing that fails there is tried again."""
+
+    async def loop() -> None:
+        if world.blocking:
+            for _ in Retry().attempts():
+                fetch()
+        else:
+            async for _ in Retry().attempts():
+                fetch()
+
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught:
+        await loop()
+    assert [it.filename for it in caught] == [__file__]
+
+
+async def fails_in_a_loop() -> None:
+    """Retry in a blocking call, though a loop runs in this thread."""
+    Retry(2, on=Boom, backoff=[0.001]).call(raising)
+
+
+async def queues_in_a_loop() -> None:
+    """Wait for a permit that this very thread holds."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.001)
+    with bulkhead.slot():
+        bulkhead.call(fetch)
+
+
+async def loops_in_a_loop() -> None:
+    """The block form without `async`."""
+    for attempt in Retry(2, on=Boom, backoff=[0.001]).attempts():
+        with attempt:
+            raise Boom
+
+
+@pytest.mark.parametrize(
+    ("block", "error"), [(fails_in_a_loop, Boom), (queues_in_a_loop, BulkheadFull), (loops_in_a_loop, Boom)]
+)
+async def test_a_blocking_wait_in_an_event_loop_is_reported(
+    tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception]
+) -> None:
+    """It stops all tasks. The warning stands at the user's line, and says what to write instead."""
+    with (
+        pytest.warns(RuntimeWarning, match=r"stops the event loop.*aexecute.*to_thread") as caught,
+        pytest.raises(error),
+    ):
+        await block()
+    assert [it.filename for it in caught] == [__file__]
+
+
+async def test_other_blocking_calls_are_not(world: World) -> None:
+    """Without a wait, in a thread beside the loop, and where no loop runs."""
+    assert quick().call(fetch) == "fetched"
+    policy = Retry(2, on=Boom, backoff=[0.001])
+    with pytest.raises(Boom):
+        if world.blocking:
+            policy.call(raising)
+        else:
+            await anyio.to_thread.run_sync(policy.call, raising)
+
+
+async def test_the_cells_of_a_notebook_run_in_a_loop_and_may_wait(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocking is what is meant there."""
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    with pytest.raises(Boom):
+        await fails_in_a_loop()
+
+
+# --- waits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [None, 2e10])
+def test_a_sleep_of_centuries_is_cut_to_what_a_thread_can_sleep(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    """`time.sleep(1e10)` is an `OverflowError`."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(process_clock, "sleep", sleep)
+
+    class Waits(Policy[Any]):
+        @override
+        async def around(self, call: Any, ctx: Any) -> Any:
+            await ctx.sleep(1e10)
+            return await call(ctx)
+
+    policy: Policy[Any] = Waits() if limit is None else Timeout(limit).wrap(Waits())
+    assert policy.call(fetch) == "fetched"
+    assert slept == [FOREVER]
+    assert FOREVER * 1e9 < 2**63  # in nanoseconds, as Python counts it
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Retry,
+        CircuitBreaker,
+        lambda: Bulkhead(1),
+        lambda: Timeout(1),
+        lambda: Fallback(None),
+        lambda: Retry().wrap(Timeout(1)),
+    ],
+)
+def test_a_policy_is_no_reference_cycle(make: Callable[[], Policy[Any]]) -> None:
+    """It is gone with its last user, whatever it was used for: no collector has to look for it."""
+    gc.disable()
+    try:
+        policy = make()
+        policy.call(fetch)
+        policy(fetch)()
+        policy.capture(lambda ctx: raising())
+        repr(policy), policy.describe()
+        gone = weakref.ref(policy)
+        del policy
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import ClassVar, Literal, Never, TypeVar, final
@@ -145,11 +143,9 @@ class Timeout(Policy[Never]):
         late = clock.now() - began - limit
         if late > max(1.0, limit):
             call = self.name if ctx.operation is None else f"{self.name} ({ctx.operation})"
-            warnings.warn(
+            checks.warn(
                 f"{call}: a call that had {limit:.3g} s took {late:.3g} s more, so it ignores its deadline; hand "
-                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
-                RuntimeWarning,
-                stacklevel=_frames_of_ours(),
+                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)"
             )
 
     @override
@@ -165,13 +161,3 @@ class Timeout(Policy[Never]):
     def describe(self) -> str:
         how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
         return f"{self.name}: {format_number(self._seconds)} s for everything inside, {how}"
-
-
-def _frames_of_ours() -> int:
-    """Return the `stacklevel` at which a warning names the user's line, whatever policies stand between."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
-        frame = frame.f_back
-        level += 1
-    return level

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
 
 #: The rest of a chain, as a policy sees it.
@@ -324,6 +325,34 @@ class Pipeline(Policy[D_co]):
         """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
         return sum((part.policies if isinstance(part, Pipeline) else (part,) for part in self._parts), ())
 
+    def find(self, kind: type[W]) -> W:
+        """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
+
+        Looks in nested pipelines, too. Where there are several of it, name them and take `pipeline["name"]`.
+
+        :raises LookupError: if there is none.
+        :raises ValueError: if there are several.
+
+        >>> from resilience import Retry, Timeout
+        >>> Pipeline(Retry(), Timeout(2.0)).find(Timeout)
+        Timeout(seconds=2.0)
+        """
+        if not (isinstance(kind, type) and issubclass(kind, Policy)):
+            raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
+        found = [it for it in self._spelled_out() if isinstance(it, kind)]
+        return self._only(found, f"{kind.__name__} in {self.name}", LookupError)
+
+    def __getitem__(self, name: str) -> Policy[Any]:
+        """Return the one policy, or nested pipeline, of this name.
+
+        :raises KeyError: if there is none.
+        :raises ValueError: if there are several.
+        """
+        if not isinstance(name, str):  # also what a loop over a pipeline asks for
+            raise TypeError(f"a policy is found by its name, not by {name!r}; all of them are in pipeline.policies")
+        found = [it for it in self._spelled_out() if it.name == name]
+        return self._only(found, f"policy named {name!r} in {self.name}", KeyError)
+
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
         return await compose(self._resilience_chain(), call)(ctx)  # type: ignore[no-any-return]
@@ -352,6 +381,21 @@ class Pipeline(Policy[D_co]):
         return make, self._parts
 
     # --- as an execution sees it ---
+
+    def _spelled_out(self) -> Iterator[Policy[Any]]:
+        """Go through the policies and the nested pipelines, outermost first."""
+        for part in self._parts:
+            yield part
+            if isinstance(part, Pipeline):
+                yield from part._spelled_out()
+
+    def _only(self, found: list[W], what: str, missing: type[LookupError]) -> W:
+        if not found:
+            raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._spelled_out())}")
+        if len(found) > 1:
+            these = ", ".join(repr(it) for it in found)
+            raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
+        return found[0]
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:

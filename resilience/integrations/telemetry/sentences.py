@@ -72,7 +72,8 @@ def _rejected(event: CallRejected) -> str:
 
 def _changed(event: CircuitChanged) -> str:
     lasts = "" if event.retry_after is None else f" for {event.retry_after:.3g} s"
-    return f"circuit {event.policy}: {event.old.value} -> {event.new.value}{lasts}"
+    why = f": {event.reason}" if event.reason else ""
+    return f"circuit {event.policy}: {event.old.value} -> {event.new.value}{lasts}{why}"
 
 
 def _fell_back(event: FallbackUsed) -> str:

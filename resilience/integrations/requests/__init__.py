@@ -12,6 +12,10 @@ it stood when the request was prepared. A generator cannot: requests would send 
 and the server would thank for it with 200.
 """
 
-from resilience.integrations.requests.adapters import ResilienceAdapter
+from resilience.integrations.extras import needed_by
+
+with needed_by("requests"):
+    from resilience.integrations.requests.adapters import ResilienceAdapter
+
 
 __all__ = ["ResilienceAdapter"]

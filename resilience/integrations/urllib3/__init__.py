@@ -6,6 +6,11 @@ really goes over the network, and redirects stay above it, as with requests.
 
 from importlib.metadata import version
 
+from resilience.integrations.extras import needed_by
+
+with needed_by("urllib3"):
+    import urllib3  # noqa: F401
+
 if int(version("urllib3").partition(".")[0]) < 2:
     raise ImportError(
         f"urllib3 {version('urllib3')} takes a body that breaks off for a whole one; this needs urllib3 2 or newer: "

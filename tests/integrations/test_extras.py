@@ -21,7 +21,6 @@ NEEDS = {
     "opentelemetry": ("opentelemetry",),
     "prometheus": ("prometheus_client",),
     "redis": ("redis",),
-    "requests": ("requests",),
     "sqlalchemy": ("sqlalchemy",),
     "structlog": ("structlog",),
     "urllib3": ("urllib3",),
@@ -74,4 +73,18 @@ def test_every_extra_of_an_integration_is_in_the_table() -> None:
     """But `httpx2`, which the module of httpx serves, and the dashboard, which any server can serve."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set(project["optional-dependencies"])
-    assert extras - {"integrations", "examples", "types", "lint", "test", "dev"} == {*NEEDS, "httpx2", "dashboard"}
+    assert extras - {"integrations", "examples", "types", "lint", "test", "dev"} == {
+        *NEEDS,
+        "requests",
+        "httpx2",
+        "dashboard",
+    }
+
+
+def test_requests_is_missed_by_its_own_extra() -> None:
+    """In a process that has urllib3, on which both stand."""
+    program = PROGRAM.format(modules=["requests"], extras=["requests"])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["requests"][1].endswith(
+        "needs requests: pip install 'resilience-pipeline[requests]'"
+    )

@@ -178,5 +178,9 @@ class AwaitableMisuse(Misuse, TypeError):
     """A function and the way it was executed disagree about whether there is something to await."""
 
 
+class BlockMisuse(Misuse, RuntimeError):
+    """A block is entered where it could not be left."""
+
+
 class SuspensionMisuse(Misuse, RuntimeError):
     """A policy awaited, in blocking code, something that is not done."""

@@ -11,14 +11,21 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like, require_callable
+from resilience.callables import (
+    is_coroutine_function,
+    is_generator_function,
+    name_of,
+    named_like,
+    require_callable,
+    why_unbegun,
+)
 from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import (
@@ -36,6 +43,7 @@ from resilience.proxy import awaiting, make_proxy
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
 
 # What each policy of a pipeline may answer. One for each, because mypy joins the answers of a `*policies` to `object`.
@@ -77,6 +85,13 @@ class Policy(ABC, Generic[D_co]):
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
             cls.name = cls.__name__
+
+    if not TYPE_CHECKING:  # to a checker, it would make every name one that may be set
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name[:1] != "_" and name != "name":
+                _check_assignment(self, name, value)
+            super().__setattr__(name, value)
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -239,25 +254,33 @@ class Policy(ABC, Generic[D_co]):
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
     @overload
     def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | D_co]: ...
-    def __call__(self, fn: Any, /) -> Any:
+    def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Decorate a function: every call of it runs under this policy.
 
         Signature, name, documentation and types are kept. Whether it is asynchronous is decided here,
         once. Works on functions, methods, above and below `staticmethod` and `classmethod`, and on
         callables without a name.
 
-        :raises TypeError: for what cannot be called, and for a generator function, whose call ends
-            before its work has begun.
+        :raises TypeError: for what cannot be called, for a generator function or one of `contextlib.contextmanager`,
+            whose call ends before its work has begun, for a class, and for another policy.
         """
+        if args or kwargs:
+            raise TypeError(f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`")
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
         if not callable(fn):
-            raise TypeError(f"a policy decorates callables, not {fn!r}")
-        if is_generator_function(fn):
+            hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
+            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}")
+        if isinstance(fn, type):
             raise TypeError(
-                f"{name_of(fn)} is a generator function: calling it only makes the generator, "
-                "so nothing that it does would be protected; decorate what each step calls instead"
+                f"{fn.__name__} is a class, which would become a function: decorate its methods, or protect an "
+                f"instance with `policy.proxy({fn.__name__}(...))`"
             )
+        if isinstance(fn, Policy):
+            raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
+        why = why_unbegun(fn)
+        if why is not None:
+            raise TypeError(why)
         if is_coroutine_function(fn):
             return named_like(aprotect(self, fn), fn)
         return named_like(protect(self, fn), fn)
@@ -277,7 +300,7 @@ class Policy(ABC, Generic[D_co]):
 
         What they return can be awaited, and entered with `async with` where the client's result can.
         """
-        return make_proxy(client, names, awaiting(self, self.acall), repr(self))
+        return make_proxy(client, names, awaiting(self, self.acall), repr(self), is_generator_function)
 
     # --- as an execution sees it ---
 
@@ -324,7 +347,7 @@ class Pipeline(Policy[D_co]):
             raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
         self._resilience_listeners = tuple(listeners)
         for listener in self._resilience_listeners:
-            checks.plain_function("listeners", listener)
+            checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
         self._composed: dict[Callable[..., Stage], Stage] = {}
 
@@ -332,6 +355,34 @@ class Pipeline(Policy[D_co]):
     def policies(self) -> tuple[Policy[Any], ...]:
         """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
         return sum((part.policies if isinstance(part, Pipeline) else (part,) for part in self._parts), ())
+
+    def find(self, kind: type[W]) -> W:
+        """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
+
+        Looks in nested pipelines, too. Where there are several of it, name them and take `pipeline["name"]`.
+
+        :raises LookupError: if there is none.
+        :raises ValueError: if there are several.
+
+        >>> from resilience import Retry, Timeout
+        >>> Pipeline(Retry(), Timeout(2.0)).find(Timeout)
+        Timeout(seconds=2.0)
+        """
+        if not (isinstance(kind, type) and issubclass(kind, Policy)):
+            raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
+        found = [it for it in self._spelled_out() if isinstance(it, kind)]
+        return self._only(found, f"{kind.__name__} in {self.name}", LookupError)
+
+    def __getitem__(self, name: str) -> Policy[Any]:
+        """Return the one policy, or nested pipeline, of this name.
+
+        :raises KeyError: if there is none.
+        :raises ValueError: if there are several.
+        """
+        if not isinstance(name, str):  # also what a loop over a pipeline asks for
+            raise TypeError(f"a policy is found by its name, not by {name!r}; all of them are in pipeline.policies")
+        found = [it for it in self._spelled_out() if it.name == name]
+        return self._only(found, f"policy named {name!r} in {self.name}", KeyError)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -361,6 +412,21 @@ class Pipeline(Policy[D_co]):
         return make, self._parts
 
     # --- as an execution sees it ---
+
+    def _spelled_out(self) -> Iterator[Policy[Any]]:
+        """Go through the policies and the nested pipelines, outermost first."""
+        for part in self._parts:
+            yield part
+            if isinstance(part, Pipeline):
+                yield from part._spelled_out()
+
+    def _only(self, found: list[W], what: str, missing: type[LookupError]) -> W:
+        if not found:
+            raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._spelled_out())}")
+        if len(found) > 1:
+            these = ", ".join(repr(it) for it in found)
+            raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
+        return found[0]
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
@@ -398,8 +464,27 @@ class _Heard(Policy[Never]):
 
 def _check_policy(policy: object) -> None:
     if not isinstance(policy, Policy):
-        hint = ": make an instance of it" if isinstance(policy, type) and issubclass(policy, Policy) else ""
+        hint = ""
+        if isinstance(policy, type) and issubclass(policy, Policy):
+            hint = ": make an instance of it"
+        elif isinstance(policy, (list, tuple)):
+            hint = ": unpack them, Pipeline(*policies)"
+        elif callable(policy):
+            hint = f"; to run {name_of(policy)} under policies, write Pipeline(...)({name_of(policy)})"
         raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
+
+
+def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
+    """Refuse to put a value in the place of a method (a stub may stand there), and to set what a policy was built with.
+
+    The library's own policies read their parameters once; what a user's class keeps in public is its own affair.
+    """
+    kind = type(policy)
+    is_method = callable(getattr(kind, name, None)) and not callable(value)
+    if is_method or (kind.__module__.startswith("resilience.") and name in inspect.signature(kind).parameters):
+        hint = f": build another one, `{kind.__name__}({name}={value!r})`" if name in policy.settings() else ""
+        what = "a method" if is_method else "a parameter"
+        raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
 
 
 def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:

@@ -19,8 +19,12 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
 
-import aiohttp
-from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+from resilience.integrations.extras import needed_by
+
+with needed_by("aiohttp"):
+    import aiohttp
+    from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+
 from typing_extensions import override
 
 from resilience.clock import clock

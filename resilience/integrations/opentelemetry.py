@@ -14,9 +14,13 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+from resilience.integrations.extras import needed_by
+
+with needed_by("opentelemetry"):
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+
 from typing_extensions import override
 
 from resilience import checks

@@ -12,9 +12,13 @@ from itertools import pairwise
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from resilience.integrations.extras import needed_by
+
+with needed_by("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+
 from typing_extensions import override
 
 from resilience import checks

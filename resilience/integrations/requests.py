@@ -14,10 +14,14 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
-import urllib3
-from requests import ConnectTimeout, PreparedRequest, Response
-from requests import Timeout as RequestsTimeout
-from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+from resilience.integrations.extras import needed_by
+
+with needed_by("requests"):
+    import urllib3
+    from requests import ConnectTimeout, PreparedRequest, Response
+    from requests import Timeout as RequestsTimeout
+    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+
 from typing_extensions import override
 
 from resilience.integrations.http.bodies import Once, body_of

@@ -12,8 +12,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from resilience.integrations.extras import needed_by
+
+with needed_by("sqlalchemy"):
+    from sqlalchemy import Connection, Engine, event
+    from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+
 from typing_extensions import override
 
 from resilience.ambient import current_context

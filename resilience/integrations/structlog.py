@@ -6,7 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import structlog
+from resilience.integrations.extras import needed_by
+
+with needed_by("structlog"):
+    import structlog
+
 
 from resilience.checks import Duration
 from resilience.integrations.telemetry import Levels, Line, Lines

@@ -19,23 +19,26 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 
 from typing_extensions import override
 
-if int(version("urllib3").partition(".")[0]) < 2:
-    raise ImportError(
-        f"urllib3 {version('urllib3')} takes a body that breaks off for a whole one; this needs urllib3 2 or newer: "
-        "pip install 'urllib3>=2'"
-    )
+from resilience.integrations.extras import needed_by
 
-from urllib3 import (
-    BaseHTTPResponse,
-    HTTPConnectionPool,
-    HTTPHeaderDict,
-    HTTPResponse,
-    PoolManager,
-    ProxyManager,
-    Retry,
-    Timeout,
-)
-from urllib3 import exceptions as errors
+with needed_by("urllib3"):
+    if int(version("urllib3").partition(".")[0]) < 2:
+        raise ImportError(
+            f"urllib3 {version('urllib3')} takes a body that breaks off for a whole one; this needs urllib3 2 or newer: "
+            "pip install 'urllib3>=2'"
+        )
+
+    from urllib3 import (
+        BaseHTTPResponse,
+        HTTPConnectionPool,
+        HTTPHeaderDict,
+        HTTPResponse,
+        PoolManager,
+        ProxyManager,
+        Retry,
+        Timeout,
+    )
+    from urllib3 import exceptions as errors
 
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded

@@ -69,8 +69,11 @@ class Bulkhead(Policy[Never]):
     def __init__(
         self, limit: int, *, queue: int = 0, max_wait: Duration | None = None, name: str | None = None
     ) -> None:
+        checks.not_bare("@Bulkhead(10)", limit)
         self._permits: Permits[Waiter] = Permits(checks.whole("limit", limit), checks.whole("queue", queue, least=0))
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
+        if self._max_wait is not None and queue == 0:
+            raise ValueError(f"max_wait={max_wait!r} limits a wait in the queue, and there is none: give queue=10, say")
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Bulkhead"
         forks.reset_after_fork(self, Bulkhead._reset)

@@ -79,6 +79,7 @@ class CircuitBreaker(Policy[Never]):
         on_transition: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        checks.not_bare("@CircuitBreaker()", trip)
         condition, opening = as_trip(trip), _as_open_period(open_for)
         self.name: str = checks.optional_name(name) or "CircuitBreaker"
         self._on_result = optional_predicate("on_result", on_result)

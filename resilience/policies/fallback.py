@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import leave_ambient, set_ambient
+from resilience.callables import name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
@@ -116,7 +117,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         if handler is not None and value is not _NOT_GIVEN:
             raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
         self._value = None if value is _NOT_GIVEN else value
-        self._handler = checks.optional_callable("handler", handler)
+        self._handler = checks.optional_callable("handler", handler, ("failure", "ctx"))
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
@@ -131,6 +132,19 @@ class Fallback(Policy[A_co], Generic[A_co]):
             "on_fallback": on_fallback,
             "name": name,
         }
+
+    if not TYPE_CHECKING:  # the signature stays that of a policy
+
+        @override
+        def __call__(self, *args, **kwargs):
+            if callable(self._value) and (
+                kwargs or len(args) != 1 or not callable(getattr(args[0], "__func__", args[0]))
+            ):
+                raise TypeError(
+                    f"this Fallback answers with {name_of(self._value)}, and does not decorate it: "
+                    "did you mean @Fallback(...) with the answer in it?"
+                )
+            return super().__call__(*args, **kwargs)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:

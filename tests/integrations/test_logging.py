@@ -71,7 +71,7 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
     pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
-        "ERROR circuit db: closed -> open for 30 s",
+        "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
         "INFO weather (get): attempt 2 failed with Boom, the next one is in 1.5 s",
         "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 28.5 s",
         "INFO weather (get): spare answered instead of CircuitOpen",

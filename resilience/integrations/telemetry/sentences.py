@@ -50,7 +50,8 @@ def _rejected(event: events.CallRejected) -> str:
 
 def _changed(event: events.CircuitChanged) -> str:
     lasts = "" if event.retry_after is None else f" for {event.retry_after:.3g} s"
-    return f"{event.old.value} -> {event.new.value}{lasts}"
+    why = f": {event.reason}" if event.reason else ""
+    return f"{event.old.value} -> {event.new.value}{lasts}{why}"
 
 
 def _fell_back(event: events.FallbackUsed) -> str:

@@ -18,6 +18,8 @@ PANELS = (
     ("asyncio, stack: five, timeout", "five policies with a timeout, asyncio"),
 )
 
+CHAINS = "chains of one to ten policies, blocking"
+
 #: Ours stands out, and hand-written code; the others are one shade.
 COLOURS = {OURS: "#0b6e4f", BY_HAND: "#555555", BY_HAND_COUNTING: "#555555"}
 OTHERS = "#b8b8b8"
@@ -30,25 +32,34 @@ def draw(runs: list[Run], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "benchmarks", "font.size": 8, "svg.fonttype": "none"})
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "benchmarks", "font.size": 8, "svg.fonttype": "none", "axes.titlesize": "medium"}
+    )
+    figure = _figure(runs)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _figure(runs: list[Run]) -> Any:
+    """Lay out one column per run, under the version of its Python."""
     from matplotlib import pyplot
 
-    height, width = len(PANELS) + 1, len(runs)
-    figure, grid = pyplot.subplots(
-        height, width, figsize=(5.2 * width, 2.1 * height), squeeze=False, layout="constrained"
-    )
-    for column, run in enumerate(runs):
-        results = {result.name: result for result in run.results}
-        for axes, (name, title) in zip(grid[:, column], PANELS, strict=False):
-            if name in results:
-                _bars(axes, results[name])
-            axes.set_title(title, loc="left")
-        _lines(grid[-1, column], results)
-        grid[-1, column].set_title("chains of one to ten policies, blocking", loc="left")
-        for axes in grid[:, column]:
-            axes.set_title(run.about["python"], loc="right", color="#888888")
+    height = len(PANELS) + 1
+    figure = pyplot.figure(figsize=(5.2 * len(runs), 2.1 * height), layout="constrained")
     figure.suptitle("microseconds per call", fontsize="medium")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    for column, run in zip(figure.subfigures(1, len(runs), squeeze=False)[0], runs, strict=True):
+        column.suptitle(run.about["python"], fontsize="medium", color="#888888")
+        _column(column.subplots(height), run)
+    return figure
+
+
+def _column(grid: Any, run: Run) -> None:
+    results = {result.name: result for result in run.results}
+    for axes, (name, title) in zip(grid, PANELS, strict=False):
+        if name in results:
+            _bars(axes, results[name])
+        axes.set_title(title, loc="left")
+    _lines(grid[-1], results)
+    grid[-1].set_title(CHAINS, loc="left")
 
 
 def _bars(axes: Any, result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from resilience.events import (
 
 COLOURS = {"threads": "cyan", "asyncio": "magenta", "trio": "blue"}
 CHART = 48  # columns
+
+#: Why a retry gave up, where it is not for want of time.
+GAVE_UP = {"attempts": "no attempts left", "circuit_open": "no retry into an open circuit"}
 
 
 @dataclass(eq=False)
@@ -92,8 +96,10 @@ class Timeline:
 
     def __init__(self) -> None:
         console = Console(highlight=False)
-        self._console = console if console.is_terminal else Console(highlight=False, width=120)
-        self._plain = not console.is_terminal or self._console.options.ascii_only
+        if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
+            console.width = 120  # a pipe has no width, and rich would take it to have 80 columns
+        self._console = console
+        self._plain = not console.is_terminal or console.options.ascii_only
         self._began = time.monotonic()
         self.visits: list[Visit] = []
         self.broken: list[str] = []
@@ -119,8 +125,8 @@ class Timeline:
         self.say(f"{'at':>5}  {'runtime':<7}  {'path':<11}  {'tries':>5}  {'took':>6}  {'left':>6}  what happened")
 
     def tell(self, visits: Iterable[Visit]) -> None:
-        """Print what happened to each of these, in the order in which they ended."""
-        for visit in sorted(visits, key=lambda visit: visit.ended):
+        """Print what happened to each of these, in the order in which they began."""
+        for visit in sorted(visits, key=lambda visit: visit.began):
             self.visits.append(visit)
             line = Text(f"{visit.began - self._began:5.2f}  ")
             line.append(f"{visit.runtime:<7}  ", style=COLOURS[visit.runtime])
@@ -223,7 +229,7 @@ def _in_words(event: Event) -> tuple[str, str]:
         case RetryScheduled(delay=delay):
             return f"wait {delay:.2f} s", "dim"
         case RetryGaveUp(reason=reason):
-            return f"no {'attempts' if reason == 'attempts' else 'time'} left", "red"
+            return GAVE_UP.get(reason, "no time left"), "red"
         case TimedOut(timeout=timeout, by_deadline=by_deadline):
             return f"cut off at {'its deadline' if by_deadline else f'{timeout:g} s'}", "red"
         case CallRejected(reason=reason):

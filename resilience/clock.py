@@ -8,8 +8,10 @@ never leaves it; what crosses to a loop is the number of seconds that remain.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING, Protocol, final
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 #: The longest wait that every platform's lock can express, in seconds (about 292 years). What
 #: would be longer, an exponential without a cap at its thousandth attempt, is cut to this.
 FOREVER = 9_000_000_000.0
+
+#: How long a thread waits at most before it notices Ctrl-C under Windows, in seconds.
+_SLICE = 0.1
 
 
 class Waitable(Protocol):
@@ -30,9 +35,20 @@ class Waitable(Protocol):
 
 def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
     """Block this thread until `waitable` is released or `seconds` have passed; say which."""
+    if sys.platform == "win32":
+        return _wait_in_slices(waitable, seconds)
     if seconds is None:
         return waitable.acquire()
     return waitable.acquire(True, min(seconds, threading.TIMEOUT_MAX))
+
+
+def _wait_in_slices(waitable: Waitable, seconds: float | None) -> bool:
+    """Do the same under Windows, where Ctrl-C does not interrupt `Lock.acquire`: it comes between two slices."""
+    end = inf if seconds is None else time.monotonic() + seconds
+    while not waitable.acquire(True, min(_SLICE, max(0.0, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 @final

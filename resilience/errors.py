@@ -139,6 +139,13 @@ class DeadlineExceeded(TimeoutExceeded):
     """The budget of the whole execution is used up, whatever time a single policy may have left."""
 
 
+def ends_with_the_deadline(error: BaseException | None) -> bool:
+    """Whether an error is a `DeadlineExceeded`, or a group of such, as child tasks raise them."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
+    return isinstance(error, DeadlineExceeded)
+
+
 class RetriesExhausted(ResilienceError):
     """A `Retry(wrap=True)` gave up.
 

@@ -20,7 +20,7 @@ from math import inf
 from types import CoroutineType
 from typing import Any, Protocol, TypeAlias
 
-from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient
+from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient, timer_here
 from resilience.callables import (
     NON_AWAITABLE_TYPES,
     UNBEGUN_TYPES,
@@ -33,13 +33,13 @@ from resilience.callables import (
 )
 from resilience.clock import clock
 from resilience.context import Context, is_over
-from resilience.errors import ArgumentMisuse, AwaitableMisuse, WorkersExhausted
+from resilience.errors import ArgumentMisuse, AwaitableMisuse, WorkersExhausted, ends_with_the_deadline
 from resilience.events.dispatch import announce, emit, subscribers
 from resilience.events.kinds import CallFinished, CallRejected, Canceller, ExecutionFinished
 from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success, unwrap_stop_iteration
 from resilience.record import Record
-from resilience.runtimes.base import Runtime
+from resilience.runtimes.base import EARLIEST, Expired, Runtime, Timer
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
@@ -178,12 +178,19 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     except BaseException as error:
         if record is not None:
             _end_attempt(record, ctx, None, error)
+        _raise_if_expired(timer, error)
         raise
     finally:
         set_ambient(outer)
     if record is not None:
         _end_attempt(record, ctx, result, None)
     return result
+
+
+def _raise_if_expired(timer: Timer | None, error: BaseException) -> None:
+    """Give to a timer what ends at its instant: calls inside found no time left, which it was to end itself."""
+    if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST:
+        raise Expired(timer) from error
 
 
 def _check_before_start(timer: Any, ctx: Context) -> None:
@@ -238,6 +245,8 @@ async def _await_in_context(ctx: Context) -> Any:
             _refuse_mismatch(ctx, error)
         if record is not None:
             _end_attempt(record, ctx, None, error)
+        if getattr(token.old_value, "_timer", None) is not ctx._timer:  # it was not inherited
+            _raise_if_expired(ctx._timer, error)
         raise
     finally:
         try:
@@ -367,6 +376,8 @@ def _inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record 
     if ctx is not None or executed._resilience_listeners or subscribers.executions:
         record = Record(executed)
     inner._info = ExecutionInfo(source._info.operation, source._info.properties, (), record)
+    if outer is not None and inner.runtime is not BLOCKING:  # a timer of a task cuts off no blocking code in it
+        inner._timer = timer_here(outer)
     if ctx is not None and record is not None:
         ctx._report = record
     return record

@@ -13,7 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
+from typing import Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
@@ -40,31 +40,23 @@ from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
 
-if TYPE_CHECKING:
-    from resilience.wrapping import Wrap
-
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
 
+# What each policy of a pipeline may answer. One for each, because mypy joins the answers of a `*policies` to `object`.
+A1 = TypeVar("A1", default=Never)
+A2 = TypeVar("A2", default=Never)
+A3 = TypeVar("A3", default=Never)
+A4 = TypeVar("A4", default=Never)
+A5 = TypeVar("A5", default=Never)
+A6 = TypeVar("A6", default=Never)
+A7 = TypeVar("A7", default=Never)
+
 #: The rest of a chain, as a policy sees it.
 Call: TypeAlias = Callable[[Context], Awaitable[T]]
-
-
-class _Wrap:
-    """`wrap`, on a policy and on the class: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are the same.
-
-    A descriptor, because pyright binds a method that is called on the bare generic class to `Policy[Never]`.
-    """
-
-    @overload
-    def __get__(self, policy: None, owner: object) -> Wrap[Never]: ...
-    @overload
-    def __get__(self, policy: Policy[D_co], owner: object) -> Wrap[D_co]: ...
-    def __get__(self, policy: Policy[Any] | None, owner: object) -> Any:
-        return Pipeline if policy is None else functools.partial(Pipeline, policy)
 
 
 class Policy(ABC, Generic[D_co]):
@@ -86,9 +78,6 @@ class Policy(ABC, Generic[D_co]):
     # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_listeners: tuple[Listener, ...] = ()
-
-    #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
-    wrap: _Wrap = _Wrap()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
@@ -126,9 +115,49 @@ class Policy(ABC, Generic[D_co]):
         changed = (
             f"{key}={value!r}"
             for key, value in self.settings().items()
-            if key not in parameters or not _same(value, parameters[key].default)
+            # as text: a backoff made anew is the default
+            if key not in parameters or repr(value) != repr(parameters[key].default)
         )
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    # --- composing ---
+
+    # The first policy is `self`: what it answers is `D_co` in `a.wrap(b)`, and `A1` in `Policy.wrap(a, b)`. The union
+    # is for pyright: it takes the bare class for a `Policy[Never]`, and would bind `A1` to `Never` before it sees `a`.
+    @overload
+    def wrap(
+        self: Policy[Never] | Policy[A1],
+        /,
+        *more: Policy[Never],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> Pipeline[D_co | A1]: ...
+    @overload
+    def wrap(
+        self: Policy[Never] | Policy[A1],
+        b: Policy[A2],
+        c: Policy[A3] = ...,
+        d: Policy[A4] = ...,
+        e: Policy[A5] = ...,
+        f: Policy[A6] = ...,
+        /,
+        *more: Policy[A7],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> Pipeline[D_co | A1 | A2 | A3 | A4 | A5 | A6 | A7]: ...
+    def wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
+        """Put policies around one another: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are both a(b(c(fn))).
+
+        :param policies: outermost first. A policy may be in many pipelines, which then share its state.
+        :param name: what errors and events call the pipeline; "Pipeline" by default.
+        :param listeners: plain functions of one event, for what happens inside this pipeline.
+        :raises TypeError: for what is no policy, and for listeners that cannot be called.
+
+        >>> from resilience import Policy, Retry, Timeout
+        >>> Policy.wrap(Retry(), Timeout(2.0), name="users")
+        Policy.wrap(Retry(), Timeout(seconds=2.0), name='users')
+        """
+        return Pipeline(*policies, name=name, listeners=listeners)
 
     # --- executing ---
 
@@ -295,7 +324,9 @@ class Pipeline(Policy[D_co]):
     """Policies around one another, the first one outermost: `Pipeline(a, b, c)` is a(b(c(fn))).
 
     `Policy.wrap(a, b, c)` and `a.wrap(b, c)` make the same. A pipeline is a policy: it nests, and wraps further.
+    Where its policies answer with several types, mypy infers their union from `wrap`, but `object` from `Pipeline`.
 
+    :param policies: outermost first, at least one.
     :param name: what errors and events call the pipeline; "Pipeline" by default.
     :param listeners: plain functions of one event, for what happens inside this pipeline.
     :raises TypeError: for what is no policy, and for listeners that cannot be called.
@@ -461,8 +492,3 @@ def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     if isinstance(policy, Pipeline) and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)
-
-
-def _same(value: object, default: object) -> bool:
-    """Whether a setting is what it is by default. By `repr`: a backoff made anew is the same backoff."""
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))

@@ -220,7 +220,8 @@ class _Pending(Coroutine[Any, Any, Any]):
 
     def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
         self._method = method
-        self._enter: Callable[[], Any] = lambda: method(*args, **kwargs)
+        self._arguments = args
+        self._keywords = kwargs
         self._run = run
         # Made at once: forgotten, it is reported as any coroutine is that was never awaited.
         self._coroutine: Coroutine[Any, Any, Any] = run(method, *args, **kwargs)
@@ -247,10 +248,10 @@ class _Pending(Coroutine[Any, Any, Any]):
         self._coroutine.close()
         value = None
 
-        async def enter() -> Any:
+        async def enter(*args: Any, **kwargs: Any) -> Any:
             nonlocal value
             await self._leave(None, None, None)  # the one of an earlier attempt
-            manager = self._enter()
+            manager = self._method(*args, **kwargs)
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
                 raise AwaitableMisuse(f"{type(manager).__name__} is no asynchronous context manager: use `await`")
@@ -266,8 +267,9 @@ class _Pending(Coroutine[Any, Any, Any]):
                 )
             return value
 
+        enter.__qualname__ = name_of(self._method)  # the operation, for logs and metrics
         try:
-            answer = await self._run(enter)
+            answer = await self._run(enter, *self._arguments, **self._keywords)
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise

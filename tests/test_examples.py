@@ -39,7 +39,8 @@ class Run:
 
 
 def run(name: str, *arguments: str, **environment: str) -> Run:
-    inherited = {key: value for key, value in os.environ.items() if key not in {"FORCE_COLOR", "TTY_COMPATIBLE"}}
+    terminal = {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}
+    inherited = {key: value for key, value in os.environ.items() if key not in terminal}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
@@ -58,6 +59,7 @@ def runs() -> Iterator[dict[str, Future[Run]]]:
     """Every run that is looked at; three at once, as they mostly wait."""
     pool = ThreadPoolExecutor(3)
     right = {name: pool.submit(run, f"{name}.py") for name in ("quickstart", *SHORT)}
+    right["quickstart, narrow"] = pool.submit(run, "quickstart.py", COLUMNS="80")
     wrong = {what: pool.submit(run, "quickstart.py", "--break", what, FORCE_COLOR="1") for what in BROKEN}
     yield right | wrong
     pool.shutdown(cancel_futures=True)
@@ -111,6 +113,21 @@ def test_the_quickstart_is_plain_text_where_there_is_no_terminal(quickstart: Run
     """A file or a pipe of any encoding can take it."""
     assert quickstart.out.isascii()
     assert "\x1b" not in quickstart.out
+
+
+def test_the_rows_of_the_quickstart_are_in_the_order_of_time(quickstart: Run) -> None:
+    """The first column is when a call began, and never goes back."""
+    began = [float(it) for it in re.findall(r"^ *(\d+\.\d\d)  (?:threads|asyncio|trio) ", quickstart.out, re.MULTILINE)]
+    assert len(began) == 33
+    assert began == sorted(began)
+
+
+def test_the_quickstart_is_as_wide_as_a_pipe_is_said_to_be(quickstart: Run, runs: dict[str, Future[Run]]) -> None:
+    """The lines have 120 columns at most, or as many as `COLUMNS` says."""
+    narrow = runs["quickstart, narrow"].result()
+    assert narrow.status == 0, narrow.out
+    assert max(map(len, narrow.out.splitlines())) <= 80
+    assert 80 < max(map(len, quickstart.out.splitlines())) <= 120
 
 
 #: What is made wrong -> the promise that is then broken.

@@ -24,7 +24,7 @@ class Event:
 
     :param policy: the name of the policy that it happened in.
     :param operation: the operation of the execution, by default the qualified name of what was called; None for a block
-        (`breaker.guard()`) outside an execution.
+        (`breaker.guard()`) to which no context around gave one.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
     :param pipeline: the name of what was executed, a pipeline or a policy alone. None outside an execution, and where
@@ -39,7 +39,7 @@ class Event:
 
     @property
     def called(self) -> Called | None:
-        """Function, arguments and keywords of the call; None outside an execution.
+        """Function, arguments and keywords of the call; None for a block, which is no call.
 
         No field: it is not shown, compared, copied or pickled, as arguments may be secret, and may be anything.
         """

@@ -120,11 +120,18 @@ class CircuitBreaker(Policy[Never]):
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until:
                 raise circuit.refusal(admission, now, ctx)
-            admission = circuit.admit(ctx)
             noted = Admitted(circuit)
+            if type(admission) is not Closed:
+                try:
+                    admission = circuit.admit(ctx)
+                except BaseException:
+                    noted.leave()
+                    raise
         try:
             try:
                 try:
+                    if noted is not None:
+                        noted.admission = admission
                     result = await call(ctx)
                 finally:
                     if noted is not None:

@@ -30,6 +30,9 @@ Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 class _NotGiven:
     """The default of `value`: distinguishes `Fallback()` from `Fallback(None)` where a handler is given."""
 
+    def __repr__(self) -> str:
+        return "<not given>"  # in signatures, where the default would show an address
+
 
 _NOT_GIVEN: Final[Any] = _NotGiven()
 
@@ -61,44 +64,44 @@ class Fallback(Policy[A_co], Generic[A_co]):
     def __init__(
         self: Fallback[None],
         *,
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
-        value: A,
+        self,
+        value: A_co,
         *,
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
+        self,
         *,
-        handler: Handler[Coroutine[Any, Any, A]],
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        handler: Handler[Coroutine[Any, Any, A_co]],
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
+        self,
         *,
-        handler: Handler[A],
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        handler: Handler[A_co],
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     def __init__(
         self,

@@ -12,7 +12,7 @@ from resilience import checks
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context, derive
-from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.errors import DeadlineExceeded, TimeoutExceeded, ends_with_the_deadline
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import TimedOut
 from resilience.info import Listener
@@ -100,15 +100,15 @@ class Timeout(Policy[Never]):
                 else:
                     timer.stop(None)
                     return result
-        except DeadlineExceeded as error:
+        except Exception as error:
             # Something inside found no time left. Where that was our limit, not the execution's, it is our timeout.
+            if not ends_with_the_deadline(error):
+                if self._cooperative:
+                    self._look_for_overrun(ctx, began, deadline)
+                raise
             if ctx.deadline <= own or clock.now() < own:
                 raise
             found_over = error
-        except Exception:
-            if self._cooperative:
-                self._look_for_overrun(ctx, began, deadline)
-            raise
         try:
             raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, found_over)
         finally:

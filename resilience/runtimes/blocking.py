@@ -23,20 +23,11 @@ from resilience.clock import FOREVER, clock
 from resilience.errors import SuspensionMisuse
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 
 T = TypeVar("T")
 
-logger = logging.getLogger("resilience")
-
-
-@final
-class Expired(BaseException):
-    """The timer fired. Only the block of that timer takes it."""
-
-    def __init__(self, timer: Timer) -> None:
-        super().__init__(timer)
-        self.timer: Timer = timer
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final

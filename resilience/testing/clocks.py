@@ -12,6 +12,9 @@ something real: a socket, a `Thread.join`, a queue. A thread that was at the sam
 been there is remembered for as long as it stays. Whether a thread runs is known under Linux only.
 Elsewhere only the instruction is known, and a loop that calls nothing written in Python looks like a
 wait.
+
+A thread that does neither, because it polls, would hold up the clock for ever. Where nothing has gone on for some real
+seconds, no jump and no wait that came to its end, the code that waits gets an error which names that thread.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 from resilience import checks
 from resilience.clock import wait_for_real
 from resilience.runtimes.workers import Worker
+from resilience.testing.stuck import Progress, is_ignored, stuck
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
@@ -87,10 +91,14 @@ class VirtualClock:
     """A clock that does not pass by itself. Made by `virtual_time()`.
 
     :param patience: real seconds after which a thread that does not move is taken to wait for something real.
+    :param stuck_after: real seconds, beyond the patience, without progress: then code that waits gets an error.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, stuck_after: float) -> None:
         self._time = 0.0
+        self._progress = Progress(stuck_after)
+        #: Threads, and patterns of names, that are not waited for.
+        self.ignored: list[threading.Thread | str] = []
         self._patience = patience
         self._closed = False
         self._lock = threading.RLock()
@@ -149,6 +157,7 @@ class VirtualClock:
             while True:
                 with self._lock:  # so that this thread is not seen waiting when it has been woken
                     if has_happened():
+                        self._progress.made()
                         self.leave()
                         return True
                     if self._time >= deadline or self._closed:
@@ -172,22 +181,32 @@ class VirtualClock:
             self._waits.pop(threading.get_ident(), None)
 
     def jump(self, mine: Wait) -> bool:
-        """Go to the earliest deadline, if everybody waits; say whether this was done."""
+        """Go to the earliest deadline, if all others wait; say whether this was done.
+
+        :raises VirtualTimeStuck: others have neither waited nor gone on for too long.
+        """
         with self._lock:
-            waits = self._waits.values()
-            target = min((wait.deadline for wait in waits), default=inf)
+            target = min((wait.deadline for wait in self._waits.values()), default=inf)
             if target == inf or self._closed:
-                return False
-            if any(wait.deadline <= self._time for wait in waits) or self._has_somebody_work():
+                self._progress.made()  # what is waited for is real, and may take any time
                 return False
             # To look takes a while: what one of the others did meanwhile, before it stood still, counts.
-            if not self._others_stand_still(mine) or self._has_somebody_work():
+            if busy := self._due() or self._busy(mine) or self._due():
+                self._check_progress(busy)
                 return False
             self._time = target
+            self._progress.made()
             return True
 
-    def _has_somebody_work(self) -> bool:
-        return any(wait.has_happened() for wait in self._waits.values())
+    def _check_progress(self, busy: list[int]) -> None:
+        seconds = self._progress.missed(time.monotonic())
+        if seconds > self._patience + self._progress.limit:
+            threads = [it for it in threading.enumerate() if it.ident in busy]
+            raise stuck(threads, seconds, self._progress.limit)
+
+    def _due(self) -> list[int]:
+        """Return the threads that have been woken, by an event or by time, and have not gone on yet."""
+        return [it for it, wait in self._waits.items() if wait.deadline <= self._time or wait.has_happened()]
 
     def close(self) -> None:
         """End virtual time: what still waits in it goes on, or goes on waiting for real."""
@@ -195,13 +214,16 @@ class VirtualClock:
 
     # --- threads that do not wait on this clock ---
 
-    def _others_stand_still(self, mine: Wait) -> bool:
-        others = [it for it in threading.enumerate() if it.ident not in self._waits]
+    def _busy(self, mine: Wait) -> list[int]:
+        """Return the other threads that do not stand still."""
+        others = [it for it in threading.enumerate() if self._counts(it)]
         frames: dict[int, Any] = sys._current_frames() if others else {}
         # First where all of them are, then what the kernel knows of them: while that is asked, they run.
         looks = [_Look(it, frames.get(it.ident or 0)) for it in others]
-        still = [self._stands_still(look, mine) for look in looks]
-        return all(still)
+        return [look.thread.ident or 0 for look in looks if not self._stands_still(look, mine)]
+
+    def _counts(self, thread: threading.Thread) -> bool:
+        return thread.ident not in self._waits and not is_ignored(thread, self.ignored)
 
     def _stands_still(self, look: _Look, mine: Wait) -> bool:
         thread, ident, place = look.thread, look.thread.ident, look.place

@@ -26,12 +26,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from typing_extensions import override
 
 from resilience.runtimes.alarms import Alarm
 from resilience.testing.clocks import VirtualClock, Wait
+from resilience.testing.stuck import VirtualTimeStuck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -282,7 +283,12 @@ class _TrioRun:
             self._wait = Wait(at, self._has_work)
             self._clock.enter(self._wait)
             return 0.0  # look for I/O first
-        if self._clock.jump(self._wait):
+        try:
+            jumped = self._clock.jump(self._wait)
+        except VirtualTimeStuck as error:
+            self._raise_in_main(error)
+            return 0.0
+        if jumped:
             return 0.0
         self._wait.looks += 1
         if not self._runner.is_guest:
@@ -298,6 +304,17 @@ class _TrioRun:
         runner = getattr(self._context, "runner", None)
         if runner is not None and runner is self._runner:
             runner.instruments.remove_instrument(self._instrument)
+
+    def _raise_in_main(self, error: VirtualTimeStuck) -> None:
+        """Raise in the main task, as trio does with `KeyboardInterrupt`; where that can't be, the run breaks down."""
+
+        def raise_it() -> NoReturn:
+            raise error
+
+        main = self._runner.main_task
+        if main is None or main._abort_func is None:
+            raise error
+        main._attempt_abort(raise_it)
 
     def _has_work(self) -> bool:
         queue = self._runner.entry_queue

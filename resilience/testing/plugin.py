@@ -1,4 +1,7 @@
-"""The fixtures for pytest, found by its entry point `pytest11`."""
+"""The fixtures for pytest, found by its entry point `pytest11`.
+
+Every project of an environment gets them, so their names begin with that of the library.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ if TYPE_CHECKING:
     from resilience.testing.recording import Recorder
 
 
-@pytest.fixture(name="virtual_time")
-def _virtual_time() -> Iterator[VirtualClock]:
+@pytest.fixture(name="resilience_time")
+def _resilience_time() -> Iterator[VirtualClock]:
     """Virtual time while the test runs: the clock, with `now()`, `advance(seconds)` and `sleeps`."""
     with virtual_time() as clock:
         yield clock
 
 
-@pytest.fixture(name="recorder")
-def _recorder() -> Iterator[Recorder]:
+@pytest.fixture(name="resilience_recorder")
+def _resilience_recorder() -> Iterator[Recorder]:
     """Every event of this process while the test runs."""
     with recording() as recorder:
         yield recorder

@@ -10,33 +10,43 @@ from resilience import checks
 from resilience.clock import clock as process_clock
 from resilience.testing.clocks import VirtualClock
 from resilience.testing.loops import loops_in
+from resilience.testing.stuck import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from resilience.checks import Duration
+    from resilience.testing.stuck import Ignored
 
 _entering = threading.RLock()
 _running: list[VirtualClock] = []  # the clock, once for each block that uses it
 
 
 @contextmanager
-def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
+def virtual_time(
+    *, patience: Duration = 0.05, ignore: Ignored = (), stuck_after: Duration = 5.0
+) -> Iterator[VirtualClock]:
     """Run everything that waits in this block in virtual time: an hour of back-off takes no time at all.
 
     The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code
     waits. That goes for all waits of this library in threads, and for everything that waits in an asyncio or trio
-    event loop, your own `asyncio.sleep` and `trio.sleep` too. A block inside another one shares its clock.
+    event loop, your own `asyncio.sleep` and `trio.sleep` too. A block inside another one shares its clock, with its
+    patience and limit, and leaves out further threads.
 
     `time.sleep`, sockets and other real waits stay real. A thread that stands in one for longer than `patience` is
     taken to wait for good, so that the timeouts around it come.
 
+    A thread that neither waits nor stands still, because it polls, holds up the clock. After `stuck_after` real
+    seconds without progress, code that waits in virtual time fails with an error that names it.
+
     :param patience: real seconds, 0.05 by default. More, where your code waits for real servers.
+    :param ignore: threads, or their names, that have no part in the test; in a name, `*` stands for anything.
+    :param stuck_after: real seconds, 5 by default, on top of the patience. More, where a thread computes for longer.
 
     Policies that were made before remember instants of the real clock; `breaker.close()` makes a circuit forget
     them. Not for production, and not for event loops that bring their own timers (uvloop).
 
-    :raises RuntimeError: in a running loop of that kind.
+    :raises RuntimeError: in a running loop of that kind; and in code that waits, where the clock is held up.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script, virtual_time
@@ -47,7 +57,8 @@ def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
     >>> clock.sleeps, clock.now()
     ([60.0, 3600.0], 3660.0)
     """
-    clock = VirtualClock(checks.seconds("patience", patience))
+    clock = VirtualClock(checks.seconds("patience", patience), checks.seconds("stuck_after", stuck_after))
+    ignored = checked(ignore)
     with ExitStack() as stack:
         with _entering:
             if _running:
@@ -57,10 +68,13 @@ def virtual_time(*, patience: Duration = 0.05) -> Iterator[VirtualClock]:
                 stack.enter_context(_process_clock_is(clock))
                 stack.enter_context(loops_in(clock))
             _running.append(clock)
+            clock.ignored += ignored
         try:
             yield clock
         finally:
             _running.remove(clock)
+            for each in ignored:
+                clock.ignored.remove(each)
 
 
 @contextmanager

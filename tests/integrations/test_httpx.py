@@ -612,19 +612,6 @@ def test_the_wait_for_a_body_has_what_the_headers_have_left(server: FlakyServer)
     assert 0 < seen[0]["read"] <= 0.2
 
 
-def test_a_lost_connection_costs_one_attempt(kit: Kit, server: FlakyServer) -> None:
-    """The pool is as good as before."""
-    url = server.script("/", 200, Answer(fault="reset"), Answer(fault="close"), 200)
-
-    async def main() -> None:
-        inner = kit.network(limits=kit.library.Limits(max_connections=1))
-        async with kit.client(QUICK, inner) as client:
-            assert [(await client.get(url)).status_code for _ in range(3)] == [200, 200, 200]
-
-    kit.run(main)
-    assert server.connections == 3
-
-
 # --- time ------------------------------------------------------------------------------------
 
 
@@ -1073,9 +1060,6 @@ def test_a_body_that_is_not_read_to_its_end_ends_what_is_inside_of_it(tasks_kit:
     tasks_kit.run(main)
 
 
-# --- telemetry, and the deadline on the wire -------------------------------------------------
-
-
 # --- the client around it --------------------------------------------------------------------
 
 
@@ -1261,12 +1245,8 @@ def test_many_attempts_keep_few_responses(kit: Kit) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"policy": None}, "policy must be a policy"),
-        ({"policy": Retry}, "policy must be a policy"),
         ({"transport": "http://"}, "transport must have a method handle"),
-        ({"rules": {"statuses": {500}}}, "rules must be Rules"),
         ({"read_body": 1}, "read_body must be True or False, not 1"),
-        ({"propagate_to": "internal"}, "propagate_to must be a sequence of hosts"),
     ],
 )
 @pytest.mark.parametrize("kind", [ResilienceTransport, AsyncResilienceTransport])

@@ -157,8 +157,8 @@ def test_called_twice_for_one_place_everything_is_counted_once(
     first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
 
     def executed() -> Any:
-        first.execute(lambda ctx: None)
-        return metrics.value("execution.duration", pipeline="first", outcome="success")[0]
+        first.execute(lambda ctx: None, Context(operation="get"))
+        return metrics.value("execution.duration", pipeline="first", operation="get", outcome="success")[0]
 
     endings = [metrics.instrument(first), metrics.instrument(first, second)]
     assert executed() == 1
@@ -201,7 +201,7 @@ def test_series_do_not_grow_with_hosts(metrics: Metrics, clock: FakeClock) -> No
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
 
 
-def test_hosts_are_told_where_they_are_asked_for_and_only_so_many(metrics: Metrics, clock: FakeClock) -> None:
+def test_hosts_are_kept_on_request_and_only_so_many(metrics: Metrics, clock: FakeClock) -> None:
     """The first ones by their names; further ones are "other", in counts and in gauges."""
     policies = standard(attempts=2)
     metrics.instrument(policies, hosts=True, max_names=3)

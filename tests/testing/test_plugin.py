@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 from resilience import Retry
 from resilience.events import RetryScheduled
 from resilience.testing import Recorder, VirtualClock, script
-from resilience.testing.plugin import _recorder, _virtual_time  # noqa: F401 -- fixtures of this module
+from resilience.testing.plugin import _resilience_recorder, _resilience_time  # noqa: F401 -- fixtures of this module
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,9 +22,9 @@ import asyncio
 import pytest
 
 
-def test_time_is_virtual(virtual_time):
+def test_time_is_virtual(resilience_time):
     asyncio.run(asyncio.sleep(3600))
-    assert virtual_time.now() == 3600
+    assert resilience_time.now() == 3600
 
 
 @pytest.fixture
@@ -33,39 +34,53 @@ def retry():
     return Retry(on=KeyError, backoff=[60])
 
 
-def test_events_are_recorded(retry, recorder, virtual_time):
+def test_events_are_recorded(retry, resilience_recorder, resilience_time):
     from resilience.events import RetryScheduled
     from resilience.testing import script
 
     assert retry.call(script(KeyError(), "fine")) == "fine"
-    recorder.assert_happened(RetryScheduled, delay=60, time=0)
-    assert virtual_time.sleeps == [60]
+    resilience_recorder.assert_happened(RetryScheduled, delay=60, time=0)
+    assert resilience_time.sleeps == [60]
 
 
-def test_each_test_has_a_clock_of_its_own(virtual_time, recorder):
-    assert virtual_time.now() == 0
-    assert recorder.events == []
+def test_each_test_has_a_clock_of_its_own(resilience_time, resilience_recorder):
+    assert resilience_time.now() == 0
+    assert resilience_recorder.events == []
 """
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a project of its own, where nothing else is loaded."""
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "resilience.testing.plugin", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_fixtures_have_the_name_of_the_library_in_front(tmp_path: Path) -> None:
+    """pytest loads them into every project, which may have a `recorder` of its own, or lack one and notice it."""
+    shown = run_pytest(tmp_path, "--fixtures").stdout
+    ours = re.findall(r"^(\w+) -- .*resilience/testing/plugin\.py", shown, re.MULTILINE)
+    assert sorted(ours) == ["resilience_recorder", "resilience_time"]
 
 
 def test_the_fixtures_do_what_they_say(tmp_path: Path) -> None:
     """In a project of its own, where nothing else is loaded."""
     (tmp_path / "test_them.py").write_text(TESTS, encoding="utf-8")
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "resilience.testing.plugin"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 
 
-def test_a_fixture_is_the_clock_and_another_one_the_record(virtual_time: VirtualClock, recorder: Recorder) -> None:
+def test_a_fixture_is_the_clock_and_another_one_the_record(
+    resilience_time: VirtualClock, resilience_recorder: Recorder
+) -> None:
     """Both hold for this test."""
     assert Retry(on=KeyError, backoff=[60]).call(script(KeyError(), "fine")) == "fine"
-    assert virtual_time.now() == 60
-    recorder.assert_happened(RetryScheduled, times=1, delay=60)
+    assert resilience_time.now() == 60
+    resilience_recorder.assert_happened(RetryScheduled, times=1, delay=60)
 
 
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
-    """So that nobody has to name it."""
+    """A project does not have to name it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"resilience": "resilience.testing.plugin"}

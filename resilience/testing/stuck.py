@@ -1,0 +1,100 @@
+"""Virtual time that can't go on: which threads are left out of it, and what is raised where the others never wait.
+
+The clock waits for every thread that works. A thread that polls (an idle `http.server` does, twice per second) never
+stops, so without a limit the code that waits for the clock would wait for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from resilience.errors import Misuse
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+#: Threads that virtual time does not wait for: the thread itself, or its name, in which `*` stands for anything.
+Ignored: TypeAlias = Iterable[threading.Thread | str]
+
+#: How many calls of a thread are shown, and of how many threads.
+_CALLS_SHOWN = 4
+_THREADS_SHOWN = 5
+
+
+class VirtualTimeStuck(Misuse, RuntimeError):
+    """Code waits for virtual time to pass, and a thread that neither waits nor ends holds it up."""
+
+
+def checked(ignore: Ignored) -> tuple[threading.Thread | str, ...]:
+    """Return what `ignore` names; refuse what names no threads."""
+    if isinstance(ignore, (str, threading.Thread)) or not isinstance(ignore, Iterable):
+        raise TypeError(f"ignore must be a list of threads or of their names, as [{ignore!r}], not {ignore!r}")
+    named = tuple(ignore)
+    for each in named:
+        if not isinstance(each, (str, threading.Thread)):
+            raise TypeError(f"ignore must have threads or their names in it, not {each!r}")
+    return named
+
+
+def is_ignored(thread: threading.Thread, ignored: Iterable[threading.Thread | str]) -> bool:
+    """Whether a thread is one of those."""
+    return any(thread is each if isinstance(each, threading.Thread) else _has_name(thread, each) for each in ignored)
+
+
+def stuck(threads: list[threading.Thread], seconds: float, limit: float) -> VirtualTimeStuck:
+    """Return the error that names the threads which hold up the clock.
+
+    :param seconds: for how long, in real time.
+    :param limit: what `stuck_after` is.
+    """
+    frames = sys._current_frames()
+    shown = [f"  thread {it.name!r} is {_where(frames.get(it.ident or 0))}" for it in threads[:_THREADS_SHOWN]]
+    if len(threads) > _THREADS_SHOWN:
+        shown.append(f"  and {len(threads) - _THREADS_SHOWN} more")
+    names = [it.name for it in threads[:_THREADS_SHOWN]]
+    return VirtualTimeStuck(
+        f"virtual time has stood still for {seconds:.3g} real seconds, waiting for a thread that works or polls:\n"
+        + "\n".join(shown)
+        + f"\nIf it has no part in the test, leave it out: virtual_time(ignore={names!r}). "
+        f"If it needs longer, allow that: virtual_time(stuck_after={2 * limit:g})."
+    )
+
+
+@final
+class Progress:
+    """For how long nothing has gone on.
+
+    :param limit: real seconds after which that is an error.
+    """
+
+    __slots__ = ("_since", "limit")
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._since: float | None = None
+
+    def made(self) -> None:
+        """Note that something went on."""
+        self._since = None
+
+    def missed(self, now: float) -> float:
+        """Note that nothing does, and return for how many seconds that has been so."""
+        if self._since is None:
+            self._since = now
+        return now - self._since
+
+
+def _has_name(thread: threading.Thread, pattern: str) -> bool:
+    return thread.name == pattern or fnmatchcase(thread.name, pattern)
+
+
+def _where(frame: FrameType | None) -> str:
+    if frame is None:
+        return "about to begin or to end"
+    calls = list(reversed(traceback.extract_stack(frame)))[:_CALLS_SHOWN]
+    return "at " + ", called from ".join(f"{call.filename}:{call.lineno} in {call.name}" for call in calls)

@@ -1,0 +1,206 @@
+"""Virtual time that can't go on: what is raised then, where, and how a thread is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import anyio
+import pytest
+import trio
+
+from resilience import CircuitBreaker, Fallback, Policy, Retry, Timeout, TimeoutExceeded
+from resilience.clock import clock as process_clock
+from resilience.errors import Misuse
+from resilience.testing import hang, script, virtual_time
+from tests.testing.virtual import in_threads
+
+
+@contextmanager
+def polling(name: str = "poller") -> Iterator[threading.Thread]:
+    """A thread that looks for work every five milliseconds, in two places in turn, for as long as the block runs."""
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            time.sleep(0.005)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=poll, name=name)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        ended.set()
+        thread.join(5)
+
+
+@contextmanager
+def idle_server() -> Iterator[threading.Thread]:
+    """A server of the standard library without clients: `serve_forever` polls every half second."""
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, name="http-server")
+    thread.start()
+    try:
+        yield thread
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+async def sleeps_in(backend: str) -> None:
+    await (asyncio.sleep(60) if backend == "asyncio" else trio.sleep(60))
+
+
+def sleeps_in_trio_within_nurseries() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 60)
+            nursery.start_soon(trio.sleep_forever)
+
+    try:
+        trio.run(main)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+WAITS: dict[str, Callable[[], object]] = {
+    "thread": lambda: process_clock.sleep(60),
+    "retry": lambda: Retry(on=OSError, backoff=[60]).call(script(OSError(), "fine")),
+    "timeout": lambda: Timeout(5).call(script(hang(60))),
+    "asyncio": lambda: asyncio.run(sleeps_in("asyncio")),
+    "trio": lambda: trio.run(sleeps_in, "trio"),
+    "trio's nurseries": sleeps_in_trio_within_nurseries,
+    "asyncio, a timeout": lambda: anyio.run(lambda: Timeout(5).acall(anyio.sleep, 60), backend="asyncio"),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_thread_that_polls_makes_the_waiting_code_fail(wait: str) -> None:
+    """After some real seconds, with the name of the thread, where it stands and what to write."""
+    began = time.monotonic()
+    with polling(), pytest.raises(RuntimeError) as caught, virtual_time(stuck_after=0.3):
+        WAITS[wait]()
+    assert 0.3 <= time.monotonic() - began < 10
+    message = str(caught.value)
+    assert "'poller'" in message
+    assert "test_virtual_time_stuck.py" in message
+    assert "in poll" in message
+    assert "virtual_time(ignore=['poller'])" in message
+
+
+def test_an_idle_http_server_does_not_hang_a_test_whose_patience_is_longer_than_its_poll() -> None:
+    """The limit comes on top of the patience: here 1.1 seconds in all."""
+    with (
+        idle_server(),
+        pytest.raises(RuntimeError, match=r"'http-server'.*socketserver\.py"),
+        virtual_time(patience=0.6, stuck_after=0.5),
+    ):
+        process_clock.sleep(60)
+
+
+def test_a_server_that_is_left_out_holds_up_no_time() -> None:
+    """`ignore` names the thread, and the clock jumps."""
+    with idle_server() as server, virtual_time(patience=0.6, ignore=[server]) as clock:
+        process_clock.sleep(60)
+        assert clock.now() == 60
+
+
+@pytest.mark.parametrize("pattern", ["poller-7", "poller-*", "*-7"])
+def test_a_thread_is_left_out_by_its_name(pattern: str) -> None:
+    """`*` stands for anything, as the numbers in names are not known beforehand."""
+    with polling("poller-7"), virtual_time(ignore=[pattern], stuck_after=5) as clock:
+        process_clock.sleep(60)
+        assert clock.now() == 60
+
+
+def test_another_name_leaves_nothing_out() -> None:
+    """The pattern is that of the whole name."""
+    with (
+        polling("poller-7"),
+        pytest.raises(RuntimeError, match="poller-7"),
+        virtual_time(ignore=["poller"], stuck_after=0.2),
+    ):
+        process_clock.sleep(60)
+
+
+def test_an_inner_block_leaves_threads_out_while_it_runs() -> None:
+    """So a test can use the fixture for pytest, and leave out threads of its own."""
+    with polling() as thread, virtual_time(stuck_after=0.2) as clock:
+        with virtual_time(ignore=[thread]):
+            process_clock.sleep(60)
+        assert clock.now() == 60
+        with pytest.raises(RuntimeError, match="poller"):
+            process_clock.sleep(60)
+
+
+def test_no_policy_treats_it_as_an_outcome() -> None:
+    """It is an error in the test: not retried, not counted, not answered."""
+    breaker = CircuitBreaker(1, on=Exception)
+    inner = Retry(on=OSError, backoff=[60])
+    with polling(), pytest.raises(RuntimeError, match="poller") as caught, virtual_time(stuck_after=0.2):
+        Policy.wrap(Fallback("no", on=Exception), Retry(on=Exception), breaker, inner).call(script(OSError(), ...))
+    assert isinstance(caught.value, Misuse)
+    assert breaker.state.value == "closed"
+
+
+def test_a_thread_that_works_for_longer_than_the_limit_is_waited_for_if_others_go_on() -> None:
+    """Time that passes, or a wait that ends, is progress."""
+    lock = threading.Lock()
+    lock.acquire()
+    at: list[float] = []
+
+    def works() -> None:
+        for _ in range(60):
+            time.sleep(0.005)  # within the patience, so the thread works
+            time.sleep(0.005)
+            lock.release()
+
+    def is_woken_now_and_then() -> None:
+        for _ in range(60):
+            assert process_clock.wait(lock, 3600)
+        at.append(clock.now())
+
+    with virtual_time(patience=0.2, stuck_after=0.2) as clock:
+        in_threads(works, is_woken_now_and_then)
+    assert at == [0]
+
+
+def test_code_that_waits_for_something_real_alone_is_not_stuck() -> None:
+    """Where no deadline is set, there is no instant to go to."""
+    lock = threading.Lock()
+    lock.acquire()
+    releases = threading.Timer(1.0, lock.release)
+    with polling(), virtual_time(patience=0.05, stuck_after=0.2):
+        releases.start()
+        assert process_clock.wait(lock, None)
+
+
+def test_a_function_that_hangs_for_good_is_no_reason_to_fail() -> None:
+    """It stands still: the patience ends before the limit, however long both are."""
+    released = threading.Event()
+    with virtual_time(patience=0.4, stuck_after=0.1), pytest.raises(TimeoutExceeded):
+        Timeout(60).call(released.wait, 10)
+    released.set()
+
+
+@pytest.mark.parametrize(
+    ("ignore", "error"),
+    [("poller", "ignore.*list"), ([7], "ignore.*7"), (threading.Thread(), "ignore.*list")],
+)
+def test_what_names_no_threads_is_refused(ignore: object, error: str) -> None:
+    """A bare name would be a list of letters."""
+    with pytest.raises(TypeError, match=error), virtual_time(ignore=ignore):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5"])
+def test_the_limit_is_a_number_of_seconds(seconds: object) -> None:
+    """Zero would fail at the first look."""
+    with pytest.raises((ValueError, TypeError), match="stuck_after"), virtual_time(stuck_after=seconds):  # type: ignore[arg-type]
+        pass

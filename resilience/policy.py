@@ -13,7 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 

@@ -24,8 +24,8 @@ from resilience.integrations.extras import needed_by
 with needed_by("urllib3"):
     if int(version("urllib3").partition(".")[0]) < 2:
         raise ImportError(
-            f"urllib3 {version('urllib3')} takes a body that breaks off for a whole one; this needs urllib3 2 or newer: "
-            "pip install 'urllib3>=2'"
+            f"urllib3 {version('urllib3')} takes a body that breaks off for a whole one; "
+            "this needs urllib3 2 or newer: pip install 'urllib3>=2'"
         )
 
     from urllib3 import (

@@ -1,4 +1,4 @@
-"""Lines in the standard library's logging: levels, words, repeats, and nothing that is nobody's business."""
+"""Lines in the standard library's logging: levels, words, repeats, and no secrets."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_an_http_status_is_written_with_the_error_that_has_it(world: World
 
 
 async def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
-    """Results are nobody's business."""
+    """Results may be secret."""
     log.begin(messages=True)
     retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
     await world.attempt(retry, Script("secret").function())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 from urllib.parse import quote
@@ -22,7 +22,6 @@ import anyio
 
 from resilience import checks
 from resilience.clock import clock
-from resilience.integrations.asgi import Receive, Scope, Send
 from resilience.integrations.dashboard.page import HEADERS, page
 from resilience.integrations.dashboard.state import state
 from resilience.integrations.dashboard.watch import Watch
@@ -30,6 +29,11 @@ from resilience.integrations.telemetry import Observed
 
 if TYPE_CHECKING:
     from resilience.checks import Duration
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 

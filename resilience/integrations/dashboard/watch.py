@@ -39,6 +39,8 @@ _COUNTED: dict[type[Event], str | None] = {
     events.FallbackUsed: "fallbacks",
 }
 _Kinds: TypeAlias = tuple[type[Event], ...]
+_Listening: TypeAlias = tuple[float, Callable[[], object]]  # since when, and what ends it
+_NOT_LISTENING: _Listening = (inf, lambda: None)
 _TROUBLE: _Kinds = tuple(_COUNTED)
 _EXECUTIONS: _Kinds = (events.ExecutionFinished,)
 
@@ -61,7 +63,7 @@ class Watch:
         self._history = history
         self._viewers = 0
         self._left_at = 0.0
-        self._listening: dict[_Kinds, tuple[float, Callable[[], object]]] = {}  # since when, and what ends it
+        self._listening: dict[_Kinds, _Listening] = {}
         self.observed: Observed = observed
         if history:
             self._listen_locked(_TROUBLE)
@@ -101,9 +103,8 @@ class Watch:
             self._listening[kinds] = clock.now(), end
 
     def _end_locked(self, kinds: _Kinds) -> None:
-        if kinds in self._listening:
-            _, end = self._listening.pop(kinds)
-            end()
+        _, end = self._listening.pop(kinds, _NOT_LISTENING)
+        end()
 
     def _is_unwatched(self, now: float) -> bool:
         """Whether there was no viewer for a while; then what only viewers need is listened to no more."""
@@ -116,7 +117,7 @@ class Watch:
             return True
 
     def _since(self, kinds: _Kinds) -> float:
-        return self._listening.get(kinds, (inf,))[0]
+        return self._listening.get(kinds, _NOT_LISTENING)[0]
 
     # --- what happens ---
 

@@ -86,6 +86,10 @@ class Observed:
         """Go over those that are alive."""
         return _members([self])
 
+    def gauges(self) -> Iterator[Measurement]:
+        """Read what they hold at this instant, and how many calls of the process are abandoned."""
+        return _gauges(iter(self))
+
     def _found(self) -> Iterator[tuple[str, _Watched]]:
         for pipeline, reference in self._held:
             if pipeline is not None:

@@ -106,7 +106,7 @@ class ResiliencePoolManager(PoolManager):
         super().__init__(*arguments, **options)
         self._settings = Settings(policy, rules, propagate_to)
         self._unprotected = self.pool_classes_by_scheme
-        self.pool_classes_by_scheme = _protected(self._unprotected, self._settings)
+        self.pool_classes_by_scheme: dict[str, Any] = _protected(self._unprotected, self._settings)
 
     @override
     def clear(self) -> None:

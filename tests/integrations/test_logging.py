@@ -1,10 +1,10 @@
-"""Lines in the standard library's logging: levels, words, repeats, and no secrets."""
+"""Lines in the standard library's logging: levels, words, repeats, and nothing that is nobody's business."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import anyio
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
+from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -64,21 +65,21 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
         name="weather",
     )
     log.begin()
-    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+    for _ in range(2):
+        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
     clock.advance(30)
     await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
-    await world.attempt(Retry(2, on=Boom, backoff=[0.25]), Script(Boom("secret")).function(), Context(operation="put"))
     pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
-        "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
-        "INFO weather (get): attempt 2 failed with Boom, the next one is in 1.5 s",
-        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 28.5 s",
+        "ERROR circuit db: closed -> open for 30 s",
+        "WARNING weather (get): Retry gave up after 2 attempts in 1.5 s, as a circuit inside is open; "
+        "the last failure was Boom",
+        "INFO weather (get): spare answered instead of Boom",
+        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 30 s",
         "INFO weather (get): spare answered instead of CircuitOpen",
         "INFO circuit db: open -> half_open",
         "INFO circuit db: half_open -> closed",
-        "INFO Retry (put): attempt 1 failed with Boom, the next one is in 0.25 s",
-        "WARNING Retry (put): gave up after 2 attempts in 0.25 s, as no attempt is left; the last failure was Boom",
         "WARNING circuit db: closed -> isolated",
     ]
 
@@ -119,19 +120,41 @@ async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
     assert len(lines) == 5
 
 
+class Saying(Boom):
+    """A failure that says when, or whether, the call may be made again."""
+
+    def __init__(self, **says: object) -> None:
+        super().__init__()
+        vars(self).update(says)
+
+
 @pytest.mark.parametrize(
-    ("retry", "why"),
+    ("retry", "failure", "why"),
     [
-        (Retry(1, on=Boom), "no attempt is left"),
-        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), "max_elapsed leaves no time for another"),
-        (Retry(9, on=Boom, backoff=[20.0]), "the deadline leaves no time for another"),
+        (Retry(1, on=Boom), Boom(), "no attempt is left"),
+        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), Boom(), "max_elapsed leaves no time for another"),
+        (Retry(9, on=Boom, backoff=[20.0]), Boom(), "the deadline leaves no time for another"),
+        (Retry(9, on=Boom), Saying(repeatable=False), "it must not be repeated"),
+        (
+            Retry(9, on=Boom, max_retry_after=5.0),
+            Saying(retry_after=6.0),
+            "the server asks for a longer wait than max_retry_after",
+        ),
     ],
 )
-async def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log, retry: Retry, why: str) -> None:
+async def test_a_retry_that_gave_up_says_why(
+    world: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
+) -> None:
     """What ran out, in words."""
     log.begin()
-    await world.attempt(retry, Script(Boom()).function(), Context(timeout=10, operation="get"))
-    assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was Boom"]
+    await world.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
+    what = type(failure).__name__
+    assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was {what}"]
+
+
+def test_each_reason_to_give_up_has_its_words() -> None:
+    """A reason without words would be an event without a line."""
+    assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
 async def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
@@ -144,7 +167,7 @@ async def test_an_http_status_is_written_with_the_error_that_has_it(world: World
 
 
 async def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
-    """Results may be secret."""
+    """Results are nobody's business."""
     log.begin(messages=True)
     retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
     await world.attempt(retry, Script("secret").function())
@@ -185,9 +208,9 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
 ) -> None:
     """In one line and cut, whatever is in them; the arguments of the call stay out."""
     log.begin(messages=True)
-    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
     await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
-    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 30 s, after Boom: no")
+    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 0.5 s, after Boom: no")
     assert log.lines[1].startswith(
         "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
     )

@@ -124,11 +124,13 @@ async def test_events_become_counters_and_histograms(world: World, clock: FakeCl
         await world.execute(pipeline, Script(Boom()).function(), Context(operation="get", timeout=60))
     where = {"pipeline": "p", "operation": "get"}
     boom, refused = "tests.conftest.Boom", "resilience.errors.CircuitOpen"
-    assert metrics.value("retries", **where, policy="Retry", error_type=boom) == 2
-    assert metrics.value("rejections", **where, policy="db", reason="CircuitOpen") == 2
-    assert metrics.value("fallbacks", **where, policy="Fallback", error_type=refused) == 2
+    assert metrics.value("retries", **where, policy="Retry", error_type=boom) == 1
+    assert metrics.value("give_ups", **where, policy="Retry", error_type=boom, reason="circuit_open") == 1
+    assert metrics.value("rejections", **where, policy="db", reason="CircuitOpen") == 1
+    assert metrics.value("fallbacks", **where, policy="Fallback", error_type=boom) == 1
+    assert metrics.value("fallbacks", **where, policy="Fallback", error_type=refused) == 1
     assert metrics.value("circuit.transitions", policy="db", old_state="closed", state="open") == 1
-    assert metrics.value("execution.duration", **where, outcome="success") == (2, 3.0)
+    assert metrics.value("execution.duration", **where, outcome="success") == (2, 1.5)
     assert metrics.value("attempt.duration", **where, outcome="failure", error_type=boom) == (2, 0.0)
     assert metrics.value("attempt.remaining", **where) == (2, 118.5)
 

@@ -90,8 +90,9 @@ async def test_what_happens_inside_becomes_events_of_the_span(world: World, cloc
     """Failed attempts, waits, refusals, changes of the circuit, and the answer instead."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
-    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
-    span = traced.only
+    for _ in range(2):
+        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
+    span, refused = traced.spans
     assert span.status.status_code is StatusCode.UNSET
     assert span.attributes == {
         "resilience.operation": "get",
@@ -100,9 +101,9 @@ async def test_what_happens_inside_becomes_events_of_the_span(world: World, cloc
     }
     assert names(span) == [
         f"resilience.{kind}"
-        for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_scheduled "
-        "call_rejected fallback_used".split()
+        for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_gave_up fallback_used".split()
     ]
+    assert names(refused) == ["resilience.call_rejected", "resilience.fallback_used"]
     where = {"resilience.operation": "get", "resilience.pipeline": "Pipeline"}
     assert span.events[1].attributes == {
         **where,
@@ -111,12 +112,13 @@ async def test_what_happens_inside_becomes_events_of_the_span(world: World, cloc
         "resilience.delay": 1.5,
         "error.type": "tests.conftest.Boom",
     }
-    assert span.events[-1].attributes == {
-        **where,
-        "resilience.policy": "spare",
-        "error.type": "resilience.errors.CircuitOpen",
-    }
-    assert "secret" not in str([event.attributes for event in span.events])
+    assert span.events[-2].attributes["resilience.reason"] == "circuit_open"
+    for last, error in (
+        (span.events[-1], "tests.conftest.Boom"),
+        (refused.events[-1], "resilience.errors.CircuitOpen"),
+    ):
+        assert last.attributes == {**where, "resilience.policy": "spare", "error.type": error}
+    assert "secret" not in str([event.attributes for event in (*span.events, *refused.events)])
 
 
 async def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> None:

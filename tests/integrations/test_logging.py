@@ -72,15 +72,15 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
     pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
-        "ERROR circuit db: closed -> open for 30 s",
+        "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
         "WARNING weather (get): Retry gave up after 2 attempts in 1.5 s, as a circuit inside is open; "
         "the last failure was Boom",
         "INFO weather (get): spare answered instead of Boom",
         "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 30 s",
         "INFO weather (get): spare answered instead of CircuitOpen",
-        "INFO circuit db: open -> half_open",
-        "INFO circuit db: half_open -> closed",
-        "WARNING circuit db: closed -> isolated",
+        "INFO circuit db: open -> half_open: the 30 s of the open period have passed",
+        "INFO circuit db: half_open -> closed: probes succeeded, 1 of 1",
+        "WARNING circuit db: closed -> isolated: it was isolated manually",
     ]
 
 
@@ -210,7 +210,7 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
     log.begin(messages=True)
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
     await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
-    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 0.5 s, after Boom: no")
+    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no")
     assert log.lines[1].startswith(
         "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import importlib
 import io
@@ -34,10 +35,12 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
+    current_context,
     deadline,
     integrations,
 )
 from resilience.integrations.http import TransientStatus
+from resilience.integrations.http.exchange import Exchange
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import FakeClock, World, no_collector
 from tests.integrations.servers import Answer, FlakyServer
@@ -1216,6 +1219,33 @@ def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer
     with no_collector():
         kit.run(main)
         assert left[0]() is None
+
+
+def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: FlakyServer) -> None:
+    """It keeps the exchange that it was made in; the request, its body and the response are let go."""
+    contexts: list[Context] = []
+    sent: list[weakref.ref[Any]] = []
+
+    class Keeping(tasks_kit.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            contexts.append(current_context())
+            return await super().handle_async_request(request)
+
+    async def main() -> None:
+        transport = tasks_kit.transport(Timeout(PATIENT), Keeping(verify=NO_TLS))
+        request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"much")
+        response = await transport.handle_async_request(request)
+        assert await response.aread() == b"ok"
+        sent.extend(weakref.ref(it) for it in (request.stream, request, response))
+        del request, response
+        gc.collect()
+        assert [it() for it in sent] == [None] * 3
+        await transport.aclose()
+
+    tasks_kit.run(main)
+    [ctx] = contexts
+    assert ctx.called is not None
+    assert isinstance(ctx.called.function, Exchange)
 
 
 def test_many_attempts_keep_few_responses(kit: Kit) -> None:

@@ -215,6 +215,12 @@ class AsyncSending(_Sending, TaskExchange):
             await response.aclose()
 
     @override
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._progress = None  # it has the caller's trace
+        del self._request
+
+    @override
     def _has_to_end_it(self, attempt: Attempt) -> bool:
         # Not at the instant at which a timer cancels: httpcore is cleaning up then, and would lose its connection.
         return not attempt.is_cut_off

@@ -81,11 +81,11 @@ def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
     for policy in reversed(policies):
         # What can be lowered does nothing with its call but await it; to check that costs 400 ns.
         awaits = type(policy).__module__.startswith("resilience.policies.") or lower(policy) is not None
-        stage = partial(policy.around, stage) if awaits else partial(_checked, policy, stage)
+        stage = partial(policy.around, stage) if awaits else partial(_checked, policy, policy.around, stage)
     return stage
 
 
-async def _checked(policy: Composable, stage: Stage, ctx: Context) -> Any:
+async def _checked(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
     """Run a policy of a user's, which may have forgotten that its call, and so itself, is to be awaited."""
     called: Any = None
 
@@ -94,7 +94,7 @@ async def _checked(policy: Composable, stage: Stage, ctx: Context) -> Any:
         called = stage(inner)
         return called
 
-    result: Any = policy.around(call, ctx)
+    result = around(call, ctx)
     name = f"{type(policy).__qualname__}.around"
     if not is_awaitable(result):
         raise AwaitableMisuse(f"{name} returned {type(result).__name__}: it has to be `async def around(...)`")

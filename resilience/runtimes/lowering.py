@@ -54,7 +54,8 @@ def lower(policy: Any) -> Callable[..., Any] | None:
 
 def _lowered(function: FunctionType) -> Callable[..., Any] | None:
     code = function.__code__
-    has_more = code.co_argcount != 3 or code.co_freevars or function.__defaults__ or function.__kwdefaults__
+    is_plain = not code.co_flags & inspect.CO_COROUTINE
+    has_more = is_plain or code.co_argcount != 3 or code.co_freevars or function.__defaults__ or function.__kwdefaults__
     try:
         module: Any = _parsed(function)
         compiled = _compiled(module, code.co_filename, code.co_flags, code.co_name)

@@ -72,14 +72,14 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
         "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
-        "INFO weather (get): attempt 2 failed with Boom, the next one is in 1.5 s",
-        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 28.5 s",
-        "INFO weather (get): spare answered instead of CircuitOpen",
-        "INFO circuit db: open -> half_open",
-        "INFO circuit db: half_open -> closed",
+        "WARNING weather (get): Retry gave up after 2 attempts in 1.5 s, as a circuit inside would refuse another; "
+        "the last failure was Boom",
+        "INFO weather (get): spare answered instead of Boom",
+        "INFO circuit db: open -> half_open: the 30 s of the open period have passed",
+        "INFO circuit db: half_open -> closed: probes succeeded, 1 of 1",
         "INFO Retry (put): attempt 1 failed with Boom, the next one is in 0.25 s",
         "WARNING Retry (put): gave up after 2 attempts in 0.25 s, as no attempt is left; the last failure was Boom",
-        "WARNING circuit db: closed -> isolated",
+        "WARNING circuit db: closed -> isolated: it was isolated manually",
     ]
 
 
@@ -187,7 +187,9 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
     log.begin(messages=True)
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
     await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
-    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 30 s, after Boom: no")
+    assert log.lines[0].startswith(
+        "ERROR circuit db: closed -> open for 30 s: failures 1 of 1; the last failure was Boom, after Boom: no"
+    )
     assert log.lines[1].startswith(
         "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
     )

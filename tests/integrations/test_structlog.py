@@ -50,6 +50,8 @@ async def test_events_are_named_after_their_kind_and_carry_its_values(
             "old": "closed",
             "new": "open",
             "retry_after": 30.0,
+            "reason": "failures 2 of 2; the last failure was Boom",
+            "failure_type": "Boom",
         },
         {
             "event": "resilience.retry_gave_up",

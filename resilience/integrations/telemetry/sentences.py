@@ -15,6 +15,8 @@ _RAN_OUT = {
     "deadline": "the deadline leaves no time for another",
     "max_elapsed": "max_elapsed leaves no time for another",
     "unrepeatable": "it must not be repeated",
+    "retry_after": "the server asked for a longer wait than max_retry_after",
+    "circuit_open": "a circuit inside would refuse another",
 }
 _CANCELLED = {
     "caller": "by its caller",

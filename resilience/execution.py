@@ -26,6 +26,7 @@ from resilience.callables import (
     UNBEGUN_TYPES,
     close_coroutine,
     is_awaitable,
+    is_coroutine_function,
     mismatch,
     refuse_awaitable,
     refuse_plain,
@@ -60,6 +61,8 @@ class Executed(Protocol):
         """What errors and events call it."""
         ...
 
+    def _resilience_chain(self) -> Sequence[object]: ...
+
     def _resilience_blocking(self) -> Stage: ...
 
     def _resilience_tasks(self) -> Stage: ...
@@ -79,30 +82,34 @@ def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
     """Put the policies, outermost first, around one another and around `innermost`."""
     stage = innermost
     for policy in reversed(policies):
-        # What can be lowered does nothing with its call but await it; to check that costs 400 ns.
-        awaits = type(policy).__module__.startswith("resilience.policies.") or lower(policy) is not None
-        stage = partial(policy.around, stage) if awaits else partial(_checked, policy, policy.around, stage)
+        around = policy.around
+        stage = partial(around, stage) if is_coroutine_function(around) else partial(_plain, policy, around, stage)
     return stage
 
 
-async def _checked(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
-    """Run a policy of a user's, which may have forgotten that its call, and so itself, is to be awaited."""
-    called: Any = None
-
-    def call(inner: Context) -> Any:
-        nonlocal called
-        called = stage(inner)
-        return called
-
-    result = around(call, ctx)
-    name = f"{type(policy).__qualname__}.around"
+async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
+    """Run a policy whose method is no coroutine function, and has to return something to await."""
+    result = around(stage, ctx)
     if not is_awaitable(result):
+        name = f"{type(policy).__qualname__}.around"
         raise AwaitableMisuse(f"{name} returned {type(result).__name__}: it has to be `async def around(...)`")
-    result = await result
-    if result is called and called is not None:
-        close_coroutine(called)
-        raise AwaitableMisuse(f"{name} returned its call and has not awaited it: write `return await call(ctx)`")
-    return result
+    return await result
+
+
+def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
+    """Raise where what comes out of a chain is the rest of it, which a policy has called and not awaited."""
+    innermost = {_plain.__code__, _enter_driven.__code__, _await_in_context.__code__, _awaited.__code__}
+    code = result.cr_code
+    if code in innermost or code.co_name == "around" or code is getattr(function, "__code__", None):
+        close_coroutine(result)
+        theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
+        raise AwaitableMisuse(
+            f"{' or '.join(theirs)} returned its call and has not awaited it: write `return await call(ctx)`"
+        )
+
+
+def _is_ours(policy: object) -> bool:
+    return type(policy).__module__.startswith("resilience.")
 
 
 def compose_for_tasks(policies: Sequence[Composable]) -> Stage:
@@ -122,7 +129,10 @@ def compose_for_threads(policies: Sequence[Composable]) -> Stage:
 
 
 def _driven(stage: Stage, ctx: Context) -> Any:
-    return drive(stage(ctx))
+    result = drive(stage(ctx))
+    if type(result) is CoroutineType:
+        _refuse_forgotten_await(ctx._executed, ctx._function, result)
+    return result
 
 
 async def _enter_driven(ctx: Context) -> Any:
@@ -354,7 +364,10 @@ def aprotect(
             chain = enter_task if subscribers.policies_off else stage
             if record is not None:
                 chain = partial(_arecorded, record, executed, chain)
-        return await chain(inner)
+        result = await chain(inner)
+        if type(result) is CoroutineType:
+            _refuse_forgotten_await(executed, function, result)
+        return result
 
     return protected
 

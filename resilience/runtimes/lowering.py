@@ -54,12 +54,11 @@ def lower(policy: Any) -> Callable[..., Any] | None:
 
 def _lowered(function: FunctionType) -> Callable[..., Any] | None:
     code = function.__code__
-    is_plain = not code.co_flags & inspect.CO_COROUTINE
-    has_more = is_plain or code.co_argcount != 3 or code.co_freevars or function.__defaults__ or function.__kwdefaults__
+    is_coroutine = code.co_flags & inspect.CO_COROUTINE and code.co_argcount == 3 and not code.co_freevars
     try:
         module: Any = _parsed(function)
         compiled = _compiled(module, code.co_filename, code.co_flags, code.co_name)
-        if has_more or compiled != code.replace(co_flags=code.co_flags & ~inspect.CO_NESTED):
+        if not is_coroutine or function.__defaults__ or compiled != code.replace(co_flags=code.co_flags & ~inspect.CO_NESTED):
             return None
         module.body[0].body = [_without_awaits(module.body[0].body[0])]
         factory = _compiled(module, code.co_filename, annotations.compiler_flag, "_resilience_factory")

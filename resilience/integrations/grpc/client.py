@@ -77,10 +77,10 @@ class PolicyInterceptor(
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
         self._calls = Calls(_BLOCKING, policy, unrepeatable)
 
-    intercept_unary_unary = _intercept(Kind(False, False))
-    intercept_unary_stream = _intercept(Kind(False, True))
-    intercept_stream_unary = _intercept(Kind(True, False))
-    intercept_stream_stream = _intercept(Kind(True, True))
+    intercept_unary_unary: Callable[..., Any] = _intercept(Kind(False, False))
+    intercept_unary_stream: Callable[..., Any] = _intercept(Kind(False, True))
+    intercept_stream_unary: Callable[..., Any] = _intercept(Kind(True, False))
+    intercept_stream_stream: Callable[..., Any] = _intercept(Kind(True, True))
 
 
 def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:

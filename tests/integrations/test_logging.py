@@ -185,10 +185,10 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
 ) -> None:
     """In one line and cut, whatever is in them; the arguments of the call stay out."""
     log.begin(messages=True)
-    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
     await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
     assert log.lines[0].startswith(
-        "ERROR circuit db: closed -> open for 30 s: failures 1 of 1; the last failure was Boom, after Boom: no"
+        "ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no"
     )
     assert log.lines[1].startswith(
         "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"

@@ -265,12 +265,13 @@ class Policy(ABC, Generic[D_co]):
             whose call ends before its work has begun, for a class, and for another policy.
         """
         if args or kwargs:
-            raise TypeError(f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`")
+            what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
+            raise TypeError(what + self._resilience_hint())
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
         if not callable(fn):
             hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
-            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}")
+            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}{self._resilience_hint()}")
         if isinstance(fn, type):
             raise TypeError(
                 f"{fn.__name__} is a class, which would become a function: decorate its methods, or protect an "
@@ -307,6 +308,10 @@ class Policy(ABC, Generic[D_co]):
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         """Return the policies that a call meets, outermost first."""
         return (self,)
+
+    def _resilience_hint(self) -> str:
+        """Return what may be meant where this policy is called as what it cannot decorate."""
+        return ""
 
     def _resilience_refuses_until(self) -> float:
         """Return the instant on the process clock until which every call will be refused."""

@@ -170,7 +170,17 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
         return events.CircuitChanged, {**common, "operation": operation, "time": began + after, **numbers}
 
     assert told == [
-        changed("op", 10.0, old=closed, new=opened, retry_after=30.0, last_failure=why),
+        changed(
+            "op",
+            10.0,
+            old=closed,
+            new=opened,
+            retry_after=30.0,
+            last_failure=why,
+            failure_type="Boom",
+            reason="failures 2 of 2; the last failure was Boom",
+            counted=events.TripCount("failures", 2, 2),
+        ),
         (
             events.CallRejected,
             {
@@ -182,8 +192,28 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
                 "waited": 0.0,
             },
         ),
-        changed(fine.__qualname__, 40.0, old=opened, new=half, retry_after=None, last_failure=why),
-        changed(fine.__qualname__, 40.0, old=half, new=closed, retry_after=None, last_failure=None),
+        changed(
+            fine.__qualname__,
+            40.0,
+            old=opened,
+            new=half,
+            retry_after=None,
+            last_failure=why,
+            failure_type="Boom",
+            reason="the 30 s of the open period have passed",
+            counted=None,
+        ),
+        changed(
+            fine.__qualname__,
+            40.0,
+            old=half,
+            new=closed,
+            retry_after=None,
+            last_failure=None,
+            failure_type=None,
+            reason="probes succeeded, 1 of 1",
+            counted=None,
+        ),
     ]
 
 

@@ -402,6 +402,7 @@ def test_these_are_all_the_kinds() -> None:
         "Canceller",
         "Event",
         "Listener",
+        "TripCount",
         "subscribe",
     }
     assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import override
 
@@ -133,19 +133,6 @@ class Fallback(Policy[A_co], Generic[A_co]):
             "name": name,
         }
 
-    if not TYPE_CHECKING:  # the signature stays that of a policy
-
-        @override
-        def __call__(self, *args, **kwargs):
-            if callable(self._value) and (
-                kwargs or len(args) != 1 or not callable(getattr(args[0], "__func__", args[0]))
-            ):
-                raise TypeError(
-                    f"this Fallback answers with {name_of(self._value)}, and does not decorate it: "
-                    "did you mean @Fallback(...) with the answer in it?"
-                )
-            return super().__call__(*args, **kwargs)
-
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
         try:
@@ -177,6 +164,14 @@ class Fallback(Policy[A_co], Generic[A_co]):
             raise
         finally:
             leave_ambient(token)
+
+    @override
+    def _resilience_hint(self) -> str:
+        if not callable(self._value):
+            return ""
+        return (
+            f"; this Fallback answers with {name_of(self._value)}: did you mean @Fallback(...) with the answer in it?"
+        )
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -19,6 +19,7 @@ class Guard:
         self._circuit = circuit
         self._noted: Admitted | None = None
         self._began: float
+        self._since: int
 
     def __enter__(self) -> None:
         if self._noted is not None and self._noted.admission is not None:
@@ -26,6 +27,7 @@ class Guard:
         if self._circuit.is_around():
             return  # the block belongs to a call that was admitted
         self._began = clock.now()
+        self._since = self._circuit.failures
         self._noted = Admitted(self._circuit)  # should the next line raise, it counts for nothing
         self._noted.admission = self._circuit.admit(block_context())  # last: nothing fails once it is admitted
 
@@ -40,7 +42,7 @@ class Guard:
             noted.leave()
             if error is None and not admission.quiet:
                 self._circuit.settle(admission, DONE, self._began, block_context())
-            elif isinstance(error, Exception):
+            elif isinstance(error, Exception) and not self._circuit.has_counted(error, self._since):
                 self._circuit.settle(admission, Failure(error), self._began, block_context())
         finally:
             self._circuit.release(admission)

@@ -168,6 +168,8 @@ class LiveCircuit:
                 break
             if _marks_of(error).get(id(self), 0) > since:
                 return True
+            if isinstance(error, BaseExceptionGroup) and all(self.has_counted(it, since) for it in error.exceptions):
+                return True
             error = error.__cause__ or error.__context__
         return False
 

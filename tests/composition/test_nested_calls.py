@@ -277,12 +277,7 @@ async def test_a_failure_in_guards_is_counted_once(world: World) -> None:
 
 
 @both_ways
-async def test_a_failure_of_a_call_in_a_guard_is_counted_once(
-    world: World, run: Any, request: pytest.FixtureRequest
-) -> None:
-    if run is called:
-        reason = "core: a quiet call does not look for the guard around it, and both count"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+async def test_a_failure_of_a_call_in_a_guard_is_counted_once(world: World, run: Any) -> None:
     breaker = CircuitBreaker(3)
     for state in (CLOSED, CLOSED, OPEN):
         with pytest.raises(Boom), breaker.guard():
@@ -305,13 +300,8 @@ async def test_a_failure_of_a_guard_in_a_call_is_counted_once(world: World, run:
 
 @both_ways
 @pytest.mark.parametrize("earlier", [0, 1])
-async def test_a_failure_of_a_child_task_is_counted_once(
-    tasks_world: World, earlier: int, run: Any, request: pytest.FixtureRequest
-) -> None:
+async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
     """It comes out of the task group in an exception group."""
-    if run is called and not earlier:
-        reason = "core: the leaves of a group are not asked whether they were counted"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     breaker = CircuitBreaker(3 + earlier)
     for _ in range(earlier):
         await fails(tasks_world, breaker)

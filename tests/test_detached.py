@@ -1,0 +1,252 @@
+"""`with detached(timeout)`: a block that inherits no deadline, for clean-ups and work in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Context,
+    DeadlineExceeded,
+    Pipeline,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+    deadline,
+    detached,
+)
+from tests.conftest import Boom, FakeClock, World
+from tests.contexts import INF
+from tests.policies.timeouts import LONG, SHORT
+
+
+async def left(ctx: Context) -> float:
+    return ctx.remaining()
+
+
+# --- what it inherits ----------------------------------------------------------------------------
+
+
+async def test_nothing_is_left_of_the_deadline_around(world: World, clock: FakeClock) -> None:
+    """A budget that is over lets nothing begin, but in the block."""
+    with deadline(0):
+        with pytest.raises(DeadlineExceeded):
+            await world.execute(Retry(), left)
+        with detached(timeout=5.0) as ctx:
+            assert ctx is current_context()
+            assert await world.execute(Retry(), left) == 5.0
+        with pytest.raises(DeadlineExceeded):
+            await world.execute(Retry(), left)
+
+
+@pytest.mark.parametrize("timeout", [None, INF])
+async def test_without_a_timeout_there_is_no_limit(world: World, clock: FakeClock, timeout: float | None) -> None:
+    with deadline(1), detached(timeout) as ctx:
+        assert ctx.remaining() == INF
+        assert await world.execute(Retry(), left) == INF
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(5, 5), (timedelta(seconds=2), 2), (0, 0)])
+async def test_its_own_timeout_holds(clock: FakeClock, world: World, timeout: Any, seconds: float) -> None:
+    with deadline(60), detached(timeout) as ctx:
+        assert ctx.remaining() == seconds
+
+
+async def test_operation_and_properties_stay(world: World) -> None:
+    async def fn(ctx: Context) -> tuple[Any, ...]:
+        with detached():
+            inner = current_context()
+        return inner.operation, dict(inner.properties), inner.remaining()
+
+    ctx = Context(timeout=5, operation="get-user", properties={"tenant": "a"})
+    assert await world.execute(Retry(), fn, ctx) == ("get-user", {"tenant": "a"}, INF)
+
+
+async def test_a_deadline_inside_holds(world: World, clock: FakeClock) -> None:
+    with deadline(1), detached(60), deadline(5) as ctx:
+        assert ctx.remaining() == 5
+
+
+async def test_what_was_around_is_ambient_again(world: World, clock: FakeClock) -> None:
+    with deadline(7) as outer:
+        with pytest.raises(Boom), detached():
+            raise Boom
+        assert current_context() is outer
+
+
+def test_a_block_that_is_open_cannot_be_opened_again() -> None:
+    block = detached()
+    with block, pytest.raises(RuntimeError, match="this detached is in use"):
+        block.__enter__()
+    with block:  # one after the other is fine
+        pass
+
+
+# --- clean-ups -----------------------------------------------------------------------------------
+
+
+def test_a_clean_up_in_a_thread_that_was_walked_away_from() -> None:
+    """The Timeout has fired: the function goes on in its thread, and comes to its `finally`."""
+    begun, ended = threading.Event(), threading.Event()
+    cleaned: list[Any] = []
+    clean_up = Retry(2, on=Boom)
+
+    def fn() -> None:
+        try:
+            begun.wait(10)
+        finally:
+            cleaned.append(clean_up.capture(lambda ctx: "too late"))
+            with detached(timeout=LONG):
+                cleaned.append(clean_up.capture(lambda ctx: "cleaned"))
+                cleaned.append(Timeout(LONG).capture(lambda ctx: "on a worker"))
+            ended.set()
+
+    with pytest.raises(TimeoutExceeded):
+        Timeout(SHORT).call(fn)
+    begun.set()
+    assert ended.wait(10)
+    assert isinstance(cleaned[0].error, DeadlineExceeded)
+    assert [it.unwrap() for it in cleaned[1:]] == ["cleaned", "on a worker"]
+
+
+@pytest.mark.parametrize("limits", [(SHORT,), (SHORT, LONG)], ids=len)
+async def test_a_clean_up_in_a_task_that_was_cut_off(tasks_world: World, limits: tuple[float, ...]) -> None:
+    """Under trio every `await` of the clean-up would be cancelled, but for the shield."""
+    cleaned: list[str] = []
+
+    async def cleans(ctx: Context) -> None:
+        await anyio.sleep(SHORT)
+        cleaned.append("cleaned")
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await anyio.sleep(10)
+        finally:
+            async with detached(timeout=LONG):
+                await Retry(2, on=Boom).aexecute(cleans)
+                await Timeout(LONG).aexecute(cleans)
+
+    with pytest.raises(TimeoutExceeded):
+        await Pipeline(*map(Timeout, limits)).aexecute(fn)
+    assert cleaned == ["cleaned"] * 2
+
+
+async def test_without_it_the_clean_up_does_not_begin(tasks_world: World) -> None:
+    """This is what it is for."""
+    outcomes: list[Any] = []
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await anyio.sleep(10)
+        finally:
+            with deadline(LONG):
+                outcomes.append(await Retry().acapture(left))
+
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(SHORT).aexecute(fn)
+    assert isinstance(outcomes[0].error, DeadlineExceeded)
+
+
+async def test_a_clean_up_that_hangs_is_cut_off_by_its_own_limit(tasks_world: World) -> None:
+    """Shielded without a limit it would hold up the caller for ever."""
+    errors: list[BaseException] = []
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await anyio.sleep(10)
+        finally:
+            try:
+                async with detached(timeout=SHORT):
+                    await anyio.sleep(10)
+            except DeadlineExceeded as error:
+                errors.append(error)
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(SHORT).aexecute(fn)
+    assert time.monotonic() - began < 5
+    assert [str(error) for error in errors] == [f"the block did not end within {SHORT:g} s"]
+
+
+async def test_without_a_limit_of_its_own_it_is_not_cut_off(tasks_world: World) -> None:
+    """It may end later than the deadline around it, which has then the last word on its block."""
+    ended: list[str] = []
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(SHORT):
+            try:
+                await anyio.sleep(10)
+            finally:
+                async with detached():
+                    await anyio.sleep(SHORT)
+                    ended.append("ended")
+    assert ended == ["ended"]
+
+
+async def test_under_trio_it_is_shielded_from_a_cancellation(in_trio: World) -> None:
+    ended: list[str] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with detached(timeout=LONG):
+            await anyio.sleep(SHORT)
+            ended.append("ended")
+    assert ended == ["ended"]
+
+
+# --- work in the background ----------------------------------------------------------------------
+
+
+async def test_a_background_task_outlives_the_deadline_that_it_was_begun_under(tasks_world: World) -> None:
+    """Begun lazily inside a call it had that call's deadline for ever."""
+    seen: list[float] = []
+
+    async def background() -> None:
+        async with detached():
+            await anyio.sleep(SHORT * 2)
+            seen.append(await Retry().aexecute(left))
+
+    async with anyio.create_task_group() as group:
+
+        async def begins(ctx: Context) -> None:
+            group.start_soon(background)
+
+        await Retry().aexecute(begins, Context(timeout=SHORT))
+    assert seen == [INF]
+
+
+def test_a_task_of_asyncio_that_is_begun_in_the_block_is_detached_as_well() -> None:
+    """It copies the variables as they are there."""
+
+    async def main() -> float:
+        with deadline(SHORT), detached():
+            task = asyncio.create_task(Retry().aexecute(left))
+        return await task
+
+    assert asyncio.run(main()) == INF
+
+
+async def test_the_timer_of_a_task_does_not_reach_what_is_detached_in_another(tasks_world: World) -> None:
+    """A Timeout inside arms a timer of its own, as none around it covers this task."""
+
+    async def hangs(ctx: Context) -> None:
+        await anyio.sleep(10)
+
+    async def background() -> None:
+        async with detached(timeout=LONG):
+            outcomes.append(await Timeout(SHORT).acapture(hangs))
+
+    outcomes: list[Any] = []
+    async with anyio.create_task_group() as group:
+
+        async def begins(ctx: Context) -> None:
+            group.start_soon(background)
+            await anyio.sleep(0)
+
+        await Timeout(LONG).aexecute(begins)
+    assert type(outcomes[0].error) is TimeoutExceeded

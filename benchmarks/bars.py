@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -36,19 +37,17 @@ class Bar:
 
 
 BARS = (
-    Bar("sync, stack: five, deadline", BY_HAND, 0.75),
-    Bar("sync, stack: five, deadline", BY_HAND_COUNTING, 0.75),
-    Bar("sync, stack: four", "best unified peer", 0.65),
+    Bar("sync, stack: five, deadline", BY_HAND, 0.9),
+    Bar("sync, stack: four", "resilix", 0.75),
     Bar("sync, stack: five, timeout", "best peer", 0.9),
-    Bar("sync, one policy: retry", "best peer", 1.0),
-    Bar("sync, one policy: breaker", "best peer", 1.0),
-    Bar("asyncio, stack: four", "best unified peer", 0.5),
-    Bar("asyncio, stack: five, timeout", BY_HAND, 0.6),
-    Bar("asyncio, stack: five, timeout", "best unified peer", 0.5),
+    Bar("sync, one policy: retry", "resilix", 1.8),
+    Bar("sync, one policy: breaker", "resilix", 1.8),
+    Bar("asyncio, stack: four", "resilix", 0.45),
+    Bar("asyncio, stack: five, timeout", BY_HAND, 0.65 if sys.version_info < (3, 12) else 0.8),
+    Bar("asyncio, stack: five, timeout", "resilix", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
     Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
-    Bar("sync, layer: cost", "itself", 110, contestant=layers.REAL, unit="ns"),
     Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
 )

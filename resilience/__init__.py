@@ -8,7 +8,7 @@
 
 from resilience import backoff, errors, events
 from resilience.ambient import current_context
-from resilience.budget import deadline
+from resilience.budget import deadline, detached
 from resilience.circuit_state import CircuitState
 from resilience.context import Context
 from resilience.errors import (
@@ -67,6 +67,7 @@ __all__ = [
     "backoff",
     "current_context",
     "deadline",
+    "detached",
     "errors",
     "events",
     "transient",

@@ -14,6 +14,7 @@ from contextvars import ContextVar, Token
 from typing import TypeAlias
 
 from resilience.context import NO_KEYWORDS, Context, derive
+from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]
 
@@ -53,7 +54,7 @@ def leave_ambient(token: AmbientToken) -> None:
         return
 
 
-class BlockContext(Context):
+class BlockContext(Context):  # type: ignore[misc]  # final to everybody else
     """The context of a block: it has a beginning and an end, and may be found after that."""
 
     __slots__ = ("is_over", "outer")
@@ -67,19 +68,26 @@ def block_context(
 ) -> BlockContext:
     """Make the context of a block.
 
-    It has neither timer nor function: a context follows new tasks and threads, the timer cuts off only the one that
-    armed it, and a block is no call.
+    It has no function, as a block is no call, and no timer but one that cuts off this code: a context follows new tasks
+    and threads, a timer does not.
 
     :param inside: the context around it; the ambient one by default.
     :param deadline: an instant on the process clock; it can only shorten what is there.
     """
     outer = current_context() if inside is None else inside
     ends_at = outer.deadline if deadline is None else min(deadline, outer.deadline)
-    block: BlockContext = derive(outer, ends_at, outer.attempt if attempt is None else attempt, None, BlockContext)
+    attempt = outer.attempt if attempt is None else attempt
+    block: BlockContext = derive(outer, ends_at, attempt, timer_here(outer), BlockContext)
     block._function = block._arguments = None
     block._keywords = NO_KEYWORDS
     block.is_over = False
     return block
+
+
+def timer_here(ctx: Context) -> Timer | None:
+    """Return the timer of a context found by this code, if it cuts this code off."""
+    timer = ctx._timer
+    return timer if timer is not None and timer.covers_this_code() else None
 
 
 def leave_block(ctx: BlockContext, token: AmbientToken) -> None:

@@ -218,7 +218,7 @@ def as_backoff(name: str, value: object) -> Backoff:
             raise ValueError(f"{name} must hold at least one delay, not {value!r}")
         return _Given(tuple(min(checks.seconds(f"a delay in {name}", it, zero=True), FOREVER) for it in value))
     if callable(value) and not isinstance(value, type):
-        return _Given(checks.plain_function(name, value))
+        return _Given(checks.plain_function(name, value, ()))
     hint = f"; did you mean Constant({value!r})?" if isinstance(value, (int, float)) else ""
     raise TypeError(
         f"{name} must be a backoff, a sequence of seconds or a callable that returns one, not {value!r}{hint}"

@@ -1,4 +1,4 @@
-"""A budget of time for a block of code: `with deadline(8.0) as ctx:`."""
+"""A budget of time for a block of code: `with deadline(8.0) as ctx:`; and the way out of one: `with detached(5.0):`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,85 @@ from math import inf
 from types import TracebackType
 from typing import final
 
+from typing_extensions import override
+
 from resilience import checks
-from resilience.ambient import AmbientToken, BlockContext, block_context, leave_block, set_ambient
+from resilience.ambient import AmbientToken, BlockContext, block_context, current_context, leave_block, set_ambient
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded
-from resilience.runtimes.base import Timer
-from resilience.runtimes.tasks import timer_until
+from resilience.errors import DeadlineExceeded, ends_with_the_deadline
+from resilience.runtimes.base import EARLIEST, Timer
+from resilience.runtimes.tasks import shielded_timer, timer_until
+
+
+class _Budget:
+    """A block with a deadline."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        self._seconds = inf if timeout is None else checks.seconds("timeout", timeout, zero=True, infinite=True)
+        self._limit = self._seconds  # or what was left of an outer budget
+        self._ctx: BlockContext | None = None
+        self._token: AmbientToken | None = None
+        self._timer: Timer | None = None
+
+    def _open(self, ends_at: float) -> BlockContext:
+        """Make the context of the block."""
+        return block_context(deadline=ends_at)
+
+    def _make_timer(self, ends_at: float) -> Timer | None:
+        """Make what cuts the block off, where it is one of a task."""
+        if ends_at == inf:
+            return None
+        return timer_until(ends_at, self._seconds if self._limit == self._seconds else None)
+
+    def __enter__(self) -> Context:
+        if self._ctx is not None:
+            raise RuntimeError(f"this {type(self).__name__} is in use: open another one")
+        now = clock.now()
+        ctx = self._open(now + self._seconds)
+        self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
+        self._ctx, self._token = ctx, set_ambient(ctx)
+        return ctx
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        ctx, token = self._ctx, self._token
+        self._ctx = self._token = None
+        if ctx is not None and token is not None:
+            leave_block(ctx, token)
+
+    async def __aenter__(self) -> Context:
+        ctx = self.__enter__()
+        try:
+            if ctx._timer is None or ctx._timer.deadline > ctx.deadline:  # else that one fires first
+                self._timer = self._make_timer(ctx.deadline)
+            if self._timer is not None:
+                self._timer.start()
+                ctx._timer = self._timer
+        except BaseException as error:  # interrupted, perhaps when the timer ran already
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return ctx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        timer, self._timer = self._timer, None
+        try:
+            swallowed = timer is not None and timer.stop(error)
+        finally:
+            self.__exit__(kind, error, traceback)
+        if timer is None:
+            return False
+        if timer.fired or (ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST):
+            raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
+        return swallowed
 
 
 @final
-class deadline:  # read as a verb phrase: "with deadline(8.0)"
+class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
     """Open a budget for everything in a block: each execution inside inherits what is left of it.
 
     Budgets only shorten: inside another one, or inside an execution, the earlier deadline holds.
@@ -34,50 +101,37 @@ class deadline:  # read as a verb phrase: "with deadline(8.0)"
     """
 
     def __init__(self, timeout: Duration) -> None:
-        self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
-        self._limit = self._seconds  # or what was left of an outer budget
-        self._ctx: BlockContext | None = None
-        self._token: AmbientToken | None = None
-        self._timer: Timer | None = None
+        super().__init__(checks.seconds("timeout", timeout, zero=True, infinite=True))
 
-    def __enter__(self) -> Context:
-        if self._ctx is not None:
-            raise RuntimeError("this deadline is in use: open another one")
-        now = clock.now()
-        ctx = block_context(deadline=now + self._seconds)
-        self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
-        self._ctx, self._token = ctx, set_ambient(ctx)
-        return ctx
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        ctx, token = self._ctx, self._token
-        self._ctx = self._token = None
-        if ctx is not None and token is not None:
-            leave_block(ctx, token)
+@final
+class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
+    """Open a block that inherits no deadline: for clean-ups when the time is over, and for work in the background.
 
-    async def __aenter__(self) -> Context:
-        ctx = self.__enter__()
-        if ctx.deadline != inf:
-            try:
-                self._timer = timer_until(ctx.deadline, self._seconds if self._limit == self._seconds else None)
-                self._timer.start()
-            except BaseException as error:  # interrupted, perhaps when the timer ran already
-                await self.__aexit__(type(error), error, error.__traceback__)
-                raise
-        return ctx
+    Executions inside get the operation and the properties of what is around, and `timeout` for their own budget.
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        timer, self._timer = self._timer, None
-        try:
-            swallowed = timer is not None and timer.stop(error)
-        finally:
-            self.__exit__(kind, error, traceback)
-        if timer is None:
-            return False
-        if timer.fired:
-            raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
-        return swallowed
+    :param timeout: seconds from the entry of the block; no limit by default.
+
+    As `with`, nothing is cut off. As `async with`, the block is cut off after `timeout`, and `DeadlineExceeded` is
+    raised; under trio it is shielded from the cancellation around it, so give it a limit. Under asyncio a task is
+    cancelled once, so what it awaits after that runs to its end anyway.
+
+    >>> from resilience import Retry, deadline, detached
+    >>> with deadline(0.0):
+    ...     with detached(timeout=5.0):
+    ...         Retry().execute(lambda ctx: ctx.remaining() > 4.0)
+    True
+    """
+
+    def __init__(self, timeout: Duration | None = None) -> None:
+        super().__init__(timeout)
+
+    @override
+    def _open(self, ends_at: float) -> BlockContext:
+        fresh = Context()
+        fresh._info = current_context()._info
+        return block_context(fresh, deadline=ends_at)
+
+    @override
+    def _make_timer(self, ends_at: float) -> Timer | None:
+        return shielded_timer(ends_at) or super()._make_timer(ends_at)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from types import BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
+from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from resilience.errors import ArgumentMisuse, AwaitableMisuse
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 #: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
 #: any other type for an `__await__` that it does not have costs 120 ns.
 NON_AWAITABLE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
+
+#: Results of these types are what a call that has not begun returns, if their function is written so.
+UNBEGUN_TYPES = frozenset(
+    {
+        GeneratorType,
+        AsyncGeneratorType,
+        contextlib._GeneratorContextManager,
+        contextlib._AsyncGeneratorContextManager,
+    }
+)
 
 _CO_COROUTINE = inspect.CO_COROUTINE
 _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `types.coroutine`
@@ -49,8 +60,13 @@ def _is_coroutine_function(fn: object) -> bool:
 
 def require_callable(fn: object) -> None:
     """Refuse what cannot be called, before any policy could take that for a failure of the call."""
-    if not callable(fn):
-        raise ArgumentMisuse(f"a policy runs callables, not {fn!r}")
+    if callable(fn):
+        return
+    hint = ""
+    if is_awaitable(fn):
+        close_coroutine(fn)
+        hint = "; hand over the function itself and its arguments, `policy.call(fetch, url)`, not what it returns"
+    raise ArgumentMisuse(f"a policy runs callables, not {fn!r}{hint}")
 
 
 def is_generator_function(fn: object) -> bool:
@@ -64,6 +80,42 @@ def is_generator_function(fn: object) -> bool:
         inspect.isgeneratorfunction(it) or inspect.isasyncgenfunction(it)
         for it in ((fn,) if inspect.isroutine(fn) or isinstance(fn, type) else (fn, call))
     )
+
+
+def is_block_function(fn: object) -> bool:
+    """Whether calling `fn` makes the context manager of a generator, by `contextlib`: its work is done in the block."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", None) in _BLOCK_CODES
+
+
+#: All functions that `contextlib` makes have the code of one of these.
+_BLOCK_CODES = (
+    contextlib.contextmanager(iter).__code__,
+    contextlib.asynccontextmanager(aiter).__code__,
+)
+
+
+def why_unbegun(fn: object) -> str | None:
+    """Say why a call of `fn` does none of its work, and what to do; None where a call is a call."""
+    if is_generator_function(fn):
+        return (
+            f"{name_of(fn)} is a generator function: calling it only makes the generator, so nothing that it does "
+            "would be protected; decorate what each step calls instead, or a function that returns `list(...)` of it"
+        )
+    if is_block_function(fn):
+        return (
+            f"{name_of(fn)} makes a context manager, whose work is done in the `with` block, where no policy sees it; "
+            "put `for attempt in retry.attempts(): with attempt:` around the block, or decorate what it calls"
+        )
+    return None
+
+
+def refuse_unbegun(fn: object) -> None:
+    """Refuse a function that has returned what its work would be done by."""
+    why = why_unbegun(fn)
+    if why is not None:
+        raise ArgumentMisuse(why)
 
 
 def _is_mock(fn: object) -> bool:

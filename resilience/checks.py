@@ -6,7 +6,10 @@ as a list of what it accepts. Booleans are no numbers here: `Timeout(True)` is a
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -75,7 +78,8 @@ def ratio(name: str, value: object) -> float:
     """Return a share: more than 0, at most 1."""
     converted = number(name, value)
     if not 0 < converted <= 1:
-        raise ValueError(f"{name} must be more than 0 and at most 1, not {value!r}")
+        hint = f"; did you mean {converted / 100:g}?" if 1 < converted <= 100 else ""
+        raise ValueError(f"{name} must be more than 0 and at most 1, not {value!r}{hint}")
     return converted
 
 
@@ -86,22 +90,60 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def plain_function(name: str, value: F) -> F:
-    """Return a callable that gives its answer when it is called; refuse one that has to be awaited."""
+def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) -> F:
+    """Return a callable that gives its answer when it is called; refuse one that has to be awaited.
+
+    :param takes: what it will be called with, by name; a callable that cannot take that is refused.
+    """
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
     if is_coroutine_function(value):
         raise TypeError(
             f"{name} must be a plain function: the coroutine function {name_of(value)} would never be awaited"
         )
+    if takes is not None:
+        _check_parameters(name, value, takes)
     return value
 
 
-def optional_callable(name: str, value: C) -> C:
-    """Return a callable, or None."""
+def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
+    """Return a callable that can be called with these parameters, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
+    if value is not None:
+        _check_parameters(name, value, takes)
     return value
+
+
+def _check_parameters(name: str, function: Callable[..., object], takes: tuple[str, ...]) -> None:
+    """Refuse a callable whose parameters cannot take what it will be called with."""
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # it has none, as many builtins, or a foreign `__signature__` is no such thing
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        call = f"{name}({', '.join(takes)})"
+        raise TypeError(
+            f"{name} is called as {call}, which {name_of(function)}{signature} cannot take: {error}"
+        ) from None
+
+
+def not_bare(written: str, value: object) -> None:
+    """Refuse the function that a decorator without its parentheses is given; `written` is what was meant."""
+    if callable(value) and not isinstance(value, type):
+        raise TypeError(f"a policy is made before it decorates {name_of(value)}: did you mean {written}?")
+
+
+def warn(message: str) -> None:
+    """Warn of what is surely a mistake and yet no error, at the user's line, whatever frames of ours stand between."""
+    frame = sys._getframe(1)
+    level = 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def optional_name(value: object) -> str | None:

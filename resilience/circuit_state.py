@@ -1,8 +1,9 @@
-"""The four states of a circuit, as errors, events and statistics name them."""
+"""The four states of a circuit, and what it has counted, as errors, events and statistics name them."""
 
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 
 class CircuitState(enum.Enum):
@@ -12,3 +13,27 @@ class CircuitState(enum.Enum):
     OPEN = "open"
     HALF_OPEN = "half_open"
     ISOLATED = "isolated"
+
+
+class TripCount(NamedTuple):
+    """What a condition of a circuit has counted: `bad` results of so many.
+
+    :param what: ``"failures"`` or ``"slow calls"``.
+    :param bad: how many there were; in a row, for `ConsecutiveFailures`.
+    :param of: of how many calls in the window; for `ConsecutiveFailures`, of how many that trip it.
+    :param threshold: the ratio that trips it; None for `ConsecutiveFailures`.
+    """
+
+    what: str
+    bad: int
+    of: int
+    threshold: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.what} {self.bad} of {self.of}"
+        return text if self.threshold is None else f"{text}, a ratio of {self.ratio:.3g} of at least {self.threshold:g}"
+
+    @property
+    def ratio(self) -> float:
+        """The share of `bad` in `of`."""
+        return self.bad / self.of if self.of else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isinf
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 from resilience import checks
 from resilience.callables import name_of
@@ -20,12 +20,13 @@ from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
 from resilience.outcome import Outcome
 from resilience.record import FailedAttempt, Record
-from resilience.runtimes.base import Runtime, Timer
+from resilience.runtimes.base import EARLIEST, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
 __all__ = ["Called", "Context"]
 
 
+@final
 class Context:
     """What travels with an execution, from the outermost policy to the function.
 
@@ -112,7 +113,7 @@ class Context:
 
     @property
     def called(self) -> Called | None:
-        """The function that is called, with its arguments and keywords; None outside an execution.
+        """The function that is called, with its arguments and keywords; None outside an execution, and in a block.
 
         For a function that is called with the context (`execute`), `arguments` is this context alone.
         """
@@ -235,10 +236,6 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None, 
     return child
 
 
-#: A timer of an event loop may fire that much before its time, in seconds.
-_EARLIEST = 0.005
-
-
 def is_over(ctx: Context) -> bool:
     """Whether the budget is used up, for code whose timer was set to its end."""
-    return ctx.remaining() <= _EARLIEST
+    return ctx.remaining() <= EARLIEST

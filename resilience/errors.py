@@ -139,6 +139,13 @@ class DeadlineExceeded(TimeoutExceeded):
     """The budget of the whole execution is used up, whatever time a single policy may have left."""
 
 
+def ends_with_the_deadline(error: BaseException | None) -> bool:
+    """Whether an error is a `DeadlineExceeded`, or a group of such, as child tasks raise them."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
+    return isinstance(error, DeadlineExceeded)
+
+
 class RetriesExhausted(ResilienceError):
     """A `Retry(wrap=True)` gave up.
 
@@ -169,6 +176,10 @@ class ArgumentMisuse(Misuse, TypeError):
 
 class AwaitableMisuse(Misuse, TypeError):
     """A function and the way it was executed disagree about whether there is something to await."""
+
+
+class BlockMisuse(Misuse, RuntimeError):
+    """A block is entered where it could not be left."""
 
 
 class SuspensionMisuse(Misuse, RuntimeError):

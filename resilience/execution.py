@@ -20,17 +20,27 @@ from math import inf
 from types import CoroutineType
 from typing import Any, Protocol, TypeAlias
 
-from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient
-from resilience.callables import NON_AWAITABLE_TYPES, is_awaitable, mismatch, refuse_awaitable, refuse_plain
+from resilience.ambient import get_ambient, innermost_open, reset_ambient, set_ambient, timer_here
+from resilience.callables import (
+    NON_AWAITABLE_TYPES,
+    UNBEGUN_TYPES,
+    close_coroutine,
+    is_awaitable,
+    is_coroutine_function,
+    mismatch,
+    refuse_awaitable,
+    refuse_plain,
+    refuse_unbegun,
+)
 from resilience.clock import clock
 from resilience.context import Context, is_over
-from resilience.errors import ArgumentMisuse, WorkersExhausted
+from resilience.errors import ArgumentMisuse, AwaitableMisuse, WorkersExhausted, ends_with_the_deadline
 from resilience.events.dispatch import announce, emit, subscribers
 from resilience.events.kinds import CallFinished, CallRejected, Canceller, ExecutionFinished
 from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success, unwrap_stop_iteration
 from resilience.record import Record
-from resilience.runtimes.base import Runtime
+from resilience.runtimes.base import EARLIEST, Expired, Runtime, Timer
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
@@ -51,6 +61,8 @@ class Executed(Protocol):
         """What errors and events call it."""
         ...
 
+    def _resilience_chain(self) -> Sequence[object]: ...
+
     def _resilience_blocking(self) -> Stage: ...
 
     def _resilience_tasks(self) -> Stage: ...
@@ -70,8 +82,34 @@ def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
     """Put the policies, outermost first, around one another and around `innermost`."""
     stage = innermost
     for policy in reversed(policies):
-        stage = partial(policy.around, stage)
+        around = policy.around
+        stage = partial(around, stage) if is_coroutine_function(around) else partial(_plain, policy, around, stage)
     return stage
+
+
+async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
+    """Run a policy whose method is no coroutine function, and has to return something to await."""
+    result = around(stage, ctx)
+    if not is_awaitable(result):
+        name = f"{type(policy).__qualname__}.around"
+        raise AwaitableMisuse(f"{name} returned {type(result).__name__}: it has to be `async def around(...)`")
+    return await result
+
+
+def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
+    """Raise where what comes out of a chain is the rest of it, which a policy has called and not awaited."""
+    innermost = {_plain.__code__, _enter_driven.__code__, _await_in_context.__code__, _awaited.__code__}
+    code = result.cr_code
+    if code in innermost or code.co_name == "around" or code is getattr(function, "__code__", None):
+        close_coroutine(result)
+        theirs = [f"{type(it).__qualname__}.around" for it in executed._resilience_chain() if not _is_ours(it)]
+        raise AwaitableMisuse(
+            f"{' or '.join(theirs)} returned its call and has not awaited it: write `return await call(ctx)`"
+        )
+
+
+def _is_ours(policy: object) -> bool:
+    return type(policy).__module__.startswith("resilience.")
 
 
 def compose_for_tasks(policies: Sequence[Composable]) -> Stage:
@@ -91,7 +129,10 @@ def compose_for_threads(policies: Sequence[Composable]) -> Stage:
 
 
 def _driven(stage: Stage, ctx: Context) -> Any:
-    return drive(stage(ctx))
+    result = drive(stage(ctx))
+    if type(result) is CoroutineType:
+        _refuse_forgotten_await(ctx._executed, ctx._function, result)
+    return result
 
 
 async def _enter_driven(ctx: Context) -> Any:
@@ -118,8 +159,11 @@ def enter(ctx: Context) -> Any:
     except TypeError as error:
         _refuse_mismatch(ctx, error)
         raise
-    if type(result) not in NON_AWAITABLE_TYPES and is_awaitable(result):
-        raise refuse_awaitable(function, result)
+    if type(result) not in NON_AWAITABLE_TYPES:
+        if is_awaitable(result):
+            raise refuse_awaitable(function, result)
+        if type(result) in UNBEGUN_TYPES:
+            refuse_unbegun(function)
     return result
 
 
@@ -144,12 +188,19 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     except BaseException as error:
         if record is not None:
             _end_attempt(record, ctx, None, error)
+        _raise_if_expired(timer, error)
         raise
     finally:
         set_ambient(outer)
     if record is not None:
         _end_attempt(record, ctx, result, None)
     return result
+
+
+def _raise_if_expired(timer: Timer | None, error: BaseException) -> None:
+    """Give to a timer what ends at its instant: calls inside found no time left, which it was to end itself."""
+    if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST:
+        raise Expired(timer) from error
 
 
 def _check_before_start(timer: Any, ctx: Context) -> None:
@@ -183,6 +234,7 @@ def _refuse_mismatch(ctx: Context, error: TypeError) -> None:
 
 async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
     if not is_awaitable(awaitable):
+        refuse_unbegun(function)
         raise refuse_plain(function, awaitable)
     return await awaitable
 
@@ -203,6 +255,8 @@ async def _await_in_context(ctx: Context) -> Any:
             _refuse_mismatch(ctx, error)
         if record is not None:
             _end_attempt(record, ctx, None, error)
+        if getattr(token.old_value, "_timer", None) is not ctx._timer:  # it was not inherited
+            _raise_if_expired(ctx._timer, error)
         raise
     finally:
         try:
@@ -310,7 +364,10 @@ def aprotect(
             chain = enter_task if subscribers.policies_off else stage
             if record is not None:
                 chain = partial(_arecorded, record, executed, chain)
-        return await chain(inner)
+        result = await chain(inner)
+        if type(result) is CoroutineType:
+            _refuse_forgotten_await(executed, function, result)
+        return result
 
     return protected
 
@@ -332,6 +389,8 @@ def _inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record 
     if ctx is not None or executed._resilience_listeners or subscribers.executions:
         record = Record(executed)
     inner._info = ExecutionInfo(source._info.operation, source._info.properties, (), record)
+    if outer is not None and inner.runtime is not BLOCKING:  # a timer of a task cuts off no blocking code in it
+        inner._timer = timer_here(outer)
     if ctx is not None and record is not None:
         ctx._report = record
     return record

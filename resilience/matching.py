@@ -85,13 +85,13 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
-    predicate: Callable[[Exception], object] = checks.plain_function(name, value)
+    predicate: Callable[[Exception], object] = checks.plain_function(name, value, ("error",))
     return predicate
 
 
 def optional_predicate(name: str, value: OnResult | None) -> OnResult | None:
     """Return a predicate over results, or None."""
-    return None if value is None else checks.plain_function(name, value)
+    return None if value is None else checks.plain_function(name, value, ("result",))
 
 
 def _is_one_of(types: tuple[type[BaseException], ...], error: Exception) -> bool:

@@ -11,14 +11,21 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
 from resilience import checks
-from resilience.callables import is_coroutine_function, is_generator_function, name_of, named_like, require_callable
+from resilience.callables import (
+    is_coroutine_function,
+    is_generator_function,
+    name_of,
+    named_like,
+    require_callable,
+    why_unbegun,
+)
 from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import (
@@ -33,30 +40,23 @@ from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
 
-if TYPE_CHECKING:
-    from resilience.wrapping import Wrap
-
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
+
+# What each policy of a pipeline may answer. One for each, because mypy joins the answers of a `*policies` to `object`.
+A1 = TypeVar("A1", default=Never)
+A2 = TypeVar("A2", default=Never)
+A3 = TypeVar("A3", default=Never)
+A4 = TypeVar("A4", default=Never)
+A5 = TypeVar("A5", default=Never)
+A6 = TypeVar("A6", default=Never)
+A7 = TypeVar("A7", default=Never)
 
 #: The rest of a chain, as a policy sees it.
 Call: TypeAlias = Callable[[Context], Awaitable[T]]
-
-
-class _Wrap:
-    """`wrap`, on a policy and on the class: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are the same.
-
-    A descriptor, because pyright binds a method that is called on the bare generic class to `Policy[Never]`.
-    """
-
-    @overload
-    def __get__(self, policy: None, owner: object) -> Wrap[Never]: ...
-    @overload
-    def __get__(self, policy: Policy[D_co], owner: object) -> Wrap[D_co]: ...
-    def __get__(self, policy: Policy[Any] | None, owner: object) -> Any:
-        return Pipeline if policy is None else functools.partial(Pipeline, policy)
 
 
 class Policy(ABC, Generic[D_co]):
@@ -79,15 +79,19 @@ class Policy(ABC, Generic[D_co]):
     _resilience_repeats: ClassVar[bool] = False
     _resilience_listeners: tuple[Listener, ...] = ()
 
-    #: `a.wrap(b, c, name=None, listeners=())` or `Policy.wrap(a, b, c, ...)`: the pipeline a(b(c(fn))).
-    wrap: _Wrap = _Wrap()
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
         super().__init_subclass__(**kwargs)
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
             cls.name = cls.__name__
+
+    if not TYPE_CHECKING:  # to a checker, it would make every name one that may be set
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name[:1] != "_" and name != "name":
+                _check_assignment(self, name, value)
+            super().__setattr__(name, value)
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -111,9 +115,49 @@ class Policy(ABC, Generic[D_co]):
         changed = (
             f"{key}={value!r}"
             for key, value in self.settings().items()
-            if key not in parameters or not _same(value, parameters[key].default)
+            # as text: a backoff made anew is the default
+            if key not in parameters or repr(value) != repr(parameters[key].default)
         )
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    # --- composing ---
+
+    # The first policy is `self`: what it answers is `D_co` in `a.wrap(b)`, and `A1` in `Policy.wrap(a, b)`. The union
+    # is for pyright: it takes the bare class for a `Policy[Never]`, and would bind `A1` to `Never` before it sees `a`.
+    @overload
+    def wrap(
+        self: Policy[Never] | Policy[A1],
+        /,
+        *more: Policy[Never],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> Pipeline[D_co | A1]: ...
+    @overload
+    def wrap(
+        self: Policy[Never] | Policy[A1],
+        b: Policy[A2],
+        c: Policy[A3] = ...,
+        d: Policy[A4] = ...,
+        e: Policy[A5] = ...,
+        f: Policy[A6] = ...,
+        /,
+        *more: Policy[A7],
+        name: str | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> Pipeline[D_co | A1 | A2 | A3 | A4 | A5 | A6 | A7]: ...
+    def wrap(*policies: Policy[Any], name: str | None = None, listeners: Iterable[Listener] = ()) -> Pipeline[Any]:
+        """Put policies around one another: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are both a(b(c(fn))).
+
+        :param policies: outermost first. A policy may be in many pipelines, which then share its state.
+        :param name: what errors and events call the pipeline; "Pipeline" by default.
+        :param listeners: plain functions of one event, for what happens inside this pipeline.
+        :raises TypeError: for what is no policy, and for listeners that cannot be called.
+
+        >>> from resilience import Policy, Retry, Timeout
+        >>> Policy.wrap(Retry(), Timeout(2.0), name="users")
+        Policy.wrap(Retry(), Timeout(seconds=2.0), name='users')
+        """
+        return Pipeline(*policies, name=name, listeners=listeners)
 
     # --- executing ---
 
@@ -210,25 +254,34 @@ class Policy(ABC, Generic[D_co]):
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
     @overload
     def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | D_co]: ...
-    def __call__(self, fn: Any, /) -> Any:
+    def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Decorate a function: every call of it runs under this policy.
 
         Signature, name, documentation and types are kept. Whether it is asynchronous is decided here,
         once. Works on functions, methods, above and below `staticmethod` and `classmethod`, and on
         callables without a name.
 
-        :raises TypeError: for what cannot be called, and for a generator function, whose call ends
-            before its work has begun.
+        :raises TypeError: for what cannot be called, for a generator function or one of `contextlib.contextmanager`,
+            whose call ends before its work has begun, for a class, and for another policy.
         """
+        if args or kwargs:
+            what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
+            raise TypeError(what + self._resilience_hint())
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
         if not callable(fn):
-            raise TypeError(f"a policy decorates callables, not {fn!r}")
-        if is_generator_function(fn):
+            hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
+            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}{self._resilience_hint()}")
+        if isinstance(fn, type):
             raise TypeError(
-                f"{name_of(fn)} is a generator function: calling it only makes the generator, "
-                "so nothing that it does would be protected; decorate what each step calls instead"
+                f"{fn.__name__} is a class, which would become a function: decorate its methods, or protect an "
+                f"instance with `policy.proxy({fn.__name__}(...))`"
             )
+        if isinstance(fn, Policy):
+            raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
+        why = why_unbegun(fn)
+        if why is not None:
+            raise TypeError(why)
         if is_coroutine_function(fn):
             return named_like(aprotect(self, fn), fn)
         return named_like(protect(self, fn), fn)
@@ -248,13 +301,17 @@ class Policy(ABC, Generic[D_co]):
 
         What they return can be awaited, and entered with `async with` where the client's result can.
         """
-        return make_proxy(client, names, awaiting(self, self.acall), repr(self))
+        return make_proxy(client, names, awaiting(self, self.acall), repr(self), is_generator_function)
 
     # --- as an execution sees it ---
 
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         """Return the policies that a call meets, outermost first."""
         return (self,)
+
+    def _resilience_hint(self) -> str:
+        """Return what may be meant where this policy is called as what it cannot decorate."""
+        return ""
 
     def _resilience_refuses_until(self) -> float:
         """Return the instant on the process clock until which every call will be refused."""
@@ -272,7 +329,9 @@ class Pipeline(Policy[D_co]):
     """Policies around one another, the first one outermost: `Pipeline(a, b, c)` is a(b(c(fn))).
 
     `Policy.wrap(a, b, c)` and `a.wrap(b, c)` make the same. A pipeline is a policy: it nests, and wraps further.
+    Where its policies answer with several types, mypy infers their union from `wrap`, but `object` from `Pipeline`.
 
+    :param policies: outermost first, at least one.
     :param name: what errors and events call the pipeline; "Pipeline" by default.
     :param listeners: plain functions of one event, for what happens inside this pipeline.
     :raises TypeError: for what is no policy, and for listeners that cannot be called.
@@ -293,7 +352,7 @@ class Pipeline(Policy[D_co]):
             raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
         self._resilience_listeners = tuple(listeners)
         for listener in self._resilience_listeners:
-            checks.plain_function("listeners", listener)
+            checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
         self._composed: dict[Callable[..., Stage], Stage] = {}
 
@@ -301,6 +360,34 @@ class Pipeline(Policy[D_co]):
     def policies(self) -> tuple[Policy[Any], ...]:
         """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
         return sum((part.policies if isinstance(part, Pipeline) else (part,) for part in self._parts), ())
+
+    def find(self, kind: type[W]) -> W:
+        """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
+
+        Looks in nested pipelines, too. Where there are several of it, name them and take `pipeline["name"]`.
+
+        :raises LookupError: if there is none.
+        :raises ValueError: if there are several.
+
+        >>> from resilience import Retry, Timeout
+        >>> Pipeline(Retry(), Timeout(2.0)).find(Timeout)
+        Timeout(seconds=2.0)
+        """
+        if not (isinstance(kind, type) and issubclass(kind, Policy)):
+            raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
+        found = [it for it in self._spelled_out() if isinstance(it, kind)]
+        return self._only(found, f"{kind.__name__} in {self.name}", LookupError)
+
+    def __getitem__(self, name: str) -> Policy[Any]:
+        """Return the one policy, or nested pipeline, of this name.
+
+        :raises KeyError: if there is none.
+        :raises ValueError: if there are several.
+        """
+        if not isinstance(name, str):  # also what a loop over a pipeline asks for
+            raise TypeError(f"a policy is found by its name, not by {name!r}; all of them are in pipeline.policies")
+        found = [it for it in self._spelled_out() if it.name == name]
+        return self._only(found, f"policy named {name!r} in {self.name}", KeyError)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -330,6 +417,21 @@ class Pipeline(Policy[D_co]):
         return make, self._parts
 
     # --- as an execution sees it ---
+
+    def _spelled_out(self) -> Iterator[Policy[Any]]:
+        """Go through the policies and the nested pipelines, outermost first."""
+        for part in self._parts:
+            yield part
+            if isinstance(part, Pipeline):
+                yield from part._spelled_out()
+
+    def _only(self, found: list[W], what: str, missing: type[LookupError]) -> W:
+        if not found:
+            raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._spelled_out())}")
+        if len(found) > 1:
+            these = ", ".join(repr(it) for it in found)
+            raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
+        return found[0]
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
@@ -367,8 +469,27 @@ class _Heard(Policy[Never]):
 
 def _check_policy(policy: object) -> None:
     if not isinstance(policy, Policy):
-        hint = ": make an instance of it" if isinstance(policy, type) and issubclass(policy, Policy) else ""
+        hint = ""
+        if isinstance(policy, type) and issubclass(policy, Policy):
+            hint = ": make an instance of it"
+        elif isinstance(policy, (list, tuple)):
+            hint = ": unpack them, Pipeline(*policies)"
+        elif callable(policy):
+            hint = f"; to run {name_of(policy)} under policies, write Pipeline(...)({name_of(policy)})"
         raise TypeError(f"only policies can be wrapped, not {policy!r}{hint}")
+
+
+def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
+    """Refuse to put a value in the place of a method (a stub may stand there), and to set what a policy was built with.
+
+    The library's own policies read their parameters once; what a user's class keeps in public is its own affair.
+    """
+    kind = type(policy)
+    is_method = callable(getattr(kind, name, None)) and not callable(value)
+    if is_method or (kind.__module__.startswith("resilience.") and name in inspect.signature(kind).parameters):
+        hint = f": build another one, `{kind.__name__}({name}={value!r})`" if name in policy.settings() else ""
+        what = "a method" if is_method else "a parameter"
+        raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
 
 
 def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
@@ -376,8 +497,3 @@ def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     if isinstance(policy, Pipeline) and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)
-
-
-def _same(value: object, default: object) -> bool:
-    """Whether a setting is what it is by default. By `repr`: a backoff made anew is the same backoff."""
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, final
 
 from typing_extensions import override
 
-from resilience.callables import close_coroutine, is_coroutine_function, is_generator_function, name_of, named_like
-from resilience.errors import AwaitableMisuse
+from resilience.ambient import get_ambient
+from resilience.callables import (
+    close_coroutine,
+    is_coroutine_function,
+    is_generator_function,
+    name_of,
+    named_like,
+    why_unbegun,
+)
+from resilience.errors import AwaitableMisuse, BlockMisuse
 
 C = TypeVar("C")
 Run: TypeAlias = Callable[..., Any]
@@ -27,24 +36,42 @@ LIFECYCLE = frozenset(
     "open aopen close aclose connect disconnect start stop shutdown terminate quit dispose detach release".split()
 )
 
+#: Special methods whose calls do work: a proxy may protect them, where they are named.
+_WORKING = (
+    "__call__ __getitem__ __setitem__ __delitem__ __contains__ __len__ __bool__ __next__ __anext__ "
+    "__lt__ __le__ __gt__ __ge__ __eq__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __complex__ __index__ "
+    "__round__ __trunc__ __floor__ __ceil__ __bytes__ __divmod__ __rdivmod__"
+).split() + [
+    f"__{kind}{operator}__"
+    for operator in "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or".split()
+    for kind in ("", "r", "i")
+]
+
 #: Special methods that reach the client where it has them.
-_FORWARDED = (
-    "__iter__ __next__ __aiter__ __anext__ __len__ __bool__ __contains__ __getitem__ __setitem__ __delitem__ "
-    "__reversed__ __call__ __dir__ __str__ __eq__ __hash__ __lt__ __le__ __gt__ __ge__ __await__ "
-    "__exit__ __aexit__"
-).split()
+_FORWARDED = [
+    *_WORKING,
+    *"__iter__ __aiter__ __reversed__ __str__ __format__ __fspath__ __hash__ __dir__".split(),
+    *"__await__ __exit__ __aexit__".split(),
+]
 
 
-def make_proxy(client: C, names: Iterable[str], protect: Protect, policy: str) -> C:
+def make_proxy(
+    client: C,
+    names: Iterable[str],
+    protect: Protect,
+    policy: str,
+    unbegun: Callable[[object], object] = why_unbegun,
+) -> C:
     """Return a stand-in for `client` whose methods `names` (all public ones, if empty) are protected.
 
     :param policy: how the proxy's `repr` calls the policy.
+    :param unbegun: which methods do none of their work when they are called, and are the client's own.
     """
     names = tuple(names)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return cast("C", _build(client, names or _public_methods(client), protect, policy))
+    return cast("C", _build(client, names or _public_methods(client, unbegun), protect, policy))
 
 
 def awaiting(protect: Protect, run: Run) -> Protect:
@@ -74,14 +101,16 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> 
         if rest:
             nested.setdefault(head, []).append(rest)
         else:
-            here[head] = _protected(getattr(client, head), protect)
+            here[head] = _protected(head, getattr(client, head), protect)
     for head, rests in nested.items():
         here[head] = _build(getattr(client, head), rests, protect, policy)
     proxy.__dict__.update(here)
     return proxy
 
 
-def _protected(method: Any, protect: Protect) -> Run:
+def _protected(name: str, method: Any, protect: Protect) -> Run:
+    if name[:2] == name[-2:] == "__" and name not in _WORKING:
+        raise TypeError(f"{name} cannot be protected: Python calls it around the work, not for it; name the methods")
     if not callable(method):
         raise TypeError(f"only methods can be protected, not {method!r}")
     if is_generator_function(method):
@@ -89,7 +118,7 @@ def _protected(method: Any, protect: Protect) -> Run:
     return protect(method)
 
 
-def _public_methods(client: Any) -> list[str]:
+def _public_methods(client: Any, unbegun: Callable[[object], object]) -> list[str]:
     """Return the names of the methods that do the client's work. Looks them up without running any property."""
     found = []
     for name in sorted({*dir(type(client)), *getattr(client, "__dict__", ())}):
@@ -98,7 +127,7 @@ def _public_methods(client: Any) -> list[str]:
         member = inspect.getattr_static(client, name, None)
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
-        if _is_method(member) and not is_generator_function(member):
+        if _is_method(member) and not unbegun(member):
             found.append(name)
     return found
 
@@ -154,7 +183,10 @@ def _defines(client_class: type, name: str) -> bool:
 
 def _forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._resilience_client, name)(*args, **kwargs)
+        client = self._resilience_client
+        method = vars(self).get(name)  # protected, where it was named
+        result = (getattr(client, name) if method is None else method)(*args, **kwargs)
+        return self if result is client else result  # `iter(proxy)`, `proxy += 1`: what follows stays protected
 
     forward.__name__ = name
     return forward
@@ -171,6 +203,14 @@ async def _aenter(self: Any) -> Any:
     return self
 
 
+def _cancel_scope() -> Any:
+    """Return what trio knows as the innermost cancel scope of this task; None in other event loops."""
+    lowlevel: Any = sys.modules.get("trio.lowlevel")
+    if lowlevel is None or not lowlevel.in_trio_task():
+        return None
+    return getattr(lowlevel.current_task(), "_cancel_status", None)
+
+
 @final
 class _Pending(Coroutine[Any, Any, Any]):
     """What a protected method returns where the client's returns an awaitable: to be awaited, or entered.
@@ -179,7 +219,9 @@ class _Pending(Coroutine[Any, Any, Any]):
     """
 
     def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
-        self._enter: Callable[[], Any] = lambda: method(*args, **kwargs)
+        self._method = method
+        self._arguments = args
+        self._keywords = kwargs
         self._run = run
         # Made at once: forgotten, it is reported as any coroutine is that was never awaited.
         self._coroutine: Coroutine[Any, Any, Any] = run(method, *args, **kwargs)
@@ -206,19 +248,28 @@ class _Pending(Coroutine[Any, Any, Any]):
         self._coroutine.close()
         value = None
 
-        async def enter() -> Any:
+        async def enter(*args: Any, **kwargs: Any) -> Any:
             nonlocal value
             await self._leave(None, None, None)  # the one of an earlier attempt
-            manager = self._enter()
+            manager = self._method(*args, **kwargs)
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
                 raise AwaitableMisuse(f"{type(manager).__name__} is no asynchronous context manager: use `await`")
+            before = _cancel_scope()
             value = await manager.__aenter__()
             self._entered = manager
+            if _cancel_scope() is not before and (ctx := get_ambient()) is not None and ctx._timer is not None:
+                await self._leave(None, None, None)
+                raise BlockMisuse(
+                    f"{name_of(self._method)} leaves a nursery or a cancel scope open, which trio can't have end after "
+                    "the Timeout in which it was entered: enter it under policies without one, and limit the time "
+                    "outside, with `async with deadline(...)`"
+                )
             return value
 
+        enter.__qualname__ = name_of(self._method)  # the operation, for logs and metrics
         try:
-            answer = await self._run(enter)
+            answer = await self._run(enter, *self._arguments, **self._keywords)
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise

@@ -28,7 +28,10 @@ def test_without_an_execution_the_ambient_context_is_a_fresh_unlimited_one() -> 
 
 
 async def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(world: World) -> None:
-    """Nor does its context count their attempts: also where the inner pipeline has been called before."""
+    """Nor does its context count their attempts: also where the inner pipeline has been called before.
+
+    A call that inherits nothing makes no context ambient for its first attempt.
+    """
     heard: list[str] = []
     inner = Retry(2, on=Boom, backoff=[0], name="inner").wrap(Bulkhead(1))
     outer = Retry(name="outer").wrap(Bulkhead(1), listeners=[lambda event: heard.append(event.policy)])
@@ -42,15 +45,14 @@ async def test_who_listens_to_an_execution_does_not_hear_those_inside_of_it(worl
         return "fine"
 
     async def fn(ctx: Context) -> object:
-        if world.blocking:
-            return inner.call(world.native(innermost))
-        return await inner.acall(innermost)
+        return inner.call(function) if world.blocking else await inner.acall(function)
 
+    function = world.native(innermost)
     await fn(ctx)
     assert await world.execute(outer, fn, ctx) == "fine"
     assert (ctx.attempts, ctx.failures) == (1, ())
     assert heard == [outer.name]
-    assert operations == [None, None, "both", "both"]
+    assert operations == [None, function.__qualname__, "both", "both"]
 
 
 @pytest.mark.parametrize("timeout_is_last_elsewhere", [False, True])
@@ -117,7 +119,7 @@ async def test_a_function_that_takes_no_context_finds_it(world: World) -> None:
                 return Retry().call(world.native(fn), "hello")
             return await Retry().acall(fn, "hello")
 
-    assert await main() == ("hello", None, True)
+    assert await main() == ("hello", fn.__qualname__, True)
 
 
 async def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:

@@ -29,6 +29,7 @@ from resilience import (
     SlowRatio,
     Timeout,
     deadline,
+    detached,
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
@@ -125,6 +126,13 @@ CASES: list[Case] = [
     *table("Retry", lambda it: Retry(backoff=it), "backoff", **NO_BACKOFF),
     *table("Retry", lambda it: Retry(max_elapsed=it), "max_elapsed", **NO_DURATION),
     *table("Retry", lambda it: Retry(retry_after=it), "retry_after", **NO_FLAG),
+    *table(
+        "Retry",
+        lambda it: Retry(max_retry_after=it),
+        "max_retry_after",
+        type_errors=[*NO_DURATION["type_errors"], None],
+        value_errors=[0, -1, NAN, -INF, timedelta(0)],
+    ),
     *table("Retry", lambda it: Retry(wrap=it), "wrap", **NO_FLAG),
     *table("Retry", lambda it: Retry(on_retry=it), "on_retry", **NO_LISTENER),
     *table("Retry", lambda it: Retry(name=it), "name", **NO_NAME),
@@ -232,6 +240,7 @@ CASES: list[Case] = [
         "Context.timeout", lambda it: Context().timeout(it), "limit", **{**NO_DURATION, "value_errors": [0, -1, NAN]}
     ),
     *table("deadline", lambda it: deadline(it), "timeout", **{**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}),
+    *table("detached", lambda it: detached(it), "timeout", **{**NO_DELAY, "value_errors": [-1, NAN, -INF]}),
     # --- pipelines
     *table("wrap", lambda it: Retry().wrap(name=it), "name", **NO_NAME),
     *table(

@@ -509,12 +509,12 @@ async def test_a_context_outside_an_execution_is_in_the_world_of_the_code_that_a
     with deadline(5.0) as ctx:
         await current_context().sleep(0.001)
         runtime = ctx.runtime
-        timer, waiter = runtime.timer(Bulkhead(1), ctx.deadline), runtime.waiter()
+        timer, waiter = runtime.timer(ctx.deadline), runtime.waiter()
         waiter.wake()
-        woken = await waiter.wait(ctx.deadline, ctx)
+        woken = await waiter.wait(ctx.deadline, None)
         await runtime.close(Resource())
         with timer:
-            answer = await runtime.run(lambda ctx: current_context() is ctx, own := Context(), own)
+            answer = await runtime.run(lambda *given: given == (ctx, 1) and current_context() is ctx, ctx, 1)
         assert [type(timer).__name__, waiter.is_alive(), woken, answer, timer.fired] == [
             timers[world.name],
             True,
@@ -537,7 +537,7 @@ async def test_a_context_outside_an_execution_keeps_no_failure_that_a_handler_ra
 
     async def main() -> None:
         try:
-            await Context().runtime.run(raise_again, Context(), watched.watch(Boom()))
+            await Context().runtime.run(raise_again, watched.watch(Boom()))
         except Boom:
             pass
 

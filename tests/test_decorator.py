@@ -179,7 +179,7 @@ async def test_the_decorator_works_on_callables_without_a_name(tasks_world: Worl
     assert quick()(Adder())(1) == 2
     assert quick()(functools.partial(max, 3))(1) == 3
     assert quick()(len)("four") == 4
-    assert quick()(dict)(a=1) == {"a": 1}
+    assert quick().call(dict, a=1) == {"a": 1}
     assert quick()(Mock(return_value="mocked"))() == "mocked"
 
     two, three, _ = [

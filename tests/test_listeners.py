@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import logging
 import pickle
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -65,25 +67,44 @@ def test_a_kind_that_is_named_twice_is_heard_once() -> None:
     assert len(seen) == 1
 
 
-def test_who_subscribes_in_the_middle_of_another_subscription_is_not_forgotten() -> None:
-    """A finalizer may do so, in the very same thread: both hear the next event, once each."""
+def interrupting(number: int, finalizer: Callable[[], object]) -> Callable[..., None]:
+    """A profile function that runs a finalizer at the call of that number, as the collector may at any."""
+    left = [number]
+
+    def profile(frame: FrameType, what: str, argument: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            sys.setprofile(None)
+            finalizer()
+
+    return profile
+
+
+@pytest.mark.parametrize("number", range(1, 40))
+def test_a_finalizer_may_subscribe_in_the_middle_of_a_subscription(number: int) -> None:
+    """In the very same thread, wherever it is: both hear the next event, once each, and both can end."""
     seen: list[str] = []
-    inner: list[Callable[[], None]] = []
+    endings: list[Callable[[], None]] = []
 
-    def change(listeners: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not inner:
-            inner.append(events.subscribe(lambda event: seen.append("inner"), events.CircuitChanged))
-        return (*listeners, outer)
+    def subscribe(who: str) -> None:
+        endings.append(events.subscribe(lambda event: seen.append(who), events.CircuitChanged))
 
-    def outer(event: events.Event) -> None:
-        seen.append("outer")
-
-    events._change([events.CircuitChanged], change)
+    sys.setprofile(interrupting(number, lambda: subscribe("finalizer")))
+    try:
+        subscribe("caller")
+    finally:
+        sys.setprofile(None)
     CircuitBreaker().isolate()
-    events._change([events.CircuitChanged], lambda listeners: tuple(it for it in listeners if it is not outer))
-    inner[0]()
+    assert sorted(seen) == (["caller"] if len(endings) == 1 else ["caller", "finalizer"])
+    sys.setprofile(interrupting(number, endings[0]))
+    try:
+        endings[-1]()
+    finally:
+        sys.setprofile(None)
+    endings[0]()
+    seen.clear()
     CircuitBreaker().isolate()
-    assert sorted(seen) == ["inner", "outer"]
+    assert seen == []
 
 
 async def test_after_unsubscribing_nothing_is_heard(world: World) -> None:
@@ -347,8 +368,8 @@ def test_events_are_frozen_facts(kind: type[events.Event]) -> None:
         kind("positional")  # type: ignore[misc]
 
 
-def test_an_event_that_is_told_is_what_its_class_makes(clock: FakeClock, heard: list[Any]) -> None:
-    """It is not built by `__init__`, and nobody can tell: it compares, prints, copies and pickles as if it were."""
+def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, heard: list[Any]) -> None:
+    """It compares, prints, copies and pickles by its fields alone; what was called is none of them."""
     pipeline = Policy.wrap(Fallback("x"), Retry(2, on=Boom, backoff=[0]), CircuitBreaker(2))
     unsubscribe = events.subscribe(heard.append, ASKED_FOR)
 
@@ -362,9 +383,13 @@ def test_an_event_that_is_told_is_what_its_class_makes(clock: FakeClock, heard: 
     assert set(kinds(heard)) == {*KINDS, ASKED_FOR}
     for event in heard:
         built = type(event)(**facts(event))
-        assert (event, repr(event), vars(event)) == (built, repr(built), vars(built))
+        assert event.called == (fn, (event.called.arguments if event.called else ()), {})
+        assert (event, repr(event)) == (built, repr(built))
+        assert built.called is None
+        for copied in (copy.copy(event), copy.deepcopy(event), pickle.loads(pickle.dumps(event))):
+            assert vars(copied).keys() == facts(event).keys()
+            assert copied.called is None
         assert copy.copy(event) == event
-        assert facts(pickle.loads(pickle.dumps(event))).keys() == facts(event).keys()
         assert dataclasses.replace(event, policy="other").policy == "other"
         with pytest.raises(dataclasses.FrozenInstanceError):
             event.policy = "other"
@@ -373,9 +398,11 @@ def test_an_event_that_is_told_is_what_its_class_makes(clock: FakeClock, heard: 
 def test_these_are_all_the_kinds() -> None:
     """A kind that is added is subscribed to by default, public, and tested here."""
     assert set(events.__all__) == {kind.__name__ for kind in [*KINDS, ASKED_FOR]} | {
+        "Called",
         "Canceller",
         "Event",
         "Listener",
+        "TripCount",
         "subscribe",
     }
     assert all(issubclass(kind, events.Event) for kind in [*KINDS, ASKED_FOR])

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, Context, Policy, Retry, Timeout, events
+from resilience import (
+    CircuitBreaker,
+    Context,
+    DeadlineExceeded,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
 from tests.conftest import Boom, FakeClock, Script, World
 
 
@@ -44,7 +55,7 @@ class Rated(Policy):
     async def around(self, call: Any, ctx: Context) -> Any:
         await ctx.sleep(1.0)
         result = await call(ctx)
-        await ctx.runtime.sleep(2.0, ctx)
+        await ctx.runtime.sleep(2.0, None)
         return result
 
 
@@ -55,7 +66,7 @@ class Hurried(Policy):
         from resilience.clock import clock
 
         limit = clock.now() + 0.02
-        with ctx.runtime.timer(self, limit) as timer:
+        with ctx.runtime.timer(limit) as timer:
             return await call(ctx.child(deadline=limit, timer=timer))
         return "cut off" if timer.fired else "impossible"
 
@@ -110,6 +121,45 @@ async def test_a_policy_of_ones_own_can_cut_off(world: World) -> None:
         await world.hang()
 
     assert await world.execute(Hurried(), hang) == "cut off"
+
+
+class Gate(Policy):
+    """Lets a call through when it is opened, from whatever thread or task."""
+
+    def __init__(self) -> None:
+        self.waiters: list[Any] = []
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        waiter = ctx.runtime.waiter()
+        self.waiters.append(waiter)
+        if not await waiter.wait(ctx.deadline, None):
+            raise DeadlineExceeded("the gate stayed closed", policy=self.name)
+        return await call(ctx)
+
+
+async def test_a_policy_of_ones_own_can_wait_until_it_is_woken(world: World) -> None:
+    """From another thread, say."""
+    gate = Gate()
+
+    def opening() -> None:
+        while not gate.waiters:
+            time.sleep(0.001)
+        gate.waiters[0].wake()
+
+    thread = threading.Thread(target=opening)
+    thread.start()
+    assert await world.execute(gate, Script("through").function()) == "through"
+    thread.join()
+
+
+async def test_a_policy_of_ones_own_that_waits_is_limited_by_a_timeout_around(world: World) -> None:
+    """Through the deadline that it obeys; nothing else has to be handed over. The error is the timeout's."""
+    for policy in (Timeout(0.02), Timeout(0.02, cooperative=True)):
+        script = Script("never")
+        error = await world.attempt(policy.wrap(Gate()), script.function())
+        assert (type(error), script.calls) == (TimeoutExceeded, 0)
+    error = await world.attempt(Retry().wrap(Gate()), Script("never").function(), Context(timeout=0.02))
+    assert type(error) is DeadlineExceeded
 
 
 async def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: FakeClock) -> None:

@@ -27,7 +27,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from tests.conftest import Boom, FakeClock, Script, World
+from tests.conftest import Boom, FakeClock, Script, World, shown
 
 
 class Tag(Policy):
@@ -55,6 +55,8 @@ def tags(letters: str, log: list[str] | None = None) -> list[Tag]:
 # --- order and flattening --------------------------------------------------------------------
 
 SHAPES: dict[str, Callable[[Any, Any, Any], Pipeline[Any]]] = {
+    "constructor": lambda a, b, c: Pipeline(a, b, c),
+    "constructors": lambda a, b, c: Pipeline(a, Pipeline(b, Pipeline(c))),
     "method": lambda a, b, c: a.wrap(b, c),
     "class": lambda a, b, c: Policy.wrap(a, b, c),
     "class of a policy": lambda a, b, c: Retry.wrap(a, b, c),
@@ -167,11 +169,36 @@ async def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
 # --- names and listeners ---------------------------------------------------------------------
 
 
+async def test_the_constructor_and_both_ways_to_wrap_make_the_same(world: World, clock: FakeClock) -> None:
+    """With the same name, listeners, settings, representation and description."""
+    seen: list[str] = []
+
+    def hear(event: events.Event) -> None:
+        seen.append(event.policy)
+
+    a, b = Retry(2, on=Boom, backoff=[0]), Timeout(60.0)
+    made = [
+        Pipeline(a, b, name="users", listeners=[hear]),
+        Policy.wrap(a, b, name="users", listeners=[hear]),
+        a.wrap(b, name="users", listeners=[hear]),
+        Pipeline(a.wrap(b), name="users", listeners=(hear,)),
+    ]
+    for pipeline in made:
+        assert type(pipeline) is Pipeline
+        assert pipeline.policies == (a, b)
+        assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
+    assert seen == ["Retry", "Retry", "users"] * 4
+    assert len({repr(it) for it in made}) == len({it.describe() for it in made}) == 1
+    assert [it.settings() for it in made] == [{"policies": (a, b), "name": "users", "listeners": (hear,)}] * 4
+
+
 def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
     """Errors and events call its policies by their own names."""
     assert Retry().wrap(Timeout(1.0)).name == "Pipeline"
     assert Retry().wrap(Timeout(1.0), name="users").name == "users"
     assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
+    assert Pipeline(Retry()).name == "Pipeline"
+    assert Pipeline(Retry(), name="users").name == "users"
 
 
 async def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock: FakeClock) -> None:
@@ -363,13 +390,42 @@ def test_describe_uses_what_a_policy_of_ones_own_says() -> None:
 
 def test_only_policies_can_be_wrapped() -> None:
     """Nothing, a function, and a class instead of an object are refused; the last with a hint."""
-    with pytest.raises(TypeError, match="at least one"):
-        Policy.wrap()  # type: ignore[call-overload]
-    for stranger in (42, None, "retry", len, object):
-        with pytest.raises(TypeError, match="only policies"):
-            Retry().wrap(stranger)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="make an instance"):
-        Policy.wrap(Retry, Timeout(1.0))  # type: ignore[call-overload]
+    ways: list[Any] = [Policy.wrap, Pipeline]
+    for wrap in ways:
+        with pytest.raises(TypeError, match="at least one"):
+            wrap()
+        with pytest.raises(TypeError, match="at least one"):
+            wrap(name="empty")
+        with pytest.raises(TypeError, match="make an instance"):
+            wrap(Retry, Timeout(1.0))
+    for wrap in (*ways, Retry().wrap):
+        for stranger in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
+            with pytest.raises(TypeError, match="only policies"):
+                wrap(stranger)
+
+
+async def hear_later(event: events.Event) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "error"),
+    [
+        ("name", 42, TypeError),
+        ("name", "", ValueError),
+        ("listeners", 42, TypeError),
+        ("listeners", print_nothing, TypeError),
+        ("listeners", [None], TypeError),
+        ("listeners", [hear_later], TypeError),
+        ("policies", [Retry()], TypeError),
+    ],
+    ids=shown,
+)
+def test_a_pipeline_refuses_what_it_cannot_take(parameter: str, value: Any, error: type[Exception]) -> None:
+    """When it is made, by either way, with the parameter in the message."""
+    ways: list[Any] = [Pipeline, Policy.wrap, Retry().wrap]
+    for wrap in ways:
+        with pytest.raises(error, match=parameter):
+            wrap(Retry(), **{parameter: value})
 
 
 # --- copies ----------------------------------------------------------------------------------

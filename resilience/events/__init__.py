@@ -11,6 +11,7 @@ ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
 
+from resilience.circuit_state import TripCount
 from resilience.events.dispatch import subscribe
 from resilience.events.kinds import (
     AttemptFailed,
@@ -41,5 +42,6 @@ __all__ = [
     "RetryGaveUp",
     "RetryScheduled",
     "TimedOut",
+    "TripCount",
     "subscribe",
 ]

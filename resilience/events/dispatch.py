@@ -121,7 +121,7 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     'no retry, no event'
     >>> unsubscribe()
     """
-    checks.plain_function("listener", listener)
+    checks.plain_function("listener", listener, ("event",))
     for kind in kinds:
         if kind not in (*_KINDS, CallFinished):
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
@@ -148,7 +148,7 @@ class _Subscription:
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
     """Return a listener, or None."""
     if value is not None:
-        checks.plain_function(name, value)
+        checks.plain_function(name, value, ("event",))
     return value
 
 

@@ -6,10 +6,10 @@ Each carries the policy's name, the operation, what was called, the time, and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from resilience.circuit_state import CircuitState
+from resilience.circuit_state import CircuitState, TripCount
 from resilience.info import Called
 from resilience.outcome import Outcome
 
@@ -24,7 +24,7 @@ class Event:
 
     :param policy: the name of the policy that it happened in.
     :param operation: the operation of the execution, by default the qualified name of what was called; None for a block
-        (`breaker.guard()`) outside an execution.
+        (`breaker.guard()`) to which no context around gave one.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
     :param pipeline: the name of what was executed, a pipeline or a policy alone. None outside an execution, and where
@@ -39,7 +39,7 @@ class Event:
 
     @property
     def called(self) -> Called | None:
-        """Function, arguments and keywords of the call; None outside an execution.
+        """Function, arguments and keywords of the call; None for a block, which is no call.
 
         No field: it is not shown, compared, copied or pickled, as arguments may be secret, and may be anything.
         """
@@ -133,13 +133,20 @@ class CircuitChanged(Event):
     :param old: the state it left.
     :param new: the state it is in now.
     :param retry_after: seconds for which it will stay open; None in the other states.
-    :param last_failure: type and message of the failure that opened it; None where it is now closed or isolated.
+    :param last_failure: type and message of the failure that opened it; None where it is now closed or isolated. Not
+        shown by `repr`: the message may hold anything.
+    :param reason: why, in words without messages: ``"failures 5 of 5; the last failure was ConnectionError"``.
+    :param failure_type: the name of the type of `last_failure`; None where there is none, as after slow calls.
+    :param counted: what the circuit had counted when it tripped; None at every other change.
     """
 
     old: CircuitState
     new: CircuitState
     retry_after: float | None
-    last_failure: str | None
+    last_failure: str | None = field(repr=False)
+    reason: str = ""
+    failure_type: str | None = None
+    counted: TripCount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,12 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
 
-import aiohttp
-from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+from resilience.integrations.extras import needed_by
+
+with needed_by("aiohttp"):
+    import aiohttp
+    from aiohttp import ClientRequest, ClientResponse, hdrs, payload
+
 from typing_extensions import override
 
 from resilience.clock import clock
@@ -75,8 +79,6 @@ def resilience_middleware(
         except Exception as error:
             _expect_second_try(request, error)
             raise
-        finally:
-            sending.let_go()
         return response
 
     return middleware
@@ -103,7 +105,7 @@ class _Sending(TaskExchange):
 
     @override
     def _begin(self, ctx: Context) -> Attempt:
-        if self._request.session.closed:  # in the wait before this attempt
+        if not self._is_over and self._request.session.closed:  # in the wait before this attempt
             raise RuntimeError("Session is closed")
         return super()._begin(ctx)
 
@@ -143,8 +145,9 @@ class _Sending(TaskExchange):
             response.connection.add_callback(timer.cancel)  # it is given back, also of a body that is not read on
         return response
 
-    def let_go(self) -> None:
-        """Forget the request, and its body: a connection that is kept remembers us, by the context it was made in."""
+    @override
+    def _let_go(self) -> None:
+        super()._let_go()
         del self._request, self._handler
 
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from anthropic import AnthropicError, APIStatusError, Timeout
-from anthropic._base_client import AsyncAPIClient, SyncAPIClient  # what those for Bedrock and Vertex derive from, too
+from resilience.integrations.extras import needed_by
+
+with needed_by("anthropic"):
+    from anthropic import AnthropicError, APIStatusError, Timeout
+    from anthropic._base_client import (  # what those for Bedrock and Vertex derive from, too
+        AsyncAPIClient,
+        SyncAPIClient,
+    )
+
 
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy

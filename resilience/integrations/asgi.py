@@ -19,7 +19,7 @@ from resilience.ambient import get_ambient
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
-from resilience.integrations.wire import HEADERS, Acceptance, ambient, budget, ran_out
+from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 from resilience.runtimes.tasks import timer_until
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DeadlineMiddleware:
         return await server.answer(lambda: self._run(ctx, scope, server))
 
     async def _run(self, ctx: Context, scope: Scope, server: _Server) -> None:
-        with ambient(ctx):
+        with Steps(ctx):
             if not self._cut_off or ctx.deadline == inf:
                 return await self._app(scope, server.receive, server.send)
             timeout = ctx.remaining()
@@ -146,7 +146,7 @@ class _Server:
         return await _respond(self._send, answer)
 
     async def receive(self) -> Message:
-        with ambient(self._outside):
+        with Steps(self._outside):
             return await self._receive()
 
     async def send(self, message: Message) -> None:
@@ -157,10 +157,10 @@ class _Server:
             answer = self._noticed.answer_in_place_of(message["status"])
             if answer is not None:
                 self._is_replaced = True
-                with ambient(self._outside):
+                with Steps(self._outside):
                     return await _respond(self._send, answer)
         if not self._is_replaced:
-            with ambient(self._outside):
+            with Steps(self._outside):
                 await self._send(message)
         return None
 

@@ -29,7 +29,7 @@ def log_events(
         error; timeouts, refusals and retries that give up are warnings; retries and fallbacks are infos; how an
         execution ended, cancelled ones included, is for debugging.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval. The others
-        are counted, and the next event after the interval (or the end) tells how many there were. Changes of circuits
+        are counted, and the next event after the interval (or the end) says how many there were. Changes of circuits
         are always written.
     :param interval: its length in seconds.
     :param messages: whether the messages of errors are written, cut to 200 characters; else only their classes. They

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from openai import APIStatusError, AsyncOpenAI, OpenAI, OpenAIError, Timeout
+from resilience.integrations.extras import needed_by
+
+with needed_by("openai"):
+    from openai import APIStatusError, AsyncOpenAI, OpenAI, OpenAIError, Timeout
+
 
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.sdk import SDK, is_failure_status, protected_copy

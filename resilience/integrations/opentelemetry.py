@@ -14,9 +14,13 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, Never, TypeVar, final
 from weakref import WeakKeyDictionary
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+from resilience.integrations.extras import needed_by
+
+with needed_by("opentelemetry"):
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+
 from typing_extensions import override
 
 from resilience import checks
@@ -71,7 +75,7 @@ def instrument(
         called many times, with more policies: everything is counted once.
     :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
         that have the same attributes without it are added up.
-    :param max_names: how many different pipelines, policies and operations are told apart. Further ones are
+    :param max_names: how many different pipelines, policies and operations there may be. Further ones are
         ``"other"``.
     :returns: a function that undoes it.
     :raises TypeError: for what is no policy, and for what is no meter provider.
@@ -92,7 +96,7 @@ def instrument(
     ...     if metric.name == "resilience.execution.duration"
     ... ]
     >>> dict(metric.data.data_points[0].attributes)
-    {'resilience.pipeline': 'weather', 'resilience.outcome': 'success'}
+    {'resilience.pipeline': 'weather', 'resilience.operation': 'max', 'resilience.outcome': 'success'}
     >>> undo()
     >>> provider.shutdown()
     """
@@ -169,15 +173,14 @@ class Tracing(Policy[Never]):
 
     :param each: ``"execution"`` for the outermost place in a pipeline: failed attempts, waits, timeouts and refusals
         inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
-    :param record_exceptions: whether the span tells message and traceback of the exception that comes out, as is usual
-        with OpenTelemetry. Its class is always told, as `error.type`.
+    :param record_exceptions: whether the span holds message and traceback of the exception that comes out, as is usual
+        with OpenTelemetry. It always holds its class, as `error.type`.
     :param tracer_provider: who makes the spans; the global one by default, which may be set later.
     :param name: what errors and events call this policy.
 
-    A span is named after the operation of the execution, or else after the pipeline (where an event listener makes it
-    known), or ``"execution"``; that of an attempt has ``" attempt"`` added. A failure makes its status an error. A
-    cancellation does not: the status stays unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``,
-    ``"interrupt"`` or ``"closed"``.
+    A span is named after the operation of the execution, by default the qualified name of what is called; that of an
+    attempt has ``" attempt"`` added. A failure makes its status an error. A cancellation does not: the status stays
+    unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``, ``"interrupt"`` or ``"closed"``.
 
     >>> from opentelemetry.sdk.trace import TracerProvider
     >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -221,7 +224,7 @@ class Tracing(Policy[Never]):
         span = self._start(ctx)
         token = context.attach(trace.set_span_in_context(span))
         try:
-            return await call(_told_to(span, ctx))
+            return await call(_observed_by(span, ctx))
         except Exception as error:
             self._fail(span, unwrap_stop_iteration(error))
             raise
@@ -235,11 +238,10 @@ class Tracing(Policy[Never]):
             span.end()
 
     def _start(self, ctx: Context) -> Span:
-        record = ctx._info.record
-        pipeline = None if record is None else record.executed.name
-        name = ctx.operation or pipeline or "execution"
-        told = {"operation": ctx.operation, "pipeline": pipeline}
-        attributes: dict[str, str | int | float] = {_attribute(key): text for key, text in told.items() if text}
+        name = ctx.operation or self.name
+        attributes: dict[str, str | int | float] = {"resilience.operation": name}
+        if (record := ctx._info.record) is not None:
+            attributes["resilience.pipeline"] = record.executed.name
         if self._each == "attempt":
             name = f"{name} attempt"
             attributes["resilience.attempt"] = ctx.attempt
@@ -271,16 +273,16 @@ class Tracing(Policy[Never]):
         return f"{self.name}: a span for each {self._each}"
 
 
-def _told_to(span: Span, ctx: Context) -> Context:
-    """Derive a context in which policies tell the span what happens."""
+def _observed_by(span: Span, ctx: Context) -> Context:
+    """Derive a context in which what happens is reported to the span."""
     if not span.is_recording():
         return ctx
     inside = ctx.child()
-    inside._info = ctx._info.with_listeners(partial(_tell, span))
+    inside._info = ctx._info.with_listeners(partial(_add_event, span))
     return inside
 
 
-def _tell(span: Span, event: Event) -> None:
+def _add_event(span: Span, event: Event) -> None:
     if span.is_recording():  # a change of a circuit may be reported late, by another call
         attributes = {_attribute(name): value for name, value in facts(event).items()}
         span.add_event(f"resilience.{kind_of(event)}", attributes)

@@ -12,9 +12,13 @@ from itertools import pairwise
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from resilience.integrations.extras import needed_by
+
+with needed_by("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+
 from typing_extensions import override
 
 from resilience import checks
@@ -47,7 +51,7 @@ def instrument(
     :param buckets: upper bounds of the histograms in seconds, ascending.
     :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
         that have the same labels without it are added up.
-    :param max_names: how many different pipelines, policies and operations are told apart. Further ones are
+    :param max_names: how many different pipelines, policies and operations there may be. Further ones are
         ``"other"``; one that was not seen for ten minutes makes room for a new one, and its series are gone.
     :returns: a function that undoes it. The counts stay in the registry, and stand still.
     :raises TypeError: for what is no policy, and for what is no registry.
@@ -63,7 +67,7 @@ def instrument(
     5
     >>> registry.get_sample_value(
     ...     "resilience_execution_duration_seconds_count",
-    ...     {"pipeline": "weather", "operation": "", "outcome": "success", "error_type": "", "cancelled_by": ""},
+    ...     {"pipeline": "weather", "operation": "max", "outcome": "success", "error_type": "", "cancelled_by": ""},
     ... )
     1.0
     >>> undo()
@@ -99,7 +103,7 @@ class _Exporter(Collector):
             for it in INSTRUMENTS:
                 if it.kind != "gauge":
                     self._metrics[it] = self._metric(it, registry)
-        except ValueError:  # somebody else's metric has the name: leave nothing behind
+        except ValueError:  # another metric has the name: leave nothing behind
             for collector in (self, *self._metrics.values()):
                 registry.unregister(collector)
             raise

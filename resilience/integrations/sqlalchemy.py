@@ -12,8 +12,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from resilience.integrations.extras import needed_by
+
+with needed_by("sqlalchemy"):
+    from sqlalchemy import Connection, Engine, event
+    from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+
 from typing_extensions import override
 
 from resilience.ambient import current_context
@@ -82,7 +86,7 @@ def unit_of_work(
         (it gets a connection), or a function that makes either.
     :param repeat_unknown_commits: do it again also where the commit may have happened. Right for units that have the
         same effect when they are done twice.
-    :param limit_statements: where there is a deadline, tell PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
+    :param limit_statements: where there is a deadline, set it in PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
 
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when
     it raises, rolled back; in any case closed. Nothing is committed after the deadline. As the function may be called
@@ -177,9 +181,9 @@ async def _limits(work: Any) -> AsyncIterator[None]:
 
 @final
 class _Limits:
-    """Tells the database what is left, in each transaction that a session or a connection begins.
+    """Limits statements to what is left, in each transaction that a session or a connection begins.
 
-    Not before: until then a unit may choose its isolation level, and begin by itself. What SQLite was told is taken
+    Not before: until then a unit may choose its isolation level, and begin by itself. What was set in SQLite is taken
     back before the connection is given to its pool, where another thread may have it at once.
     """
 

@@ -6,7 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import structlog
+from resilience.integrations.extras import needed_by
+
+with needed_by("structlog"):
+    import structlog
+
 
 from resilience.checks import Duration
 from resilience.integrations.telemetry import Levels, Line, Lines
@@ -26,15 +30,8 @@ def log_events(
 
     :param logger: anything with structlog's methods `debug` to `critical`; ``structlog.get_logger("resilience")`` by
         default, which follows a later `structlog.configure`.
-    :param levels: kinds of events whose level differs from the usual one; None for no line. An opened circuit is an
-        error; timeouts, refusals and retries that give up are warnings; retries and fallbacks are infos; how an
-        execution ended, cancelled ones included, is for debugging.
-    :param repeats: how many events of one kind, pipeline, policy and operation are written in an interval. The others
-        are counted: the next event after the interval (or the end) tells the latest of them, with `left_out` and
-        `seconds`. Changes of circuits are always written.
-    :param interval: its length in seconds.
-    :param messages: whether the messages of errors are written, cut to 200 characters; else only their classes. They
-        can hold anything that a client puts into them.
+    :param levels: see `resilience.integrations.logging.log_events`, as for all others. What was left out as a repeat is
+        counted in the keys `left_out` and `seconds` of the latest such event.
     :returns: a function that ends it.
     :raises TypeError: for what is no logger.
 
@@ -62,8 +59,11 @@ def log_events(
         method = next(name for level, name in _METHODS.items() if line.level >= level)
         getattr(chosen, method)(f"resilience.{line.kind}", **line.facts)
 
-    lines = Lines(write, _enabled_by(chosen), levels=levels, repeats=repeats, interval=interval, messages=messages)
-    return lines.begin()
+    def is_enabled(level: int) -> bool:  # loggers before structlog 25.1 cannot be asked
+        asked = getattr(chosen, "is_enabled_for", None) or getattr(chosen, "isEnabledFor", None)
+        return bool(asked(level)) if callable(asked) else True
+
+    return Lines(write, is_enabled, levels=levels, repeats=repeats, interval=interval, messages=messages).begin()
 
 
 #: Level -> the method that logs at it, from the highest; what is lower than all of them is for debugging.
@@ -74,13 +74,3 @@ _METHODS = {
     logging.INFO: "info",
     0: "debug",
 }
-
-
-def _enabled_by(logger: Any) -> Callable[[int], bool]:
-    """Return what says whether a level is wanted: loggers before structlog 25.1 cannot be asked."""
-
-    def is_enabled(level: int) -> bool:
-        asked = getattr(logger, "is_enabled_for", None) or getattr(logger, "isEnabledFor", None)
-        return bool(asked(level)) if callable(asked) else True
-
-    return is_enabled

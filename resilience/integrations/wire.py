@@ -4,12 +4,12 @@ An instant on this process's clock means nothing to another process. What crosse
 seconds that remain; the other side opens a budget with them. Time under way is lost in that, so the
 other side has a little too much, never too little; a writer rounds down.
 
-    x-envoy-expected-rq-timeout-ms    milliseconds; what Envoy tells its upstreams. The default
+    x-envoy-expected-rq-timeout-ms    milliseconds; what Envoy sends to its upstreams. The default
     connect-timeout-ms                milliseconds, at most 10 digits (the Connect protocol)
     grpc-timeout                      at most 8 digits and a unit: H M S m u n (gRPC over HTTP/2)
 
 Headers of any other name are milliseconds too. A reader believes no more than the grammar: a sign, a
-fraction, too many digits or a repeated header are rubbish, and rubbish is no header.
+fraction, too many digits or a repeated header are ignored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ENVOY_EXPECTED_TIMEOUT: Final = "x-envoy-expected-rq-timeout-ms"
 GRPC_TIMEOUT: Final = "grpc-timeout"
 CONNECT_TIMEOUT: Final = "connect-timeout-ms"
 
-#: What a server reads where it is not told otherwise.
+#: What a server reads by default.
 HEADERS: Final = (ENVOY_EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONNECT_TIMEOUT)
 
 #: Seconds for a request that does not say, and the most that one may ask for, where a server has set neither.
@@ -132,7 +132,7 @@ def format_timeout(header: str, seconds: float) -> str:
 
 def _sendable(seconds: float) -> float:
     if seconds < 0.001:
-        raise DeadlineExceeded("less than a millisecond is left, too little to ask anybody")
+        raise DeadlineExceeded("less than a millisecond is left, too little for a request")
     return min(seconds, 1e12)  # infinity cannot be written
 
 
@@ -159,7 +159,7 @@ def parse_grpc_timeout(text: str) -> float | None:
 
 
 def parse_timeout(header: str, text: str) -> float | None:
-    """Read the value of that header; return seconds, None for rubbish."""
+    """Read the value of that header; return seconds, None for anything else."""
     return parse_grpc_timeout(text) if header.lower() == GRPC_TIMEOUT else parse_milliseconds(text)
 
 
@@ -168,16 +168,16 @@ def parse_timeout(header: str, text: str) -> float | None:
 
 @final
 class Propagation:
-    """Says which hosts are told how much time is left, and in which header.
+    """Says which hosts get the time that is left, and in which header.
 
-    :param hosts: who is told; nobody else is. A host (``"users.internal"``), a host and its port
+    :param hosts: which hosts get it. A host (``"users.internal"``), a host and its port
         (``"localhost:8000"``, ``"[::1]:8000"``), all hosts below a domain (``"*.internal"``, not ``internal``
-        itself), or ``"*"`` for everybody. Case does not matter.
+        itself), or ``"*"`` for all. Case does not matter.
     :param header: the name of the header. `grpc-timeout` is written in its own grammar, any other as
         whole milliseconds.
     :raises ValueError: for what is no host or no name of a header.
 
-    Nobody is told by default because the header tells strangers something about you, and because a cache or
+    None by default, because the header reveals something about your service, and because a cache or
     a signature may not expect it.
 
     >>> from resilience import Context
@@ -205,7 +205,7 @@ class Propagation:
         return f"Propagation({list(self.hosts)!r}{extra})"
 
     def reaches(self, url: str) -> bool:
-        """Whether the host of this URL (or this host, with or without a port) is told."""
+        """Whether the host of this URL (or this host, with or without a port) gets the time."""
         if not self._patterns:
             return False
         try:
@@ -331,32 +331,8 @@ def _is_grpc_deadline(error: Any) -> bool:
 
 
 @final
-class ambient:  # read as in "with ambient(ctx)"
-    """Make `ctx` the ambient context of a block, None for no context; afterwards it is what it was before.
-
-    Whatever the block leaves behind: the server begins its next request where this one has ended.
-    """
-
-    __slots__ = ("_ctx", "_outer")
-
-    def __init__(self, ctx: Context | None) -> None:
-        self._ctx = ctx
-        self._outer: Context | None = None
-
-    def __enter__(self) -> None:
-        self._outer = get_ambient()
-        set_ambient(self._ctx)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
-            set_ambient(self._outer)
-
-
-@final
 class Steps:
-    """Make `ctx` the ambient context of work that is done in steps: a body that is iterated, a stream that is sent.
+    """Make `ctx` the ambient context, None for no context, of work that is done in steps: a body that is iterated.
 
     Each step is a `with` block. Between two steps the thread or task is the server's, which may begin another
     request there. What a step leaves behind (a block inside a generator, held open across its `yield`) is there
@@ -365,8 +341,8 @@ class Steps:
 
     __slots__ = ("_inside", "_outside")
 
-    def __init__(self, ctx: Context) -> None:
-        self._inside: Context | None = ctx
+    def __init__(self, ctx: Context | None) -> None:
+        self._inside = ctx
         self._outside: Context | None = None
 
     def __enter__(self) -> None:
@@ -376,5 +352,6 @@ class Steps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._inside = get_ambient()
-        set_ambient(self._outside)
+        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
+            self._inside = get_ambient()
+            set_ambient(self._outside)

@@ -59,7 +59,7 @@ class DeadlineMiddleware:
 
     The body is included: the budget is ambient in each step of an iterable that the app returns, and in its
     `close`. A list or a tuple of bytes, and the file wrapper of the server, run no code of the app and are
-    handed on as they are, so that the server can still tell the length, or send the file by itself.
+    handed on as they are, so that the server can still determine the length, or send the file by itself.
 
     A request whose time is over when it comes is answered 504, and the app is not entered. So is one from which
     `DeadlineExceeded` comes out, or once the time is over a network error, before the server has sent the headers;

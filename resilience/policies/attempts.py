@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import final
 
+from resilience import checks
 from resilience.ambient import AmbientToken, block_context, leave_block, set_ambient
 from resilience.clock import clock
 from resilience.matching import Matcher
@@ -14,6 +15,8 @@ from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
+
+_BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` around the work"
 
 
 @final
@@ -27,7 +30,7 @@ class Attempts:
         self._began = clock.now()
         self._state: RetryState | None = None
         self._failed: tuple[Failure, float] | None = None  # what the last block failed with, and the delay after it
-        self._begun = False
+        self._current: Attempt | None = None
 
     def __iter__(self) -> Iterator[Attempt]:
         return self
@@ -48,11 +51,13 @@ class Attempts:
         return attempt
 
     async def _next(self, runtime: Runtime) -> Attempt | None:
-        if not self._begun:
+        if self._current is None:
             if self._began >= self._ctx.deadline:
                 raise too_late(self._limits.policy)
-            self._begun = True
-            return Attempt(self, 1)
+            self._current = Attempt(self, 1)
+            return self._current
+        if not self._current.entered:
+            checks.warn(f"{self._limits.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
         failed, self._failed = self._failed, None
         if failed is None or self._state is None:
             return None
@@ -64,7 +69,8 @@ class Attempts:
                 raise failure.error
         finally:
             del failed, failure
-        return Attempt(self, self._state.attempt)
+        self._current = Attempt(self, self._state.attempt)
+        return self._current
 
     def holds_back(self, error: Exception) -> bool:
         """Decide what follows a block that failed: another attempt (true), or its error."""
@@ -87,10 +93,14 @@ class Attempt:
         self._attempts = attempts
         self._ctx = block_context(attempts._ctx, attempt=number)
         self._token: AmbientToken | None = None
+        self.entered: bool = False  # for good: a second entry would lose the way back to what was ambient before
         #: 1 for the first attempt.
         self.number: int = number
 
     def __enter__(self) -> Attempt:
+        if self.entered:
+            raise RuntimeError(f"this attempt was entered before, and each is for one block: {_BLOCK}")
+        self.entered = True
         self._token = set_ambient(self._ctx)
         return self
 

@@ -25,6 +25,8 @@ from resilience.state.permits import Permits, Place, Ticket
 
 T = TypeVar("T")
 
+_ONE_PERMIT = (None,)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,31 @@ class Bulkhead(Policy[Never]):
     def __init__(
         self, limit: int, *, queue: int = 0, max_wait: Duration | None = None, name: str | None = None
     ) -> None:
+        checks.not_bare("@Bulkhead(10)", limit)
         self._permits: Permits[Waiter] = Permits(checks.whole("limit", limit), checks.whole("queue", queue, least=0))
         self._max_wait = checks.optional_seconds("max_wait", max_wait)
+        if self._max_wait is not None and queue == 0:
+            raise ValueError(f"max_wait={max_wait!r} limits a wait in the queue, and there is none: give queue=10, say")
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Bulkhead"
         forks.reset_after_fork(self, Bulkhead._reset)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        permits = self._permits
-        try:  # and no method for it: Ctrl-C on the way out of one would lose the permit
-            taken = not permits.busy and permits.free.pop() is None
+        permits, taken = self._permits, False
+        free = permits.free
+        try:
+            if not permits.busy:
+                del free[-1]  # no call: in one, and after it, an interrupt could raise, and lose the permit
+                taken = True
         except IndexError:
-            taken = False
+            pass
         if not taken and self._may_wait(ctx):
             await self._wait(ctx, ctx.runtime)
         try:
             return await call(ctx)
         finally:
-            permits.free.append(None)
+            free += _ONE_PERMIT  # no call either
             if permits.busy:
                 self._wake(permits.settle())
 
@@ -149,11 +157,11 @@ class Bulkhead(Policy[Never]):
             has_joined = self._join(ticket)
             if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx._timer):
                 self._permits.leave(ticket)
+            if self._permits.take_up(ticket):
+                return
         except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
             self._wake(self._permits.abandon(ticket))
             raise
-        if ticket.place is Place.GRANTED:
-            return
         if not has_joined:
             raise self._full(ctx, "and the queue is full")
         waited = clock.now() - began
@@ -186,7 +194,7 @@ class Bulkhead(Policy[Never]):
             try:
                 ticket.waiter.wake()
             except RuntimeError:
-                tickets += self._permits.abandon(ticket) or []
+                tickets += self._permits.pass_on(ticket) or []
 
 
 @final
@@ -204,7 +212,7 @@ class Slot:
     def __exit__(self, *exc: object) -> None:
         permits, self._held = self._held, None
         if permits is not None:
-            permits.free.append(None)
+            permits.free += _ONE_PERMIT
             if permits.busy:
                 self._bulkhead._wake(permits.settle())
 
@@ -220,7 +228,13 @@ class Slot:
         permits = self._bulkhead._permits
         self._waits = True
         try:
-            if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):
+            try:
+                if not permits.busy:
+                    del permits.free[-1]  # as in `Bulkhead.around`
+                    self._held = permits
+            except IndexError:
+                pass
+            if self._held is None and self._bulkhead._may_wait(ctx := block_context()):
                 await self._bulkhead._wait(ctx, runtime)
             self._held = permits
         finally:

@@ -79,6 +79,7 @@ class CircuitBreaker(Policy[Never]):
         on_transition: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        checks.not_bare("@CircuitBreaker()", trip)
         condition, opening = as_trip(trip), _as_open_period(open_for)
         self.name: str = checks.optional_name(name) or "CircuitBreaker"
         self._on_result = optional_predicate("on_result", on_result)
@@ -119,11 +120,18 @@ class CircuitBreaker(Policy[Never]):
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until:
                 raise circuit.refusal(admission, now, ctx)
-            admission = circuit.admit(ctx)
             noted = Admitted(circuit)
+            if type(admission) is not Closed:
+                try:
+                    admission = circuit.admit(ctx)
+                except BaseException:
+                    noted.leave()
+                    raise
         try:
             try:
                 try:
+                    if noted is not None:
+                        noted.admission = admission
                     result = await call(ctx)
                 finally:
                     if noted is not None:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.ambient import leave_ambient, set_ambient
+from resilience.callables import name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import FallbackUsed
@@ -28,6 +29,9 @@ Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 @final
 class _NotGiven:
     """The default of `value`: distinguishes `Fallback()` from `Fallback(None)` where a handler is given."""
+
+    def __repr__(self) -> str:
+        return "<not given>"  # in signatures, where the default would show an address
 
 
 _NOT_GIVEN: Final[Any] = _NotGiven()
@@ -60,44 +64,44 @@ class Fallback(Policy[A_co], Generic[A_co]):
     def __init__(
         self: Fallback[None],
         *,
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
-        value: A,
+        self,
+        value: A_co,
         *,
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
+        self,
         *,
-        handler: Handler[Coroutine[Any, Any, A]],
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        handler: Handler[Coroutine[Any, Any, A_co]],
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Fallback[A],
+        self,
         *,
-        handler: Handler[A],
-        on: On = ...,
-        on_result: OnResult | None = ...,
-        ignore: On = ...,
-        on_fallback: Listener | None = ...,
-        name: str | None = ...,
+        handler: Handler[A_co],
+        on: On = Exception,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        on_fallback: Listener | None = None,
+        name: str | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -113,7 +117,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         if handler is not None and value is not _NOT_GIVEN:
             raise ValueError(f"give a value or a handler, not both: value={value!r}, handler={handler!r}")
         self._value = None if value is _NOT_GIVEN else value
-        self._handler = checks.optional_callable("handler", handler)
+        self._handler = checks.optional_callable("handler", handler, ("failure", "ctx"))
         self._failures = Matcher(on, ignore, own=True)
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
@@ -160,6 +164,14 @@ class Fallback(Policy[A_co], Generic[A_co]):
             raise
         finally:
             leave_ambient(token)
+
+    @override
+    def _resilience_hint(self) -> str:
+        if not callable(self._value):
+            return ""
+        return (
+            f"; this Fallback answers with {name_of(self._value)}: did you mean @Fallback(...) with the answer in it?"
+        )
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -9,7 +9,6 @@ from resilience.ambient import block_context
 from resilience.clock import clock
 from resilience.outcome import Failure
 from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit
-from resilience.state.circuit import Admission
 
 
 @final
@@ -18,32 +17,32 @@ class Guard:
 
     def __init__(self, circuit: LiveCircuit) -> None:
         self._circuit = circuit
-        self._admission: Admission | None = None
         self._noted: Admitted | None = None
         self._began: float
+        self._since: int
 
     def __enter__(self) -> None:
-        if self._admission is not None:
+        if self._noted is not None and self._noted.admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
         if self._circuit.is_around():
             return  # the block belongs to a call that was admitted
         self._began = clock.now()
-        self._admission = self._circuit.admit(block_context())  # nothing fails once it is admitted
-        self._noted = Admitted(self._circuit)
+        self._since = self._circuit.failures
+        self._noted = Admitted(self._circuit)  # should the next line raise, it counts for nothing
+        self._noted.admission = self._circuit.admit(block_context())  # last: nothing fails once it is admitted
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        admission, self._admission = self._admission, None
         noted, self._noted = self._noted, None
-        if noted is not None:
-            noted.leave()
-        if admission is None:
+        admission = None if noted is None else noted.admission
+        if noted is None or admission is None:
             return
         try:
+            noted.leave()
             if error is None and not admission.quiet:
                 self._circuit.settle(admission, DONE, self._began, block_context())
-            elif isinstance(error, Exception):
+            elif isinstance(error, Exception) and not self._circuit.has_counted(error, self._since):
                 self._circuit.settle(admission, Failure(error), self._began, block_context())
         finally:
             self._circuit.release(admission)

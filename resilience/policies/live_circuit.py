@@ -64,16 +64,18 @@ class CircuitStats:
 class Admitted:
     """A call that a circuit has admitted, for as long as it lasts: calls of the same circuit inside it belong to it."""
 
-    __slots__ = ("_token", "circuit", "is_over")
+    __slots__ = ("_token", "admission", "circuit")
 
     def __init__(self, circuit: LiveCircuit) -> None:
         self.circuit: LiveCircuit = circuit
-        self.is_over: bool = False
-        self._token = _around.set((*_around.get(), self))
+        #: None before and after the call, so that it counts for nothing, should an interrupt come in between.
+        self.admission: Admission | None = None
+        around = _around.get()
+        self._token = _around.set((*[it for it in around if it.admission is not None], self) if around else (self,))
 
     def leave(self) -> None:
         """End it."""
-        self.is_over = True
+        self.admission = None
         try:
             _around.reset(self._token)
         except ValueError:  # a coroutine that another task closes, or the collector, ends in other variables
@@ -156,7 +158,8 @@ class LiveCircuit:
 
     def is_around(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
-        return any(it.circuit is self and not it.is_over for it in _around.get())
+        around = _around.get()
+        return bool(around) and any(it.circuit is self and it.admission is not None for it in around)
 
     def has_counted(self, error: BaseException | None, since: int) -> bool:
         """Whether this failure, or one that it was made of, was counted by a call inside, after so many others."""
@@ -164,6 +167,8 @@ class LiveCircuit:
             if error is None:
                 break
             if _marks_of(error).get(id(self), 0) > since:
+                return True
+            if isinstance(error, BaseExceptionGroup) and all(self.has_counted(it, since) for it in error.exceptions):
                 return True
             error = error.__cause__ or error.__context__
         return False

@@ -99,6 +99,7 @@ class Retry(Policy[Never]):
         name: str | None = None,
         rng: Randomness | None = None,
     ) -> None:
+        checks.not_bare("@Retry()", attempts)
         if rng is not None and not callable(getattr(rng, "uniform", None)):
             raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
         self.name: str = checks.optional_name(name) or "Retry"

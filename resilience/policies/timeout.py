@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import ClassVar, Literal, Never, TypeVar, final
@@ -14,7 +12,7 @@ from resilience import checks
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context, derive
-from resilience.errors import DeadlineExceeded, TimeoutExceeded
+from resilience.errors import DeadlineExceeded, TimeoutExceeded, ends_with_the_deadline
 from resilience.events.dispatch import emit, optional_listener
 from resilience.events.kinds import TimedOut
 from resilience.info import Listener
@@ -63,6 +61,7 @@ class Timeout(Policy[Never]):
         on_timeout: Listener | None = None,
         name: str | None = None,
     ) -> None:
+        checks.not_bare("@Timeout(2.0)", seconds)
         self._seconds = checks.seconds("seconds", seconds)
         self._cooperative = checks.flag("cooperative", cooperative)
         self._on_timeout = optional_listener("on_timeout", on_timeout)
@@ -101,15 +100,15 @@ class Timeout(Policy[Never]):
                 else:
                     timer.stop(None)
                     return result
-        except DeadlineExceeded as error:
+        except Exception as error:
             # Something inside found no time left. Where that was our limit, not the execution's, it is our timeout.
+            if not ends_with_the_deadline(error):
+                if self._cooperative:
+                    self._look_for_overrun(ctx, began, deadline)
+                raise
             if ctx.deadline <= own or clock.now() < own:
                 raise
             found_over = error
-        except Exception:
-            if self._cooperative:
-                self._look_for_overrun(ctx, began, deadline)
-            raise
         try:
             raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, found_over)
         finally:
@@ -144,11 +143,9 @@ class Timeout(Policy[Never]):
         late = clock.now() - began - limit
         if late > max(1.0, limit):
             call = self.name if ctx.operation is None else f"{self.name} ({ctx.operation})"
-            warnings.warn(
+            checks.warn(
                 f"{call}: a call that had {limit:.3g} s took {late:.3g} s more, so it ignores its deadline; hand "
-                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)",
-                RuntimeWarning,
-                stacklevel=_frames_of_ours(),
+                "`ctx.timeout()` to the client, or use Timeout(cooperative=False)"
             )
 
     @override
@@ -164,13 +161,3 @@ class Timeout(Policy[Never]):
     def describe(self) -> str:
         how = "carried as a deadline, nothing is cut off" if self._cooperative else "then it is cut off"
         return f"{self.name}: {format_number(self._seconds)} s for everything inside, {how}"
-
-
-def _frames_of_ours() -> int:
-    """Return the `stacklevel` at which a warning names the user's line, whatever policies stand between."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
-        frame = frame.f_back
-        level += 1
-    return level

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.runtimes.base import Timer
+from resilience.runtimes.base import Expired, Timer
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +45,15 @@ class AsyncioTimer(Timer):
         self._cancelling = 0
 
     @override
+    def covers_this_code(self) -> bool:
+        from asyncio import current_task
+
+        try:
+            return getattr(self, "task", None) is current_task()
+        except RuntimeError:  # a worker thread
+            return False
+
+    @override
     def start(self) -> None:
         self._cancelling = self.task.cancelling()
         alarm = self._alarm
@@ -61,12 +70,13 @@ class AsyncioTimer(Timer):
             alarm.pending.pop(self, None)
             if alarm.limit is None:
                 alarm.cancel()
-            return False
+            self.fired = isinstance(error, Expired) and error.timer is self
+            return self.fired
         from asyncio import CancelledError  # not before there is a task: see tasks.py
 
         # `<=`: another cancellation that has come meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
-        self.fired = mine and isinstance(error, CancelledError)
+        self.fired = mine and isinstance(error, (CancelledError, Expired))
         return self.fired
 
 
@@ -128,7 +138,10 @@ class Alarm:
             self.pending.pop(timer, None)
             if task is not None:
                 timer.fired = True
-                task.cancel()
+                try:
+                    task.cancel()
+                except Exception as error:  # what it awaits refuses: that is no reason to spare the others
+                    self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
 
     def _first(self) -> AsyncioTimer | None:
         # And not `next(iter(...))`: between the two a finalizer, or another thread, may change the dictionary.

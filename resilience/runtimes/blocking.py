@@ -8,6 +8,7 @@ policy code stays in the calling thread. There the timer that fired travels as `
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
@@ -16,25 +17,17 @@ from typing import Any, TypeVar, final
 
 from typing_extensions import override
 
+from resilience import checks
 from resilience.callables import close_coroutine, is_awaitable, refuse_awaitable
-from resilience.clock import clock
+from resilience.clock import FOREVER, clock
 from resilience.errors import SuspensionMisuse
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 
 T = TypeVar("T")
 
-logger = logging.getLogger("resilience")
-
-
-@final
-class Expired(BaseException):
-    """The timer fired. Only the block of that timer takes it."""
-
-    def __init__(self, timer: Timer) -> None:
-        super().__init__(timer)
-        self.timer: Timer = timer
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final
@@ -97,12 +90,26 @@ class BlockingWaiter(Waiter):
 
     @override
     async def wait(self, deadline: float, timer: Timer | None) -> bool:
+        _warn_in_event_loop("the wait in a queue")
         end = deadline if timer is None else min(deadline, timer.deadline)
         if clock.wait(self._woken, None if end == inf else max(0.0, end - clock.now())):
             return True
         if timer is not None and timer.deadline <= deadline:
             raise Expired(timer)
         return False
+
+
+def _warn_in_event_loop(what: str) -> None:
+    """Warn of a wait that stops an event loop and all its tasks; but not in a notebook, whose cells run in one."""
+    running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
+    in_trio = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
+    is_in_loop = (running is not None and running() is not None) or (in_trio is not None and in_trio())
+    if is_in_loop and "ipykernel" not in sys.modules:
+        checks.warn(
+            f"{what} of a blocking call stops the event loop that runs in this thread, with all its tasks: use "
+            "`await policy.aexecute(...)`, `await policy.acall(...)`, `async for` or `async with`, or call it in "
+            "a thread, `await asyncio.to_thread(...)`"
+        )
 
 
 @final
@@ -113,9 +120,10 @@ class BlockingRuntime(Runtime):
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         if timer is None or seconds < (left := timer.deadline - clock.now()):
             if seconds > 0:  # `time.sleep(0)` takes 50 us
-                clock.sleep(seconds)
+                _warn_in_event_loop("the sleep")
+                clock.sleep(min(seconds, FOREVER))
             return
-        clock.sleep(max(0.0, left))
+        clock.sleep(min(max(0.0, left), FOREVER))
         raise Expired(timer)
 
     @override

@@ -22,13 +22,13 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.runtimes.alarms import AsyncioTimer, find_alarm
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger("resilience")
+logger: logging.Logger = logging.getLogger("resilience")
 
 
 def _first_task() -> asyncio.Task[Any] | None:
@@ -71,18 +71,20 @@ def _library() -> Any:
 class ScopeTimer(Timer):
     """A cancel scope."""
 
-    __slots__ = ("_scope", "deadline", "fired")
+    __slots__ = ("_scope", "_shield", "deadline", "fired")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, *, shield: bool = False) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
+        self._shield = shield
         self._scope: Any = None
 
     @override
     def start(self) -> None:
         # The loop has a clock of its own: only the seconds that remain can be handed over.
         library = _library()
-        scope = library.CancelScope(deadline=library.current_time() + max(0.0, self.deadline - clock.now()))
+        ends_at = library.current_time() + max(0.0, self.deadline - clock.now())
+        scope = library.CancelScope(deadline=ends_at, shield=self._shield)
         scope.__enter__()
         self._scope = scope
 
@@ -90,9 +92,10 @@ class ScopeTimer(Timer):
     def stop(self, error: BaseException | None) -> bool:
         if self._scope is None:
             return False
-        ending = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-        swallowed = bool(self._scope.__exit__(*ending))
-        self.fired = swallowed and bool(self._scope.cancelled_caught)
+        mine = isinstance(error, Expired) and error.timer is self
+        ending = (None, None, None) if error is None or mine else (type(error), error, error.__traceback__)
+        swallowed = bool(self._scope.__exit__(*ending)) or mine
+        self.fired = mine or (swallowed and bool(self._scope.cancelled_caught))
         return swallowed
 
 
@@ -201,6 +204,11 @@ TASKS: TaskRuntime = TaskRuntime()
 def timer_until(deadline: float, limit: float | None = None) -> Timer:
     """Make a timer for a block of the current task. For `limit`, see `Runtime.timer`."""
     return TASKS.timer(deadline, limit)
+
+
+def shielded_timer(deadline: float) -> Timer | None:
+    """Make a timer for a block of the current task that nothing outside cancels; None but under trio."""
+    return ScopeTimer(deadline, shield=True) if _in_trio() else None
 
 
 def find_runtime() -> Runtime:

@@ -26,7 +26,7 @@ from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import WorkersExhausted
 
-logger = logging.getLogger("resilience")
+logger: logging.Logger = logging.getLogger("resilience")
 
 #: Seconds after which a worker without work ends.
 IDLE = 30.0

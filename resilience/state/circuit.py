@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, TypeAlias, final
 
-from resilience.circuit_state import CircuitState
+from resilience.checks import format_number
+from resilience.circuit_state import CircuitState, TripCount
 from resilience.state.trips import Tally, Trip
 
 
@@ -49,7 +50,7 @@ class Open:
         self.lasts: float = lasts
         self.until: float = until
         self.last_failure: str | None = last_failure
-        self.why: str = f"the circuit is open, after {last_failure}"
+        self.why: str = f"the circuit is open, after {_without_message(last_failure)}"
 
 
 @final
@@ -62,7 +63,7 @@ class HalfOpen:
     def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
         self.probe_timeout: float = probe_timeout
         self.last_failure: str | None = last_failure
-        self.why: str = f"the circuit is half-open and all its probes are out, after {last_failure}"
+        self.why: str = f"the circuit is half-open and all its probes are out, after {_without_message(last_failure)}"
         self.probes: dict[Probe, float] = {}  # probe -> when it loses its slot
         self.successes: int = 0
 
@@ -104,6 +105,9 @@ class Transition(NamedTuple):
     new: CircuitState
     retry_after: float | None
     last_failure: str | None
+    reason: str
+    failure_type: str | None
+    counted: TripCount | None
 
 
 @final
@@ -138,8 +142,8 @@ class Circuit:
         period = self.period
         if isinstance(period, Open) and now >= period.until:
             timeout = max(period.lasts, 30.0) if self._probe_timeout is None else self._probe_timeout
-            period = HalfOpen(timeout, period.last_failure)
-            transitions = self._move(period)
+            was, period = period, HalfOpen(timeout, period.last_failure)
+            transitions = self._move(period, f"the {format_number(was.lasts)} s of the open period have passed")
         if isinstance(period, Closed):
             return period, transitions
         if isinstance(period, HalfOpen):
@@ -162,15 +166,17 @@ class Circuit:
             admission.last_failure = failure or admission.last_failure
             tripped = admission.tally.add(failure is not None, duration, now)
             admission.quiet = admission.tally.quiet
-            return self._open(now, admission.last_failure or "slow calls") if tripped else []
+            return self._trip_closed(admission, now) if tripped else []
         period = admission.period
         _forget_lost_probes(period, now)
         if period.probes.pop(admission, None) is None or period is not self.period:
             return []
         if failure is not None or duration >= self._trip.slower_than:
-            return self._open(now, failure or "a slow probe")
+            ended = "was slow" if failure is None else f"failed with {_without_message(failure)}"
+            return self._open(now, failure or "a slow probe", f"a probe {ended}")
         period.successes += 1
-        return self._close() if period.successes >= self._probe_successes else []
+        needed = self._probe_successes
+        return self._close(f"probes succeeded, {needed} of {needed}") if period.successes >= needed else []
 
     def release(self, admission: Admission) -> None:
         """Take back the slot of a call that ended without a result: cancelled, interrupted or ignored."""
@@ -181,28 +187,44 @@ class Circuit:
 
     def isolate(self) -> list[Transition]:
         """Refuse all calls until the circuit is closed."""
-        return [] if isinstance(self.period, Isolated) else self._move(Isolated())
+        return [] if isinstance(self.period, Isolated) else self._move(Isolated(), "it was isolated manually")
 
     def close(self) -> list[Transition]:
         """Let calls pass, and count from zero."""
-        return self._close()
+        return self._close("it was closed manually")
 
     # --- inside ---
 
-    def _open(self, now: float, failure: str) -> list[Transition]:
+    def _trip_closed(self, period: Closed, now: float) -> list[Transition]:
+        count, failure = period.tally.count(), period.last_failure
+        parts = [] if count is None else [str(count)]
+        parts += [] if failure is None else [f"the last failure was {_without_message(failure)}"]
+        return self._open(now, failure or "slow calls", "; ".join(parts), count)
+
+    def _open(self, now: float, failure: str, reason: str, count: TripCount | None = None) -> list[Transition]:
         lasts = self.opens_for
-        return self._move(Open(lasts, now + lasts, failure), retry_after=lasts)
+        return self._move(Open(lasts, now + lasts, failure), reason, lasts, count)
 
-    def _close(self) -> list[Transition]:
+    def _close(self, reason: str) -> list[Transition]:
         self.opens_for = self.opens_first_for
-        return self._move(Closed(self._trip.tally()))
+        return self._move(Closed(self._trip.tally()), reason)
 
-    def _move(self, period: Period, retry_after: float | None = None) -> list[Transition]:
+    def _move(
+        self, period: Period, reason: str, retry_after: float | None = None, count: TripCount | None = None
+    ) -> list[Transition]:
         old, self.period = self.period, period
         if old.state is period.state:
             return []  # a new epoch of the same state: closed manually while closed
         last_failure = None if isinstance(period, Closed) else period.last_failure
-        return [Transition(old.state, period.state, retry_after, last_failure)]
+        kind, separator, _ = (last_failure or "").partition(": ")
+        failure_type = kind if separator else None
+        return [Transition(old.state, period.state, retry_after, last_failure, reason, failure_type, count)]
+
+
+def _without_message(failure: str | None) -> str:
+    """Name a failure by its type: its message may hold what another caller must not see, as the token of a URL."""
+    kind = (failure or "").partition(": ")[0]
+    return "a result that was not good enough" if kind == "result" else kind
 
 
 def _forget_lost_probes(period: HalfOpen, now: float) -> None:

@@ -30,6 +30,7 @@ class Place(enum.Enum):
 
     WAITING = "waiting"
     GRANTED = "granted"
+    TAKEN = "taken"  # the holder has its permit, and gives it back itself
     GONE = "gone"
 
 
@@ -135,13 +136,26 @@ class Permits(Generic[W]):
         with self._lock:
             self._withdraw_locked(ticket)
 
+    def take_up(self, ticket: Ticket[W]) -> bool:
+        """Take a permit that was granted; false if there is none. From here on the holder gives it back itself."""
+        with self._lock:
+            if ticket.place is not Place.GRANTED:
+                return False
+            ticket.place = Place.TAKEN
+            return True
+
     def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
-        """Stop waiting without wanting the permit any more: one that was granted is passed on."""
+        """Stop waiting without wanting the permit any more: one that was granted, or just taken up, is passed on."""
         with self._lock:
             if self._withdraw_locked(ticket) or ticket.place is Place.GONE:
                 return None
             ticket.place = Place.GONE
             return self.give_back()
+
+    def pass_on(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
+        """Give the permit of a holder that can't be woken to another one, unless it has taken it up already."""
+        with self._lock:
+            return self.abandon(ticket) if ticket.place is Place.GRANTED else None
 
     # --- from outside ---
 

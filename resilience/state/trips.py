@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.checks import format_number
+from resilience.circuit_state import TripCount
 from resilience.state.windows import CountWindow, TimeWindow, Window
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class Tally(ABC):
     @abstractmethod
     def add(self, failed: bool, duration: float, now: float) -> bool:
         """Count one more result; say whether it trips the circuit."""
+
+    def count(self) -> TripCount | None:
+        """Return what it has counted, where it says so."""
+        return None
 
     #: Whether a success would change nothing; then no lock is needed to record it.
     quiet: bool = False
@@ -180,6 +185,10 @@ class _Streak(Tally):
         self.quiet = not failed
         return self._count >= self._limit
 
+    @override
+    def count(self) -> TripCount:
+        return TripCount("failures", self._count, self._limit)
+
 
 @final
 class _Ratio(Tally):
@@ -196,12 +205,18 @@ class _Ratio(Tally):
         # Divided, not multiplied: 7 / 25 is the very float that 0.28 is, but 0.28 * 25 is more than 7.
         return window.total >= self._min_calls and window.bad / window.total >= self._ratio
 
+    @override
+    def count(self) -> TripCount:
+        what = "failures" if self._slower_than == inf else "slow calls"
+        return TripCount(what, self._window.bad, self._window.total, self._ratio)
+
 
 @final
 class _Either(Tally):
     def __init__(self, left: Tally, right: Tally) -> None:
         self._left = left
         self._right = right
+        self._counting = left  # the one that has tripped, or will be asked
         self.quiet: bool = left.quiet and right.quiet
 
     @override
@@ -209,4 +224,9 @@ class _Either(Tally):
         left = self._left.add(failed, duration, now)
         right = self._right.add(failed, duration, now)  # both have to count
         self.quiet = self._left.quiet and self._right.quiet
+        self._counting = self._right if right and not left else self._left
         return left or right
+
+    @override
+    def count(self) -> TripCount | None:
+        return self._counting.count()

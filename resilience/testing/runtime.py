@@ -25,7 +25,7 @@ from typing_extensions import override
 from resilience import backoff, checks
 from resilience.checks import Duration
 from resilience.clock import clock
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Runtime, Timer, Waiter
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 from resilience.runtimes.tasks import TASKS
 
 
@@ -53,15 +53,6 @@ class Client:
 
 
 @final
-class _Expired(BaseException):
-    """The timer fired. Only the block of that timer takes it."""
-
-    def __init__(self, timer: SimulatedTimer) -> None:
-        super().__init__(timer)
-        self.timer: SimulatedTimer = timer
-
-
-@final
 class SimulatedTimer(Timer):
     """An entry of its own, which cuts the client off if its block has not been left by then."""
 
@@ -81,7 +72,7 @@ class SimulatedTimer(Timer):
     @override
     def stop(self, error: BaseException | None) -> bool:
         self.is_armed = False
-        self.fired = isinstance(error, _Expired) and error.timer is self
+        self.fired = isinstance(error, Expired) and error.timer is self
         return self.fired
 
 
@@ -240,7 +231,7 @@ class Engine:
                 if timer is None:
                     suspended_until = client.run(client.coroutine.send, None)
                 else:
-                    suspended_until = client.run(client.coroutine.throw, _Expired(timer))
+                    suspended_until = client.run(client.coroutine.throw, Expired(timer))
             except StopIteration:
                 client.is_done = True
                 client.resumes_at = -1

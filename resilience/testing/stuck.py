@@ -75,7 +75,7 @@ class Progress:
     __slots__ = ("_since", "limit")
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
+        self.limit: float = limit
         self._since: float | None = None
 
     def made(self) -> None:

@@ -180,13 +180,14 @@ async def test_a_fallback_answers_whatever_the_others_refuse(world: World, clock
 
 
 async def test_a_breaker_inside_a_retry_counts_every_attempt(world: World, clock: FakeClock) -> None:
-    """And refuses the next one, which a retry leaves alone."""
+    """It opens in the middle of them, and the Retry does not wait for a refusal that it can foresee."""
     breaker = CircuitBreaker(2)
     script = Script(Boom())
     error = await run(world, Policy.wrap(Retry(5, on=Exception, backoff=[1]), breaker), script)
-    assert isinstance(error, CircuitOpen)
+    assert isinstance(error, Boom)
+    assert breaker.state is CircuitState.OPEN
     assert script.calls == 2
-    assert clock.sleeps == [1, 1]
+    assert clock.sleeps == [1]
 
 
 async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
@@ -310,12 +311,15 @@ async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: Fake
         events.RetryScheduled,
         events.CircuitChanged,
         events.AttemptFailed,
-        events.RetryScheduled,
-        events.CallRejected,
+        events.RetryGaveUp,
         events.FallbackUsed,
         events.ExecutionFinished,
     ]
-    assert [event.time for event in told] == [1000, 1000, 1001, 1001, 1001, 1002, 1002, 1002]
+    assert [event.time for event in told] == [1000, 1000, 1001, 1001, 1001, 1001, 1001]
+    assert told[4].reason == "circuit_open"
+    told.clear()
+    assert await run(world, pipeline, Script("never asked")) == "instead"
+    assert [type(event) for event in told] == [events.CallRejected, events.FallbackUsed, events.ExecutionFinished]
     told.clear()
     clock.advance(30)
     assert await run(world, pipeline, Script("back")) == "back"

@@ -164,7 +164,7 @@ def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> 
     [
         ("breaker", "breaker.isolate(), breaker.close(), breaker.stats(), breaker.call(int)"),
         ("bulkhead", "bulkhead.stats(), bulkhead.call(int), bulkhead.resize(3)"),
-        ("events", "events.subscribe(print, events.TimedOut)()"),
+        ("events.dispatch.subscribers", "events.subscribe(print, events.TimedOut)()"),
     ],
 )
 def test_a_lock_that_another_thread_held_is_free_in_the_child(held: str, use: str) -> None:

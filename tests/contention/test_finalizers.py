@@ -77,6 +77,7 @@ def bounded(function: Callable[[], None], threads: int = 1) -> None:
         raise errors[0]
 
 
+@pytest.mark.filterwarnings("ignore:the wait in a queue of a blocking call")  # that is what is tried here
 @pytest.mark.parametrize("threads", [1, 4])
 def test_calls_that_are_thrown_away_give_their_permits_back(threads: int) -> None:
     """Inside a bulkhead or in its queue, from several loops, while others take and give permits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import threading
 import time
 import weakref
@@ -12,12 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from resilience import (
-    DeadlineExceeded,
-    Timeout,
-    deadline,
-)
+from resilience import Context, DeadlineExceeded, Timeout, current_context, deadline
 from resilience.clock import clock as process_clock
+from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.exchange import Exchange
 from tests.integrations.aiohttp_sessions import QUICK, attempt, note, run, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
@@ -86,23 +84,52 @@ def test_a_body_that_was_read_is_not_late(server: FlakyServer, time_flies: Any) 
 
 
 def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None:
-    """The rest of the time that its body had keeps nothing of it."""
+    """Neither the rest of the time that its body had keeps it, nor the connection, which keeps the exchange."""
+    contexts: list[Context] = []
+    sent: list[weakref.ref[Any]] = []
 
-    def exchanges() -> int:
-        gc.collect()
-        return sum(isinstance(it, Exchange) for it in gc.get_objects())
+    async def keep(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        contexts.append(current_context())
+        sent.append(weakref.ref(request))
+        response = await handler(request)
+        sent.append(weakref.ref(response))
+        return response
 
     async def main() -> None:
-        before = exchanges()
         url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-        async with session(Timeout(PATIENCE)) as one:
-            async with one.get(url) as response:
-                gone = weakref.ref(response)
-            del response
-            assert exchanges() <= before
-            assert gone() is None
+        async with session(Timeout(PATIENCE), keep) as one:
+            upload = io.BufferedReader(io.BytesIO(b"much"))  # type: ignore[arg-type]
+            sent.append(weakref.ref(upload))
+            async with one.put(url, data=upload) as response:
+                assert sent[-1]() is response
+            del response, upload
+            gc.collect()
+            assert [it() for it in sent] == [None] * 3
 
     run(main)
+    [ctx] = contexts
+    assert ctx.called is not None
+    assert isinstance(ctx.called.function, Exchange)
+
+
+def test_an_exchange_that_is_over_sends_no_more(server: FlakyServer) -> None:
+    """It is still there, in each context of its execution, but it has nothing left to send."""
+    contexts: list[Context] = []
+
+    async def keep(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        contexts.append(current_context())
+        return await handler(request)
+
+    async def main() -> None:
+        async with session(QUICK, keep) as one:
+            async with one.get(server.script("/", 200)):
+                called = contexts[0].called
+            assert called is not None
+            with pytest.raises(NotRepeatable, match="its caller has left"):
+                await called.function(Context())
+
+    run(main)
+    assert len(server.requests) == 1
 
 
 def test_a_body_that_broke_off_is_broken(server: FlakyServer, time_flies: Any) -> None:

@@ -155,7 +155,7 @@ def test_other_errors_are_the_apps(service: Service, error: Exception, late: boo
         service.get({EXPECTED: "30" if late else "5000"}, raising(error, late=late))
 
 
-def test_an_app_that_looks_at_nothing_goes_on(service: Service) -> None:
+def test_an_app_that_does_not_check_the_deadline_goes_on(service: Service) -> None:
     """A budget by itself cuts nothing off."""
     assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
 

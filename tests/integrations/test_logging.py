@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import anyio
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
+from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -64,23 +65,30 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
         name="weather",
     )
     log.begin()
-    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
+    for _ in range(2):
+        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get"))
     clock.advance(30)
     await world.execute(pipeline, Script("fine").function(), Context(operation="get"))
-    await world.attempt(Retry(2, on=Boom, backoff=[0.25]), Script(Boom("secret")).function())
     pipeline.policies[2].isolate()  # type: ignore[attr-defined]
     assert log.lines == [
         "INFO weather (get): attempt 1 failed with Boom, the next one is in 1.5 s",
-        "ERROR circuit db: closed -> open for 30 s",
-        "INFO weather (get): attempt 2 failed with Boom, the next one is in 1.5 s",
-        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 28.5 s",
+        "ERROR circuit db: closed -> open for 30 s: failures 2 of 2; the last failure was Boom",
+        "WARNING weather (get): Retry gave up after 2 attempts in 1.5 s, as a circuit inside is open; "
+        "the last failure was Boom",
+        "INFO weather (get): spare answered instead of Boom",
+        "WARNING weather (get): db refused a call with CircuitOpen; it may be worth a try in 30 s",
         "INFO weather (get): spare answered instead of CircuitOpen",
-        "INFO circuit db: open -> half_open",
-        "INFO circuit db: half_open -> closed",
-        "INFO Retry: attempt 1 failed with Boom, the next one is in 0.25 s",
-        "WARNING Retry: Retry gave up after 2 attempts in 0.25 s, as no attempt is left; the last failure was Boom",
-        "WARNING circuit db: closed -> isolated",
+        "INFO circuit db: open -> half_open: the 30 s of the open period have passed",
+        "INFO circuit db: half_open -> closed: probes succeeded, 1 of 1",
+        "WARNING circuit db: closed -> isolated: it was isolated manually",
     ]
+
+
+def test_a_call_without_an_operation_is_named_after_its_function(threads: World, clock: FakeClock, log: Log) -> None:
+    """No line is anonymous."""
+    log.begin()
+    Retry(2, on=TypeError, backoff=[1]).capture(max)
+    assert log.lines[0] == "INFO Retry (max): attempt 1 failed with TypeError, the next one is in 1 s"
 
 
 async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
@@ -96,39 +104,66 @@ async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
 
     log.begin()
 
-    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
-    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang)
-    await world.attempt(Timeout(5.0), hang, Context(timeout=0.01))
-    await world.execute(bulkhead, inside)
+    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang, Context(operation="get"))
+    await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1), name="p"), hang, Context(operation="get"))
+    await world.attempt(Timeout(5.0), hang, Context(timeout=0.01, operation="get"))
+    await world.attempt(Timeout(0.01), hang, Context(operation="get"))
+    await world.execute(bulkhead, inside, Context(operation="get"))
     lines = [line for line in log.lines if "gave up" not in line]
-    assert lines[0] == "WARNING p: an attempt took longer than the 0.01 s of Timeout"
-    assert lines[1] == "WARNING p: the execution took longer than the 0.01 s of whole"
-    assert lines[2].startswith("WARNING Timeout: the deadline of the caller passed, 0.0")
-    assert lines[3].startswith("WARNING pool: pool refused a call with BulkheadFull after 0.0")
-    assert lines[3].endswith(" s in the queue")
-    assert len(lines) == 4
+    assert lines[0] == "WARNING p (get): an attempt took longer than the 0.01 s of Timeout"
+    assert lines[1] == "WARNING p (get): the execution took longer than the 0.01 s of whole"
+    assert lines[2].startswith("WARNING Timeout (get): the deadline of the caller passed, 0.0")
+    assert lines[2].endswith(" s after it began")
+    assert lines[3] == "WARNING Timeout (get): the execution took longer than 0.01 s"
+    assert lines[4].startswith("WARNING pool (get): refused a call with BulkheadFull after 0.0")
+    assert lines[4].endswith(" s in the queue")
+    assert len(lines) == 5
+
+
+class Saying(Boom):
+    """A failure that says when, or whether, the call may be made again."""
+
+    def __init__(self, **says: object) -> None:
+        super().__init__()
+        vars(self).update(says)
 
 
 @pytest.mark.parametrize(
-    ("retry", "why"),
+    ("retry", "failure", "why"),
     [
-        (Retry(1, on=Boom), "no attempt is left"),
-        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), "max_elapsed leaves no time for another"),
-        (Retry(9, on=Boom, backoff=[20.0]), "the deadline leaves no time for another"),
+        (Retry(1, on=Boom), Boom(), "no attempt is left"),
+        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), Boom(), "max_elapsed leaves no time for another"),
+        (Retry(9, on=Boom, backoff=[20.0]), Boom(), "the deadline leaves no time for another"),
+        (Retry(9, on=Boom), Saying(repeatable=False), "it must not be repeated"),
+        (
+            Retry(9, on=Boom, max_retry_after=5.0),
+            Saying(retry_after=6.0),
+            "the server asks for a longer wait than max_retry_after",
+        ),
     ],
 )
-async def test_a_retry_that_gave_up_says_why(world: World, clock: FakeClock, log: Log, retry: Retry, why: str) -> None:
+async def test_a_retry_that_gave_up_says_why(
+    world: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
+) -> None:
     """What ran out, in words."""
     log.begin()
-    await world.attempt(retry, Script(Boom()).function(), Context(timeout=10))
-    assert log.lines == [f"WARNING Retry: Retry gave up after 1 attempt in 0 s, as {why}; the last failure was Boom"]
+    await world.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
+    what = type(failure).__name__
+    assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was {what}"]
+
+
+def test_each_reason_to_give_up_has_its_words() -> None:
+    """A reason without words would be an event without a line."""
+    assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
 async def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
     """503 and 429 are different stories."""
     log.begin()
-    await world.attempt(Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function())
-    assert log.lines[0] == "INFO Retry: attempt 1 failed with TransientStatus 429, the next one is in 1 s"
+    await world.attempt(
+        Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function(), Context(operation="get")
+    )
+    assert log.lines[0] == "INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"
 
 
 async def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
@@ -144,14 +179,14 @@ async def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log)
     """A cancellation is no error, and has no failure."""
     log.logger.setLevel(logging.DEBUG)
     log.begin()
-    await Retry().aexecute(Script("fine").function())
-    await tasks_world.attempt(Retry(), Script(Boom()).function())
+    await Retry().aexecute(Script("fine").function(), Context(operation="get"))
+    await tasks_world.attempt(Retry(), Script(Boom()).function(), Context(operation="get"))
     with anyio.move_on_after(0.01):
-        await Retry().aexecute(lambda ctx: anyio.sleep(10))
+        await Retry().aexecute(lambda ctx: anyio.sleep(10), Context(operation="get"))
     assert [line.partition(" s")[0].rpartition(" in ")[0] for line in log.lines] == [
-        "DEBUG Retry: done after 1 attempt",
-        "DEBUG Retry: failed after 1 attempt",
-        "DEBUG Retry: cancelled by its caller, after 1 attempt",
+        "DEBUG Retry (get): done after 1 attempt",
+        "DEBUG Retry (get): failed after 1 attempt",
+        "DEBUG Retry (get): cancelled by its caller, after 1 attempt",
     ]
     assert log.lines[1].endswith(" s with Boom")
 
@@ -173,11 +208,13 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
 ) -> None:
     """In one line and cut, whatever is in them; the arguments of the call stay out."""
     log.begin(messages=True)
-    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, name="db"))
-    await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function())
-    assert log.lines[0].startswith("ERROR circuit db: closed -> open for 30 s, after Boom: no")
+    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
+    await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
+    assert log.lines[0].startswith(
+        "ERROR circuit db: closed -> open for 0.5 s: failures 1 of 1; the last failure was Boom, after Boom: no"
+    )
     assert log.lines[1].startswith(
-        "INFO Pipeline: attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
+        "INFO Pipeline (get): attempt 1 failed with Boom, the next one is in 1 s: no\\nINFO forged"
     )
     assert all("\n" not in line and len(line) < 400 for line in log.lines)
 
@@ -208,9 +245,12 @@ def test_an_error_without_a_message_has_its_line(world: World, clock: FakeClock,
     """One whose `__str__` raises, too."""
     log.begin(messages=True)
     retry = Retry(2, on=Speechless, backoff=[1])
-    assert world.run(lambda: world.attempt(retry, Script(Speechless(), "fine").function())) == "fine"
+    assert (
+        world.run(lambda: world.attempt(retry, Script(Speechless(), "fine").function(), Context(operation="get")))
+        == "fine"
+    )
     assert log.lines == [
-        "INFO Retry: attempt 1 failed with Speechless, the next one is in 1 s: <no message: its __str__ raised>"
+        "INFO Retry (get): attempt 1 failed with Speechless, the next one is in 1 s: <no message: its __str__ raised>"
     ]
 
 
@@ -229,16 +269,16 @@ def test_what_comes_again_and_again_is_written_a_few_times_and_then_counted(
     breaker.isolate()
     log.begin(repeats=3, interval=10)
     for _ in range(60):
-        breaker.capture(lambda ctx: "never")
+        breaker.capture(lambda ctx: "never", Context(operation="get"))
         clock.advance(0.1)
-    assert refusals(log) == ["db: db refused a call with CircuitIsolated"] * 3
+    assert refusals(log) == ["db (get): refused a call with CircuitIsolated"] * 3
     clock.advance(5)
     assert len(log.records) == 3
     Retry().execute(lambda ctx: "of another policy, and fine")
-    assert refusals(log)[3:] == ["db: db refused a call with CircuitIsolated (and 56 more in 11 s)"]
+    assert refusals(log)[3:] == ["db (get): refused a call with CircuitIsolated (and 56 more in 11 s)"]
     assert (extra(log.records[-1])["left_out"], extra(log.records[-1])["seconds"]) == (57, 11.0)
-    breaker.capture(lambda ctx: "never")
-    assert refusals(log)[4:] == ["db: db refused a call with CircuitIsolated"]
+    breaker.capture(lambda ctx: "never", Context(operation="get"))
+    assert refusals(log)[4:] == ["db (get): refused a call with CircuitIsolated"]
 
 
 class Interrupting(str):
@@ -253,9 +293,7 @@ class Interrupting(str):
         return super().__hash__()
 
 
-def test_what_was_left_out_is_told_once_whoever_interrupts_the_telling(
-    threads: World, clock: FakeClock, log: Log
-) -> None:
+def test_a_count_is_written_once_also_where_an_event_interrupts_it(threads: World, clock: FakeClock, log: Log) -> None:
     """An event in the middle of it tells the count; the one that was interrupted does not tell it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
     log.begin(repeats=1, interval=10)
@@ -265,26 +303,26 @@ def test_what_was_left_out_is_told_once_whoever_interrupts_the_telling(
     for _ in range(3):
         breaker.capture(lambda ctx: "never", Context(operation=operation))
     clock.advance(11)
-    operation.act = lambda: other.capture(lambda ctx: "never")
+    operation.act = lambda: other.capture(lambda ctx: "never", Context(operation="get"))
     Retry().execute(lambda ctx: "fine")
     assert operation.act is None
     assert refusals(log) == [
-        "db (get): db refused a call with CircuitIsolated",
-        "db (get): db refused a call with CircuitIsolated (and 1 more in 11 s)",
-        "other: other refused a call with CircuitIsolated",
+        "db (get): refused a call with CircuitIsolated",
+        "db (get): refused a call with CircuitIsolated (and 1 more in 11 s)",
+        "other (get): refused a call with CircuitIsolated",
     ]
 
 
-def test_the_end_tells_what_was_left_out(threads: World, clock: FakeClock, log: Log) -> None:
+def test_the_end_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
     """Nothing is lost at a shutdown; and it is told once."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     end = log.begin(repeats=1)
     for _ in range(4):
-        breaker.capture(lambda ctx: "never")
+        breaker.capture(lambda ctx: "never", Context(operation="get"))
     end()
     end()
-    assert refusals(log)[1:] == ["db: db refused a call with CircuitIsolated (and 2 more)"]
+    assert refusals(log)[1:] == ["db (get): refused a call with CircuitIsolated (and 2 more)"]
 
 
 def test_policies_and_operations_are_counted_apart(threads: World, clock: FakeClock, log: Log) -> None:
@@ -292,9 +330,9 @@ def test_policies_and_operations_are_counted_apart(threads: World, clock: FakeCl
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     log.begin(repeats=1)
-    for operation in ("get", "get", "put", None):
+    for operation in ("get", "get", "put"):
         breaker.capture(lambda ctx: "never", Context(operation=operation))
-    assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)", "db"]
+    assert [line.partition(":")[0] for line in refusals(log)] == ["db (get)", "db (put)"]
 
 
 def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock, log: Log) -> None:
@@ -350,7 +388,7 @@ def test_what_is_not_enabled_is_not_made(threads: World, log: Log, monkeypatch: 
     breaker = CircuitBreaker()
     breaker.isolate()
     for _ in range(3):
-        breaker.capture(lambda ctx: "never")
+        breaker.capture(lambda ctx: "never", Context(operation="get"))
     end()
     assert log.lines == []
 

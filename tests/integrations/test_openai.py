@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import threading
 import weakref
@@ -504,6 +505,33 @@ async def aprotected(url: str, policy: Any, **options: Any) -> Any:
 
 async def aask(client: openai.AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
+
+
+class Upload(io.BytesIO):
+    """A file of which a test can tell whether it is still kept."""
+
+
+def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
+    """Also where a context is kept, which keeps the function that it calls."""
+    contexts: list[Context] = []
+
+    class Keeping(Policy):
+        async def around(self, call: Any, ctx: Any) -> Any:
+            contexts.append(ctx)
+            return await call(ctx)
+
+    async def main() -> None:
+        async with aprotected(server.url, Keeping()) as client:
+            server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
+            upload = Upload(b"much")
+            sent = weakref.ref(upload)
+            await client.files.create(file=upload, purpose="assistants")
+            del upload
+            gc.collect()
+            assert sent() is None
+
+    anyio.run(main)
+    assert len(contexts) == len(server.requests) == 1
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

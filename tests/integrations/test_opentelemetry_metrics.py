@@ -38,19 +38,6 @@ class Measured:
         assert scope.scope.name == "resilience"
         return {metric.name: metric for metric in scope.metrics}
 
-    def points(self, name: str) -> list[tuple[dict[str, Any], Any]]:
-        metric = self.metrics().get(f"resilience.{name}")
-        return [] if metric is None else [(dict(point.attributes), point) for point in metric.data.data_points]
-
-    def value(self, name: str, **attributes: str) -> Any:
-        wanted = {_key(key): text for key, text in attributes.items()}
-        [value] = [point.value for found, point in self.points(name) if found == wanted]
-        return value
-
-
-def _key(label: str) -> str:
-    return "error.type" if label == "error_type" else f"resilience.{label}"
-
 
 @pytest.fixture
 def measured() -> Iterator[Measured]:

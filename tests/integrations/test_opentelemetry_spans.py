@@ -86,14 +86,13 @@ async def test_the_span_is_the_parent_of_what_the_function_traces(world: World, 
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-async def test_what_happens_inside_is_told_as_events_of_the_span(
-    world: World, clock: FakeClock, traced: Traced
-) -> None:
+async def test_what_happens_inside_becomes_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
     """Failed attempts, waits, refusals, changes of the circuit, and the answer instead."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
-    await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
-    span = traced.only
+    for _ in range(2):
+        await world.execute(pipeline, Script(Boom("secret")).function(), Context(operation="get", timeout=9))
+    span, refused = traced.spans
     assert span.status.status_code is StatusCode.UNSET
     assert span.attributes == {
         "resilience.operation": "get",
@@ -102,9 +101,9 @@ async def test_what_happens_inside_is_told_as_events_of_the_span(
     }
     assert names(span) == [
         f"resilience.{kind}"
-        for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_scheduled "
-        "call_rejected fallback_used".split()
+        for kind in "attempt_failed retry_scheduled circuit_changed attempt_failed retry_gave_up fallback_used".split()
     ]
+    assert names(refused) == ["resilience.call_rejected", "resilience.fallback_used"]
     where = {"resilience.operation": "get", "resilience.pipeline": "Pipeline"}
     assert span.events[1].attributes == {
         **where,
@@ -113,12 +112,13 @@ async def test_what_happens_inside_is_told_as_events_of_the_span(
         "resilience.delay": 1.5,
         "error.type": "tests.conftest.Boom",
     }
-    assert span.events[-1].attributes == {
-        **where,
-        "resilience.policy": "spare",
-        "error.type": "resilience.errors.CircuitOpen",
-    }
-    assert "secret" not in str([event.attributes for event in span.events])
+    assert span.events[-2].attributes["resilience.reason"] == "circuit_open"
+    for last, error in (
+        (span.events[-1], "tests.conftest.Boom"),
+        (refused.events[-1], "resilience.errors.CircuitOpen"),
+    ):
+        assert last.attributes == {**where, "resilience.policy": "spare", "error.type": error}
+    assert "secret" not in str([event.attributes for event in (*span.events, *refused.events)])
 
 
 async def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> None:
@@ -185,7 +185,7 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
         traced.policy(), Retry(2, backoff=[0]), Timeout(0.01), traced.policy(each="attempt"), name="p"
     )
 
-    await world.attempt(pipeline, hang, Context())
+    await world.attempt(pipeline, hang, Context(operation="get"))
     *attempts, execution = traced.spans
     assert len(attempts) == 2
     for attempt in attempts:
@@ -195,7 +195,12 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
     timed_out = [event for event in execution.events if event.name == "resilience.timed_out"]
     assert [event.attributes["resilience.scope"] for event in timed_out] == ["attempt"] * 2
     assert execution.attributes["error.type"] == "resilience.errors.TimeoutExceeded"
-    assert execution.name == "p"
+
+
+def test_a_span_is_named_after_the_function_where_the_context_names_no_operation(traced: Traced) -> None:
+    """The qualified name, as in log lines and metrics."""
+    Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
+    assert (traced.only.name, traced.only.attributes) == ("max", {"resilience.operation": "max"})
 
 
 async def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
@@ -219,9 +224,7 @@ def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
     assert traced.only.status.status_code is StatusCode.UNSET
 
 
-async def test_a_coroutine_that_is_thrown_away_ends_its_span_in_peace(
-    traced: Traced, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
     """In whatever context it is closed."""
     execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
     asyncio.get_running_loop().call_soon(lambda: None)

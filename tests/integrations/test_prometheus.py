@@ -60,7 +60,7 @@ def scraped() -> Iterator[Scraped]:
         ending()
 
 
-def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
+def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
     """Though its caller sees a response, and no error."""
     scraped.instrument()
     answer = httpx.MockTransport(lambda request: httpx.Response(503))
@@ -74,7 +74,8 @@ def test_a_response_that_is_tried_again_is_told_by_its_status(clock: FakeClock, 
 
 def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
     """Also before anything has happened, those that need no event; and OpenMetrics parses as well."""
-    scraped.instrument(Policy.wrap(CircuitBreaker(), Bulkhead(1)))
+    pipeline = Policy.wrap(CircuitBreaker(), Bulkhead(1))
+    scraped.instrument(pipeline)
     for text, parser in [
         (generate_latest(scraped.registry).decode(), parse),
         (generate_openmetrics(scraped.registry).decode(), parse_openmetrics),
@@ -95,7 +96,7 @@ def test_the_default_registry_is_the_client_s_own() -> None:
     assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) is None
 
 
-def test_a_name_that_somebody_else_has_is_told_and_nothing_is_left_behind(scraped: Scraped) -> None:
+def test_a_name_that_is_taken_is_an_error_and_nothing_is_left_behind(scraped: Scraped) -> None:
     """The registry stays as it was."""
     mine = Counter("resilience_retries", "mine", registry=scraped.registry)
     with pytest.raises(ValueError, match="resilience_retries"):
@@ -142,7 +143,7 @@ def test_what_is_no_policy_is_refused(scraped: Scraped) -> None:
     assert scraped.value("execution_duration_seconds_count", pipeline="Retry", outcome="success") is None
 
 
-def test_a_registry_that_nobody_has_any_more_is_let_go() -> None:
+def test_a_registry_is_not_kept_alive() -> None:
     """Once it is no longer instrumented."""
     registry = CollectorRegistry()
     instrument(registry=registry)()

@@ -127,12 +127,9 @@ def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) ->
 @pytest.mark.parametrize(
     ("policy", "options", "error", "message"),
     [
-        (None, {}, TypeError, "policy must be a policy, or have one for each host"),
-        (QUICK, {"rules": 503}, TypeError, "rules must be Rules, not 503"),
         (QUICK, {"adapter": 1}, TypeError, "adapter must be an adapter of requests, not 1"),
         (QUICK, {"adapter": HTTPAdapter(max_retries=3)}, ValueError, "must not retry by itself"),
         (QUICK, {"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
-        (QUICK, {"propagate_to": "localhost"}, TypeError, "propagate_to must be a sequence"),
     ],
 )
 def test_wrong_arguments(policy: Any, options: Any, error: type[Exception], message: str) -> None:

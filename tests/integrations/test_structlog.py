@@ -50,6 +50,8 @@ async def test_events_are_named_after_their_kind_and_carry_its_values(
             "old": "closed",
             "new": "open",
             "retry_after": 30.0,
+            "reason": "failures 2 of 2; the last failure was Boom",
+            "failure_type": "Boom",
         },
         {
             "event": "resilience.retry_gave_up",
@@ -63,31 +65,6 @@ async def test_events_are_named_after_their_kind_and_carry_its_values(
         },
     ]
     assert [entry["event"] for entry in logged if entry["log_level"] == "debug"] == ["resilience.execution_finished"]
-
-
-def test_repeats_are_counted(threads: World, clock: FakeClock, logged: list[Any]) -> None:
-    """As values: how many were left out, in how many seconds."""
-    breaker = CircuitBreaker(name="db")
-    breaker.isolate()
-    end = log_events(repeats=1, interval=10, levels={events.ExecutionFinished: None})
-    for _ in range(4):
-        breaker.capture(lambda ctx: "never")
-    clock.advance(10)
-    breaker.capture(lambda ctx: "never")
-    end()
-    assert [(entry.get("left_out"), entry.get("seconds")) for entry in logged] == [
-        (None, None),
-        (3, 10.0),
-        (None, None),
-    ]
-
-
-def test_messages_are_told_where_they_are_asked_for(threads: World, clock: FakeClock, logged: list[Any]) -> None:
-    """Under `error`."""
-    end = log_events(messages=True)
-    Retry(1, on=Boom).capture(lambda ctx: (_ for _ in ()).throw(Boom("no")))
-    end()
-    assert [entry["error"] for entry in logged] == ["no", "no"]
 
 
 def test_a_logger_of_one_s_own_with_its_level(threads: World, clock: FakeClock) -> None:
@@ -159,7 +136,6 @@ def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFi
     ("options", "error", "message"),
     [
         ({"logger": 7}, TypeError, r"logger must be a structlog logger, which 7 is not: it has no critical\(\)"),
-        ({"repeats": 0}, ValueError, "repeats must be at least 1, not 0"),
         ({"interval": 0}, ValueError, "interval must be more than zero seconds, not 0"),
     ],
 )

@@ -60,20 +60,6 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-async def test_retries_and_their_end_are_counted(world: World, clock: FakeClock, taken: list[Measurement]) -> None:
-    """With where it was, what for, and what failed; the execution with how long it took and how it ended."""
-    pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="r"), name="weather")
-    await world.attempt(pipeline, Script(Boom()).function(), Context(operation="op"))
-    where = {"pipeline": "weather", "policy": "r", "operation": "op"}
-    failed = {"error_type": "tests.conftest.Boom"}
-    assert of(taken, "retries") == [(1, {**where, **failed})]
-    assert of(taken, "give_ups") == [(1, {**where, **failed, "reason": "attempts"})]
-    ended = {"pipeline": "weather", "operation": "op", "outcome": "failure", **failed, "cancelled_by": ""}
-    assert of(taken, "execution.duration") == [(1.5, ended)]
-    assert of(taken, "attempt.duration") == [(0.0, ended)] * 2
-    assert of(taken, "attempt.remaining") == []
-
-
 async def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
     world: World, clock: FakeClock, taken: list[Measurement]
 ) -> None:
@@ -84,7 +70,7 @@ async def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
     assert of(taken, "attempt.remaining") == [(5.0, labels), (3.5, labels)]
 
 
-async def test_timeouts_are_told_apart_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
+async def test_timeouts_are_counted_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
     """An attempt, the total, the wait in a queue, or the budget that the caller gave."""
 
     async def hang(ctx: Context) -> None:

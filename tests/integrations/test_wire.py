@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience import Context, DeadlineExceeded, current_context, deadline
 from resilience.integrations import wire
-from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, ambient, budget, ran_out
+from resilience.integrations.wire import Acceptance, OfHost, Propagation, Steps, budget, ran_out
 
 
 class TestMilliseconds:
@@ -141,24 +141,24 @@ class TestPropagation:
             (["users.internal"], "http://users.internal:99999/"),
         ],
     )
-    def test_reaches_nobody_else(self, hosts: list[str], url: str) -> None:
+    def test_reaches_no_other_host(self, hosts: list[str], url: str) -> None:
         """A host that is not named learns nothing, however its URL is written."""
         assert not Propagation(hosts).reaches(url)
 
-    def test_tells_the_time_that_is_left(self, clock: Any) -> None:
+    def test_writes_the_time_that_is_left(self, clock: Any) -> None:
         """The header holds the remaining time at the moment of asking."""
         propagation, ctx = Propagation(["a"]), Context(timeout=2.0)
         assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "2000"}
         clock.advance(1.5)
         assert propagation.headers_for("http://a", ctx) == {"x-envoy-expected-rq-timeout-ms": "500"}
 
-    def test_writes_the_header_that_it_is_told(self, clock: Any) -> None:
+    def test_writes_the_header_that_was_chosen(self, clock: Any) -> None:
         """Another name, in the grammar of that name."""
         ctx = Context(timeout=2.0)
         assert Propagation(["a"], header="X-Timeout-Ms").headers_for("a", ctx) == {"x-timeout-ms": "2000"}
         assert Propagation(["a"], header="Grpc-Timeout").headers_for("a", ctx) == {"grpc-timeout": "2000000u"}
 
-    def test_tells_nothing_without_a_deadline(self) -> None:
+    def test_writes_nothing_without_a_deadline(self) -> None:
         """No limit is no header."""
         assert Propagation(["*"]).headers_for("http://a", Context()) == {}
 
@@ -295,9 +295,9 @@ class TestBudget:
     def test_is_ambient_in_its_block(self) -> None:
         """Inside it is found; outside, also after an error, it is gone."""
         ctx = budget(5.0)
-        with pytest.raises(KeyError), ambient(ctx):
+        with pytest.raises(KeyError), Steps(ctx):
             assert current_context() is ctx
-            with ambient(None):
+            with Steps(None):
                 assert current_context().deadline == inf
             assert current_context() is ctx
             raise KeyError
@@ -305,7 +305,7 @@ class TestBudget:
 
     def test_is_gone_whatever_the_block_left_behind(self) -> None:
         """A block that was entered and never left ends with the request."""
-        with ambient(budget(5.0)):
+        with Steps(budget(5.0)):
             deadline(1.0).__enter__()
         assert current_context().deadline == inf
 
@@ -317,7 +317,7 @@ class TestBudget:
             yield
 
         async def request() -> None:
-            with ambient(budget(5.0)):
+            with Steps(budget(5.0)):
                 await pause()
 
         coroutine = request()

@@ -436,7 +436,6 @@ def test_repr_and_description_tell_every_number() -> None:
     assert Bulkhead(2).describe() == "Bulkhead: at most 2 at once, no queue"
     assert Bulkhead(2, queue=3).describe() == "Bulkhead: at most 2 at once, 3 may wait"
     assert Bulkhead(2, queue=3, max_wait=1).describe() == "Bulkhead: at most 2 at once, 3 may wait, at most 1 s"
-    assert Bulkhead(2, max_wait=1).describe() == "Bulkhead: at most 2 at once, no queue"
 
 
 # --- a thread, an asyncio loop and a trio loop -------------------------------------------------

@@ -230,6 +230,7 @@ class BulkheadInUse(RuleBasedStateMachine):
         self.virtual = virtual_time()
         self.clock = self.virtual.__enter__()
         self.loop = asyncio.new_event_loop()
+        max_wait = max_wait if queue else None
         self.bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
         self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.entered: list[int] = []

@@ -212,14 +212,15 @@ async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> N
 
 
 async def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, clock: FakeClock) -> None:
-    """A loop without a `with` must not go on for ever."""
+    """A loop without a `with` must not go on for ever, and says what is missing."""
 
     async def main() -> list[int]:
         if world.blocking:
             return [attempt.number for attempt in Retry(None).attempts()]
         return [attempt.number async for attempt in Retry(None).attempts()]
 
-    assert await main() == [1]
+    with pytest.warns(RuntimeWarning, match="`with attempt:`"):
+        assert await main() == [1]
 
 
 async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:
@@ -488,7 +489,7 @@ def test_an_attempt_is_what_its_block_is_entered_with(threads: World) -> None:
         with attempt as entered:
             assert entered is attempt
             assert current_context().attempt == 1
-    [attempt] = Retry().attempts()
+    attempt = next(iter(Retry().attempts()))
     with deadline(5.0) as ctx:
         assert not attempt.__exit__(None, None, None)
         assert current_context() is ctx

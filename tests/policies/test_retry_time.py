@@ -6,7 +6,6 @@ import math
 import random
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,6 @@ from resilience import (
     Retry,
     Success,
     TimeoutExceeded,
-    current_context,
     events,
 )
 from resilience.clock import clock as process_clock
@@ -395,28 +393,6 @@ async def test_the_function_itself_may_say_that_it_must_not_be_called_again(worl
 
     assert await world.attempt(Retry(5), sending) is sending.error
     assert sending.calls == 1
-
-
-async def test_a_context_that_is_kept_does_not_keep_the_function(world: World) -> None:
-    """Event loops keep the ambient context with a connection that was opened under it."""
-    kept: list[Context] = []
-
-    class Request:
-        def __call__(self, ctx: Context) -> None:
-            kept.append(current_context())
-
-    class AsyncRequest:
-        async def __call__(self, ctx: Context) -> None:
-            kept.append(current_context())
-
-    async def main() -> weakref.ref[Any]:
-        request = (Request if world.blocking else AsyncRequest)()
-        await world.attempt(Retry(2), request)
-        return weakref.ref(request)
-
-    request = await main()
-    assert kept
-    assert request() is None
 
 
 def test_a_block_inside_of_such_a_function_is_another_matter(clock: FakeClock) -> None:

@@ -182,7 +182,7 @@ def test_what_is_no_outcome_is_never_replaced_by_a_warning(
             Timeout(5, cooperative=True).execute(threads.native(fn))
 
 
-@pytest.mark.parametrize(("operation", "who"), [(None, "patience"), ("GET /users", "patience (GET /users)")])
+@pytest.mark.parametrize(("operation", "who"), [(None, "patience (late)"), ("GET /users", "patience (GET /users)")])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
     clock: FakeClock, operation: str | None, who: str, fails: bool
@@ -196,6 +196,7 @@ def test_the_warning_of_an_overrun_names_the_call_and_points_at_its_line(
             raise Boom
         return "late"
 
+    fn.__qualname__ = "late"
     with pytest.warns(RuntimeWarning) as caught:
         assert pipeline.execute(fn, Context(operation=operation)) == ("instead" if fails else "late")
     [warning] = caught

@@ -11,17 +11,16 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry, Timeout
 from resilience.runtimes import lowering
-from resilience.runtimes.blocking import drive
 
 ROOT = Path(__file__).parents[2]
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process where policies are driven."""
+def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, in which lowering is switched off, or on."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**os.environ, "RESILIENCE_LOWERING": "off"},
+        env={**os.environ, "RESILIENCE_LOWERING": setting},
         capture_output=True,
         text=True,
         timeout=110,
@@ -31,25 +30,29 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "policy",
     [Retry(), Timeout(5), Timeout(5, cooperative=True), CircuitBreaker(), Bulkhead(1), Fallback()],
-    ids=lambda it: type(it).__name__,
+    ids=["Retry", "Timeout", "Timeout cooperative", "CircuitBreaker", "Bulkhead", "Fallback"],
 )
-def test_our_own_policies_are_lowered(policy: Policy[object]) -> None:
-    """Unless somebody has switched it off, or a tool has rewritten their code."""
-    assert lowering.enabled == (os.environ.get("RESILIENCE_LOWERING", "on") != "off")
-    assert (lowering.lower(policy.around, drive) is not None) == lowering.enabled
+def test_our_own_policies_are_lowered(policy: Policy[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them: what is driven is slow. Unless it is switched off, also for what has been lowered before."""
+    monkeypatch.setattr(lowering, "enabled", True)
+    assert lowering.lower(policy) is not None
+    monkeypatch.setattr(lowering, "enabled", False)
+    assert lowering.lower(policy) is None
 
 
-def test_the_environment_switches_lowering_off() -> None:
-    """`RESILIENCE_LOWERING=off`, for the process."""
+@pytest.mark.parametrize(("setting", "enabled"), [("off", False), ("NO", False), ("on", True)])
+def test_the_environment_switches_lowering_off(setting: str, enabled: bool) -> None:
+    """`RESILIENCE_LOWERING=off`, for the process; everything works without."""
     done = python(
         "-c",
-        "from resilience import Retry\n"
+        "from resilience import Fallback, Retry\n"
         "from resilience.runtimes import lowering\n"
-        "assert lowering.enabled is False\n"
-        "assert lowering.lower(Retry().around, print) is None\n"
-        "print(Retry().call(str.upper, 'driven'))",
+        "policy = Fallback('x').wrap(Retry(2, on=Exception, backoff=[0]))\n"
+        "print(lowering.enabled, lowering.lower(Retry()) is not None)\n"
+        "print(policy.execute(lambda ctx: 1 / 0), policy.call(str.upper, 'fine'))",
+        setting=setting,
     )
-    assert (done.stdout, done.stderr) == ("DRIVEN\n", "")
+    assert (done.stdout, done.stderr) == (f"{enabled} {enabled}\nx FINE\n", "")
 
 
 @pytest.mark.slow

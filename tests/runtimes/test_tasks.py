@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import importlib.util
 import sys
 import threading
 import time
@@ -33,10 +34,8 @@ from resilience import (
     TimeoutExceeded,
     current_context,
     deadline,
-    runtimes,
 )
 from resilience.runtimes import alarms, tasks, workers
-from resilience.runtimes.alarms import latest
 from resilience.runtimes.blocking import BLOCKING
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -47,17 +46,10 @@ PIPELINE = Policy.wrap(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_other_alarms() -> None:
-    """Where the alarms of many limits are still in memory, those of other tests, a new limit has none to share."""
-    alarms._of_thread.alarms = alarms.LoopAlarms(None)
-    latest.alarms = alarms.LoopAlarms(None)
-
-
 # --- where things run ---
 
 
-def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:
+async def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:
     """No task is made for it, no thread, and no context of variables: what it sets, its caller sees."""
     seen: list[Any] = []
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
@@ -66,47 +58,38 @@ def test_the_function_runs_in_the_callers_own_task(tasks_world: World) -> None:
         seen.append((anyio.get_current_task().id, threading.get_ident()))
         variable.set("from inside")
 
-    async def main() -> None:
-        await PIPELINE.aexecute(fn)
-        assert seen == [(anyio.get_current_task().id, threading.get_ident())]
-        assert variable.get() == "from inside"
-
-    tasks_world.run(main)
+    await PIPELINE.aexecute(fn)
+    assert seen == [(anyio.get_current_task().id, threading.get_ident())]
+    assert variable.get() == "from inside"
 
 
-def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World) -> None:
+async def test_a_call_that_waits_for_nothing_does_not_suspend(tasks_world: World) -> None:
     """The happy path costs no turn of the loop."""
 
     async def fn(ctx: Context) -> str:
         return "at once"
 
-    async def main() -> None:
-        coroutine = PIPELINE.aexecute(fn)
-        with pytest.raises(StopIteration) as done:
-            coroutine.send(None)
-        assert done.value.value == "at once"
-
-    tasks_world.run(main)
+    coroutine = PIPELINE.aexecute(fn)
+    with pytest.raises(StopIteration) as done:
+        coroutine.send(None)
+    assert done.value.value == "at once"
 
 
-def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) -> None:
+async def test_blocking_code_inside_a_task_is_blocking_code(tasks_world: World) -> None:
     """A plain function under the same pipeline runs to its end there; its limit is enforced by a worker."""
 
     gate = threading.Event()
 
-    async def main() -> None:
-        assert PIPELINE.execute(lambda ctx: "plain") == "plain"
-        with pytest.raises(TimeoutExceeded):
-            Timeout(0.005).execute(lambda ctx: gate.wait(10))
-        gate.set()
-
-    tasks_world.run(main)
+    assert PIPELINE.execute(lambda ctx: "plain") == "plain"
+    with pytest.raises(TimeoutExceeded):
+        Timeout(0.005).execute(lambda ctx: gate.wait(10))
+    gate.set()
     end = time.monotonic() + 5
     while Timeout.abandoned() and time.monotonic() < end:
         time.sleep(0.001)
 
 
-def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for a limit that fires."""
 
     def forbidden(*args: object) -> Never:
@@ -114,14 +97,11 @@ def test_no_worker_is_taken(tasks_world: World, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(workers.Pool, "begin", forbidden)
 
-    async def main() -> None:
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.005).aexecute(lambda ctx: anyio.sleep(10))
-
-    tasks_world.run(main)
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.005).aexecute(lambda ctx: anyio.sleep(10))
 
 
-def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
+async def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
     """A retry's wait is a suspension, also one of no seconds."""
     turns: list[int] = []
 
@@ -130,21 +110,18 @@ def test_waiting_lets_other_tasks_run(tasks_world: World) -> None:
             turns.append(1)
             await anyio.sleep(0)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(other)
-            with pytest.raises(Boom):
-                await Retry(20, on=Boom, backoff=[0]).aexecute(Script(Boom()).function())
-            group.cancel_scope.cancel()
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        with pytest.raises(Boom):
+            await Retry(20, on=Boom, backoff=[0]).aexecute(Script(Boom()).function())
+        group.cancel_scope.cancel()
     assert len(turns) >= 15
 
 
 # --- the ambient context ---
 
 
-def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
+async def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
     """Tasks at the same time each see their own; nobody sees another's, and all is as before afterwards."""
     seen: dict[int, list[str | None]] = {n: [] for n in range(5)}
 
@@ -157,12 +134,9 @@ def test_the_ambient_context_belongs_to_the_task(tasks_world: World) -> None:
         await PIPELINE.aexecute(fn, Context(operation=f"operation-{n}"))
         assert current_context().operation is None
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for n in range(5):
-                group.start_soon(call, n)
-
-    tasks_world.run(main)
+    async with anyio.create_task_group() as group:
+        for n in range(5):
+            group.start_soon(call, n)
     assert seen == {n: [f"operation-{n}"] * 3 for n in range(5)}
 
 
@@ -193,7 +167,7 @@ def test_a_block_that_a_function_leaves_open_does_not_keep_its_context_ambient(t
     assert tasks_world.run(main) == [inf] * 4
 
 
-def test_the_ambient_context_follows_child_tasks_and_threads(tasks_world: World) -> None:
+async def test_the_ambient_context_follows_child_tasks_and_threads(tasks_world: World) -> None:
     """Into a task group and through `anyio.to_thread`, with its deadline."""
     seen: list[tuple[str | None, float]] = []
 
@@ -209,14 +183,11 @@ def test_the_ambient_context_follows_child_tasks_and_threads(tasks_world: World)
         await anyio.to_thread.run_sync(note)
         return ctx.deadline
 
-    async def main() -> None:
-        limit = await PIPELINE.aexecute(fn, Context(operation="fetch"))
-        assert seen == [("fetch", limit)] * 2
-
-    tasks_world.run(main)
+    limit = await PIPELINE.aexecute(fn, Context(operation="fetch"))
+    assert seen == [("fetch", limit)] * 2
 
 
-def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace() -> None:
+async def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace(in_asyncio: World) -> None:
     """A generator's `finally` may run anywhere: where it began is not always where it ends."""
     ended: list[str] = []
 
@@ -226,84 +197,62 @@ def test_a_coroutine_that_is_closed_from_elsewhere_leaves_in_peace() -> None:
         finally:
             ended.append("closed")
 
-    async def main() -> None:
-        bulkhead = Bulkhead(1)
-        coroutine = Policy.wrap(Fallback("instead"), Retry(on=Exception), bulkhead).aexecute(fn)
-        contextvars.copy_context().run(coroutine.send, None)
-        assert bulkhead.stats().in_flight == 1
-        contextvars.copy_context().run(coroutine.close)
-        assert bulkhead.stats().in_flight == 0
-
-    asyncio.run(main())
+    bulkhead = Bulkhead(1)
+    coroutine = Policy.wrap(Fallback("instead"), Retry(on=Exception), bulkhead).aexecute(fn)
+    contextvars.copy_context().run(coroutine.send, None)
+    assert bulkhead.stats().in_flight == 1
+    contextvars.copy_context().run(coroutine.close)
+    assert bulkhead.stats().in_flight == 0
     assert ended == ["closed"]
 
 
-def test_two_loops_have_an_alarm_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where their calls alternate, under one policy: no alarm is made for each call, and none serves both."""
-    made: list[asyncio.AbstractEventLoop] = []
+class CountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts the timers which it was asked for."""
 
-    class Counted(alarms.Alarm):  # type: ignore[misc]
-        def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
-            super().__init__(loop, limit)
-            made.append(loop)
+    timers = 0
 
-    monkeypatch.setattr(alarms, "Alarm", Counted)
-    timeout = Timeout(61.5)
-    with asyncio.Runner() as one, ThreadPoolExecutor(1) as elsewhere, asyncio.Runner() as other:
+    def call_later(self, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        self.timers += 1
+        return super().call_later(*args, **kwargs)
+
+
+def test_two_loops_have_a_timer_each() -> None:
+    """Also where their calls alternate, under one policy: none is made for each call, and none serves both."""
+    timeout, loops = Timeout(61.5), list[CountingLoop]()
+
+    def new_loop() -> CountingLoop:
+        loops.append(CountingLoop())
+        return loops[-1]
+
+    with (
+        asyncio.Runner(loop_factory=new_loop) as one,
+        ThreadPoolExecutor(1) as elsewhere,
+        asyncio.Runner(loop_factory=new_loop) as other,
+    ):
         for _ in range(5):
             assert one.run(timeout.acall(asyncio.sleep, 0, "one")) == "one"
             assert elsewhere.submit(other.run, timeout.acall(asyncio.sleep, 0, "other")).result() == "other"
-        loops = [one.get_loop(), elsewhere.submit(other.get_loop).result()]
         elsewhere.submit(other.close).result()
-    assert made == loops
+    assert [loop.timers for loop in loops] == [1, 1]
 
 
-def test_limits_without_end_share_no_more_than_some_alarms() -> None:
-    """What is remembered of limits that never come again is bounded, and every call is cut off all the same."""
+async def test_limits_without_end_keep_no_more_than_some_timers(in_asyncio: World) -> None:
+    """What is kept of limits that never come again is bounded, and every call is cut off all the same."""
 
-    async def main() -> None:
-        for n in range(200):
-            assert await Timeout(60.0 + n / 1000).acall(asyncio.sleep, 0, n) == n
-        assert len(latest.alarms.by_limit) <= 64
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.0123).acall(asyncio.sleep, LONG)
-
-    asyncio.run(main())
-    assert len(latest.alarms.by_limit) <= 64
+    loop: Any = asyncio.get_running_loop()
+    for n in range(200):
+        assert await Timeout(60.0 + n / 1000).acall(asyncio.sleep, 0, n) == n
+    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 64
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.0123).acall(asyncio.sleep, LONG)
 
 
-def test_a_block_that_is_closed_while_its_alarm_rings_keeps_nobody_waiting() -> None:
-    """A finalizer runs between any two steps: the others who are due are cut off all the same."""
-
-    async def main() -> list[type]:
-        calls = [asyncio.ensure_future(Timeout(0.01).acall(asyncio.sleep, LONG)) for _ in range(3)]
-        await asyncio.sleep(0)
-        alarm = latest.alarms.by_limit[0.01]
-        assert alarm is not None
-
-        class Finalized(dict[Any, None]):
-            def __iter__(self) -> Any:
-                first = next(super().__iter__())
-                calls[0].get_coro().close()
-                return iter([first])
-
-        alarm.pending = Finalized(alarm.pending)
-        await asyncio.wait(calls[1:], timeout=10.0)
-        calls[0].cancel()
-        return [type(it) for it in await asyncio.gather(*calls, return_exceptions=True)]
-
-    assert asyncio.run(main()) == [RuntimeError, TimeoutExceeded, TimeoutExceeded]
-
-
-def test_a_coroutine_that_is_never_awaited_has_begun_nothing(tasks_world: World) -> None:
+async def test_a_coroutine_that_is_never_awaited_has_begun_nothing(tasks_world: World) -> None:
     """Calling `aexecute` makes a coroutine; closing it unstarted leaves no trace."""
     bulkhead = Bulkhead(1)
     script = Script("fine")
 
-    async def main() -> None:
-        bulkhead.aexecute(script.function()).close()
-
-    tasks_world.run(main)
+    bulkhead.aexecute(script.function()).close()
     assert script.calls == 0
     assert bulkhead.stats().in_flight == 0
 
@@ -322,7 +271,7 @@ class Reply:
         return self.value
 
 
-def test_anything_that_can_be_awaited_is(tasks_world: World) -> None:
+async def test_anything_that_can_be_awaited_is(tasks_world: World) -> None:
     """Under a pipeline of all policies: the object is made anew for each attempt."""
     made: list[int] = []
 
@@ -332,30 +281,24 @@ def test_anything_that_can_be_awaited_is(tasks_world: World) -> None:
             raise Boom
         return Reply("fine")
 
-    async def main() -> None:
-        assert await PIPELINE.aexecute(fn) == "fine"
-
-    tasks_world.run(main)
+    assert await PIPELINE.aexecute(fn) == "fine"
     assert made == [1, 2]
 
 
-def test_a_future_and_a_task_of_asyncio_can_be_awaited() -> None:
+async def test_a_future_and_a_task_of_asyncio_can_be_awaited(in_asyncio: World) -> None:
     """And a limit cancels the task that it waits for, as `await` does."""
 
-    async def main() -> None:
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        future.set_result("done")
-        assert await PIPELINE.aexecute(lambda ctx: future) == "done"
-        task = asyncio.create_task(asyncio.sleep(10))
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.005).aexecute(lambda ctx: task)
-        assert task.cancelled()
-
-    asyncio.run(main())
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    future.set_result("done")
+    assert await PIPELINE.aexecute(lambda ctx: future) == "done"
+    task = asyncio.create_task(asyncio.sleep(10))
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(0.005).aexecute(lambda ctx: task)
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize("value", [None, 3, "text", [1]], ids=repr)
-def test_a_function_that_returns_nothing_to_await_is_a_misuse(tasks_world: World, value: Any) -> None:
+async def test_a_function_that_returns_nothing_to_await_is_a_misuse(tasks_world: World, value: Any) -> None:
     """It is called once, and no policy tries it again or answers it."""
     calls: list[int] = []
 
@@ -363,11 +306,8 @@ def test_a_function_that_returns_nothing_to_await_is_a_misuse(tasks_world: World
         calls.append(1)
         return value
 
-    async def main() -> None:
-        with pytest.raises(TypeError, match="cannot be awaited"):
-            await Policy.wrap(Fallback("instead"), Retry(on=Exception, backoff=[0])).aexecute(fn)
-
-    tasks_world.run(main)
+    with pytest.raises(TypeError, match="cannot be awaited"):
+        await Policy.wrap(Fallback("instead"), Retry(on=Exception, backoff=[0])).aexecute(fn)
     assert calls == [1]
 
 
@@ -397,7 +337,7 @@ def test_the_same_policies_serve_many_loops_at_once() -> None:
     assert results == [expected] * len(names)
 
 
-def test_trio_may_be_a_guest_in_a_loop_of_asyncio() -> None:
+async def test_trio_may_be_a_guest_in_a_loop_of_asyncio(in_asyncio: World) -> None:
     """There a task of trio runs in a callback of asyncio: its limit is a scope of trio all the same."""
     outcome: list[Any] = []
 
@@ -411,18 +351,15 @@ def test_trio_may_be_a_guest_in_a_loop_of_asyncio() -> None:
             assert await bulkhead.aexecute(Script("after the wait").function()) == "after the wait"
         return "fine"
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-        trio.lowlevel.start_guest_run(
-            in_trio,
-            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-            done_callback=done.set_result,
-            host_uses_signal_set_wakeup_fd=True,
-        )
-        outcome.append((await asyncio.wait_for(done, 10)).unwrap())
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    trio.lowlevel.start_guest_run(
+        in_trio,
+        run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+        done_callback=done.set_result,
+        host_uses_signal_set_wakeup_fd=True,
+    )
+    outcome.append((await asyncio.wait_for(done, 10)).unwrap())
     assert outcome == ["fine"]
 
 
@@ -455,7 +392,7 @@ def test_a_block_that_is_closed_by_another_thread_while_its_alarm_rings_keeps_no
 
         def look(frame: types.FrameType, event: str, argument: Any) -> None:
             nonlocal places
-            if event == "c_return" and frame.f_code.co_name in ("_ring", "_cut_off"):
+            if event in ("return", "c_return") and frame.f_code.co_filename == alarms.__file__:
                 places += 1
                 if places == at:
                     sys.setprofile(None)
@@ -502,24 +439,19 @@ def test_a_loop_that_is_closed_keeps_no_task_that_still_ran(policy: Policy[Any])
     loop.close()
     gc.collect()
     assert cleaned == ["up"]
-    assert latest.alarms.loop is loop
-    assert not any(alarm.is_set for alarm in latest.alarms.by_limit.values())
 
 
-def test_timers_that_did_not_fire_do_not_pile_up() -> None:
+async def test_timers_that_did_not_fire_do_not_pile_up(in_asyncio: World) -> None:
     """A limit of a minute on calls of a millisecond: the loop has not one timer for each of them to wait for."""
 
-    async def main() -> None:
-        loop: Any = asyncio.get_running_loop()
-        timeout, fn = Timeout(LONG), Script("fine").function()
-        for _ in range(1500):
-            await timeout.aexecute(fn)
-            await timeout.aexecute(fn, Context(timeout=LONG / 2))
-        await asyncio.sleep(0)
-        assert sum(not handle.cancelled() for handle in loop._scheduled) <= 1
-        assert len(loop._scheduled) < 500
-
-    asyncio.run(main())
+    loop: Any = asyncio.get_running_loop()
+    timeout, fn = Timeout(LONG), Script("fine").function()
+    for _ in range(1500):
+        await timeout.aexecute(fn)
+        await timeout.aexecute(fn, Context(timeout=LONG / 2))
+    await asyncio.sleep(0)
+    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 1
+    assert len(loop._scheduled) < 500
 
 
 def test_calls_under_the_same_limit_are_each_cut_off_in_their_own_time(tasks_world: World) -> None:
@@ -550,18 +482,15 @@ def test_calls_under_the_same_limit_are_each_cut_off_in_their_own_time(tasks_wor
     assert whole < 3
 
 
-def test_a_limit_is_set_again_after_it_has_fired(tasks_world: World) -> None:
+async def test_a_limit_is_set_again_after_it_has_fired(tasks_world: World) -> None:
     """Again and again, at once and after a while, with calls in between that end by themselves."""
     timeout = Timeout(0.005)
 
-    async def main() -> None:
-        for pause in (0, 0.01, 0, 0.002, 0.01):
-            assert await timeout.aexecute(Script("quick").function()) == "quick"
-            with pytest.raises(TimeoutExceeded):
-                await timeout.aexecute(lambda ctx: anyio.sleep(10))
-            await anyio.sleep(pause)
-
-    tasks_world.run(main)
+    for pause in (0, 0.01, 0, 0.002, 0.01):
+        assert await timeout.aexecute(Script("quick").function()) == "quick"
+        with pytest.raises(TimeoutExceeded):
+            await timeout.aexecute(lambda ctx: anyio.sleep(10))
+        await anyio.sleep(pause)
 
 
 def test_a_loop_that_has_ended_takes_no_timer_with_it() -> None:
@@ -625,7 +554,7 @@ def test_any_number_of_different_limits_is_kept() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_clock_that_is_put_back_leaves_every_timer_its_time(clock: FakeClock) -> None:
+async def test_a_clock_that_is_put_back_leaves_every_timer_its_time(in_asyncio: World, clock: FakeClock) -> None:
     """Calls under one limit no longer end in the order in which they began; each is cut off all the same."""
     timeout = Timeout(0.02)
     cut_off: list[str] = []
@@ -635,35 +564,31 @@ def test_a_clock_that_is_put_back_leaves_every_timer_its_time(clock: FakeClock) 
             await timeout.aexecute(lambda ctx: asyncio.sleep(10))
         cut_off.append(name)
 
-    async def main() -> None:
-        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-            group.create_task(call("before"))
-            await asyncio.sleep(0)
-            clock.advance(-100)
-            group.create_task(call("after"))
-
-    asyncio.run(main())
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(call("before"))
+        await asyncio.sleep(0)
+        clock.advance(-100)
+        group.create_task(call("after"))
     assert sorted(cut_off) == ["after", "before"]
 
 
-def test_a_clock_that_is_put_back_makes_nobody_wait_for_an_earlier_call(clock: FakeClock) -> None:
+async def test_a_clock_that_is_put_back_makes_nobody_wait_for_an_earlier_call(
+    in_asyncio: World, clock: FakeClock
+) -> None:
     """Of the earlier one the deadline is far away now; it shall not stand before those of later calls."""
     timeout = Timeout(0.02)
 
     async def hang(ctx: Context) -> None:
         await asyncio.sleep(10)
 
-    async def main() -> None:
-        await timeout.aexecute(Script("fine").function())  # its alarm will ring for the next one as well
-        earlier = asyncio.create_task(timeout.aexecute(hang))
-        await asyncio.sleep(0)
-        clock.advance(-100)
-        with pytest.raises(TimeoutExceeded):
-            async with asyncio.timeout(5):
-                await timeout.aexecute(hang)
-        earlier.cancel()
-
-    asyncio.run(main())
+    await timeout.aexecute(Script("fine").function())  # its alarm will ring for the next one as well
+    earlier = asyncio.create_task(timeout.aexecute(hang))
+    await asyncio.sleep(0)
+    clock.advance(-100)
+    with pytest.raises(TimeoutExceeded):
+        async with asyncio.timeout(5):
+            await timeout.aexecute(hang)
+    earlier.cancel()
 
 
 def test_limits_of_loops_that_have_ended_leave_room_for_those_of_the_next() -> None:
@@ -688,7 +613,7 @@ def test_limits_of_loops_that_have_ended_leave_room_for_those_of_the_next() -> N
     asyncio.run(one_limit())
 
 
-def test_a_timer_keeps_nothing_of_a_call_that_has_ended() -> None:
+async def test_a_timer_keeps_nothing_of_a_call_that_has_ended(in_asyncio: World) -> None:
     """Neither its task nor what its context variables held, however far away the limit is."""
     variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
     alive: list[weakref.ref[Any]] = []
@@ -704,13 +629,10 @@ def test_a_timer_keeps_nothing_of_a_call_that_has_ended() -> None:
         alive.extend([weakref.ref(thing), weakref.ref(task)])
         await Timeout(LONG).aexecute(Script("fine").function())
 
-    async def main() -> None:
-        await asyncio.create_task(call())
-        await asyncio.sleep(0)  # the loop itself lets go of a task one turn after it has ended
-        gc.collect()
-        assert [ref() for ref in alive] == [None, None]
-
-    asyncio.run(main())
+    await asyncio.create_task(call())
+    await asyncio.sleep(0)  # the loop itself lets go of a task one turn after it has ended
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
 
 
 # --- being woken ---
@@ -772,17 +694,14 @@ class Curious(Policy[Never]):
         return await call(ctx)
 
 
-def test_a_policy_may_sleep(world: World, clock: FakeClock) -> None:
+async def test_a_policy_may_sleep(world: World, clock: FakeClock) -> None:
     """`await ctx.sleep(s)` in every world; `timedelta` as well, nonsense not."""
     policy = Curious(lambda ctx: ctx.sleep(2.5))
 
-    async def main() -> None:
-        assert await world.execute(policy, Script("fine").function()) == "fine"
-        for bad in (-1, float("nan"), "1", True):
-            with pytest.raises((TypeError, ValueError), match="seconds"):
-                await world.execute(Curious(lambda ctx, bad=bad: ctx.sleep(bad)), Script("fine").function())  # type: ignore[misc]
-
-    world.run(main)
+    assert await world.execute(policy, Script("fine").function()) == "fine"
+    for bad in (-1, float("nan"), "1", True):
+        with pytest.raises((TypeError, ValueError), match="seconds"):
+            await world.execute(Curious(lambda ctx, bad=bad: ctx.sleep(bad)), Script("fine").function())  # type: ignore[misc]
     assert clock.sleeps == [2.5]
 
 
@@ -799,43 +718,75 @@ def test_a_policy_that_awaits_something_else_is_named_in_blocking_code() -> None
     assert asyncio.run(Careless().aexecute(Script("fine").function())) == "fine"
 
 
-def test_async_with_deadline_cuts_off_in_both(tasks_world: World) -> None:
+async def test_async_with_deadline_cuts_off_in_both(tasks_world: World) -> None:
     """It uses the same timer as `Timeout`."""
 
-    async def main() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async with deadline(0.01):
-                await anyio.sleep(10)
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(0.01):
+            await anyio.sleep(10)
 
-    tasks_world.run(main)
+
+class Beside(Policy[Never]):
+    """Starts the call in a task of its own, as a hedge does."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        beside = asyncio.ensure_future(call(ctx))
+        try:
+            return await beside
+        except Boom:
+            return "caught"
+
+
+def answers() -> Any:
+    future = asyncio.get_running_loop().create_future()
+    future.set_result("fine")
+    return future
+
+
+def raises() -> Any:
+    raise Boom
+
+
+BEGUN_TOO_EARLY = "without a listener or a context, `enter_task` calls the function before the call is awaited"
+
+
+@pytest.mark.parametrize("listening", [pytest.param(False, marks=pytest.mark.xfail(reason=BEGUN_TOO_EARLY)), True])
+async def test_a_call_that_is_awaited_later_has_not_begun(in_asyncio: World, listening: bool) -> None:
+    """Whatever the function is: one that raises at once raises where the call is awaited."""
+    policy = Beside().wrap(listeners=[repr] * listening)
+    assert await policy.acall(answers) == "fine"
+    assert await policy.acall(raises) == "caught"
 
 
 # --- without an event loop -------------------------------------------------------------------
 
 
-def test_there_is_no_asyncio_task_where_nobody_has_imported_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look for one does not import it."""
-    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
+def first_loaded() -> Any:
+    """The runtime of tasks, as a process has it that has run none yet."""
+    spec = importlib.util.spec_from_file_location("resilience.runtimes.first_loaded", tasks.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_is_no_asyncio_task_where_asyncio_was_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for one does not import it; nor where its import is forbidden, and `sys.modules` says None of it."""
+    runtimes = first_loaded()
     monkeypatch.delitem(sys.modules, "asyncio")
-    assert tasks.find_runtime() is BLOCKING
+    assert runtimes.find_runtime() is BLOCKING
     assert "asyncio" not in sys.modules
-
-
-def test_there_is_none_either_where_somebody_forbids_to_import_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sys.modules` says None of it then."""
-    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
-    monkeypatch.delattr(runtimes, "current", raising=False)
-    monkeypatch.delitem(sys.modules, "resilience.runtimes.current", raising=False)
     monkeypatch.setitem(sys.modules, "asyncio", None)  # type: ignore[arg-type]
-    assert tasks.find_runtime() is BLOCKING
+    assert runtimes.find_runtime() is BLOCKING
 
 
-def test_the_first_task_of_a_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on it is asyncio that is asked."""
-    monkeypatch.setattr(tasks, "current_task", tasks._first_task)
+def test_the_first_task_of_a_process_is_found() -> None:
+    """And the next ones."""
+    runtimes = first_loaded()
 
-    async def main() -> object:
-        return tasks.find_runtime()
+    async def main() -> list[object]:
+        return [runtimes.find_runtime(), runtimes.find_runtime()]
 
-    assert asyncio.run(main()) is tasks.TASKS
-    assert tasks.current_task is not tasks._first_task
+    assert asyncio.run(main()) == [runtimes.TASKS] * 2
+    assert runtimes.find_runtime() is BLOCKING

@@ -379,7 +379,7 @@ def test_a_waiter_tells_whether_it_was_woken() -> None:
         async def around(self, call: Any, ctx: Context) -> Any:
             for _ in range(2):
                 waiters.append(ctx.runtime.waiter())
-                told.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, ctx)))
+                told.append((process_clock.now(), await waiters[-1].wait(process_clock.now() + 10, None)))
 
     async def client(simulation: Simulation) -> None:
         async def fn(ctx: Context) -> None: ...
@@ -405,10 +405,10 @@ def test_a_waiter_that_is_woken_before_it_waits_or_after_it_has_waited_disturbs_
         async def around(self, call: Any, ctx: Context) -> Any:
             waiters.extend([ctx.runtime.waiter(), ctx.runtime.waiter()])
             await ctx.sleep(5)
-            told.append((process_clock.now(), await waiters[0].wait(float("inf"), ctx)))
-            told.append((process_clock.now(), await waiters[1].wait(6, ctx)))
+            told.append((process_clock.now(), await waiters[0].wait(float("inf"), None)))
+            told.append((process_clock.now(), await waiters[1].wait(6, None)))
             await ctx.sleep(5)
-            told.append((process_clock.now(), await waiters[1].wait(20, ctx)))
+            told.append((process_clock.now(), await waiters[1].wait(20, None)))
 
     async def client(simulation: Simulation) -> None:
         async def fn(ctx: Context) -> None: ...

@@ -391,31 +391,6 @@ def test_what_an_abandoned_call_raises_is_dropped(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_function_of_ours_is_told_what_was_dropped(gate: threading.Event, raises: bool) -> None:
-    """So it can give back what an outcome holds. That an outcome was dropped is decided with the caller, once."""
-    told: list[object] = []
-    outcome = Boom() if raises else object()
-
-    class Function:
-        def __call__(self, ctx: Context) -> object:
-            gate.wait(LONG)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        def _resilience_dropped(self, dropped: object) -> None:
-            told.append(dropped)
-            raise Boom  # is logged, and changes nothing
-
-    with pytest.raises(TimeoutExceeded):
-        Timeout(0.01).execute(Function())
-    assert told == []
-    gate.set()
-    until(lambda: Timeout.abandoned() == 0)
-    assert told == [outcome]
-
-
 def test_a_coroutine_that_an_abandoned_call_returns_is_closed(gate: threading.Event) -> None:
     """Or it would be reported as never awaited, long after anybody could do something about it."""
     made: list[Any] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Never, assert_type
+from typing import Any, Never, assert_type
 
 from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Pipeline, Policy, Retry, Timeout, events
 from tests.typing.execute import afetch, fetch
@@ -62,11 +62,35 @@ def one_to_eight_on_a_policy() -> None:
     assert_type(r.wrap(t, r, t, r, t, r, t), Pipeline[Never])
 
 
+def the_constructor() -> None:
+    r, t = Retry(), Timeout(1.0)
+    assert_type(Pipeline(r), Pipeline[Never])
+    assert_type(Pipeline(r, t, r, t, r, t, r, t), Pipeline[Never])
+    assert_type(Pipeline(A), Pipeline[None])
+    assert_type(Pipeline(A, r, t), Pipeline[None])
+    assert_type(Pipeline(r, t, Fallback(None)), Pipeline[None])
+    assert_type(Pipeline(r, A.wrap(t)).execute(fetch), "str | None")
+    assert_type(Pipeline(r).wrap(A, B), Pipeline[None | int])
+    assert_type(Pipeline(r, t, name="users", listeners=[print]).policies, tuple[Policy[Any], ...])
+    several: Pipeline[int | bytes] = Pipeline(B, r, C)  # without a type, mypy would say `object`
+    assert_type(several.execute(fetch), "str | int | bytes")
+
+
+def made_in_place() -> None:
+    r = Retry()
+    assert_type(Policy.wrap(Fallback(None), r), Pipeline[None])
+    assert_type(Policy.wrap(r, Fallback(None)), Pipeline[None])
+    assert_type(Fallback(None).wrap(r), Pipeline[None])
+    assert_type(r.wrap(Fallback(None)), Pipeline[None])
+
+
 def several_answers() -> None:
     assert_type(A.wrap(B).execute(fetch), "str | None | int")
     assert_type(A.wrap(Retry(), B, C).execute(fetch), "str | None | int | bytes")
     assert_type(Policy.wrap(A, B, C).execute(fetch), "str | None | int | bytes")
     assert_type(A.wrap(B).wrap(C).execute(fetch), "str | None | int | bytes")
+    assert_type(Policy.wrap(B, Retry(), Retry(), Retry(), Retry(), C), Pipeline[int | bytes])
+    assert_type(B.wrap(Retry(), Retry(), Retry(), Retry(), C, Retry(), Retry()), Pipeline[int | bytes])
     assert_type(A.wrap(Retry().wrap(B)).execute(fetch), "str | None | int")
     assert_type(Retry().wrap(A.wrap(Timeout(1.0))).execute(fetch), "str | None")
 

@@ -22,6 +22,7 @@ from resilience import (
     FailureRatio,
     Fallback,
     Outcome,
+    Pipeline,
     Policy,
     RetriesExhausted,
     Retry,
@@ -79,6 +80,8 @@ def told() -> None:
     CircuitBreaker(on_transition=listening)
     assert_type(events.subscribe(listening, events.CircuitChanged), Callable[[], None])
     assert_type(CircuitBreaker().state, CircuitState)
+    assert_type(Pipeline(Retry()).find(CircuitBreaker), CircuitBreaker)
+    assert_type(Pipeline(Retry())["Retry"], Policy[Any])
     assert_type(CircuitBreaker().stats(), CircuitStats)
     assert_type(Bulkhead(1).stats(), BulkheadStats)
     assert_type(Bulkhead(1).stats().queued, int)

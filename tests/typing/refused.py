@@ -78,9 +78,14 @@ def pipelines() -> None:
     Policy.wrap(Retry)  # type: ignore[call-overload]
     Retry().wrap(Timeout(1.0), name=5)  # type: ignore[call-overload]
     Retry().wrap(Timeout(1.0), listeners=[5])  # type: ignore[list-item]
+    Pipeline(Retry(), 42)  # type: ignore[arg-type]
+    Pipeline(Retry)  # type: ignore[arg-type]
+    Pipeline(Retry(), name=5)  # type: ignore[arg-type]
+    Pipeline(Retry(), listeners=[5])  # type: ignore[list-item]
+    five: Pipeline[int] = Pipeline(Fallback(None), Retry())  # type: ignore[arg-type]
     never: Policy[Never] = Fallback(None)  # type: ignore[arg-type]
     narrow: Pipeline[int] = Fallback(None).wrap(Retry())  # type: ignore[assignment]
-    print(never, narrow)
+    print(five, never, narrow)
 
 
 def settings() -> None:

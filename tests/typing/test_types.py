@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 #: To write one, of the types of every client, takes longer than it saves.
 NO_CACHE = f"--cache-dir={os.devnull}"
-CASES = sorted(path for path in HERE.glob("*.py") if path.name not in ("__init__.py", Path(__file__).name))
+CASES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith(("__", "test_")))
 
 
 def checked(*command: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@
     GET .../state      the same data once, as JSON
 
 Pure ASGI, under asyncio and trio. Streams end after a while and browsers reconnect: so a server that waits for its
-connections when it shuts down does not wait for a page that somebody has left open.
+connections when it shuts down does not wait for a page that was left open.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 STREAM_LASTS: Final = 20.0
 _RECONNECT: Final = 1000
 
-#: Seconds after that in which who has not read it all is let go: he may be asleep, and he keeps a place.
+#: Seconds after that in which a viewer that has not read it all is disconnected: it may be asleep, and keeps a place.
 STALLS: Final = 10.0
 
 #: Seconds of silence after which a comment is sent, so that nothing between us and the browser takes it for dead.
@@ -62,12 +62,11 @@ class Dashboard:
     :param title: what the page is called: the name of your service, say.
     :param interval: seconds between two updates, 1 by default; at least 0.1.
     :param history: whether failures, refusals and changes of circuits are remembered from now on, so that the page
-        can tell what happened before it was opened. With False nothing at all is listened to while nobody looks. How
-        many executions there are is counted only while somebody looks, and for 30 s after: it would cost something
-        where nothing goes wrong.
+        shows what happened before it was opened. With False nothing is listened to without a viewer. Executions are
+        counted only with a viewer, and for 30 s after: they cost something where nothing goes wrong.
     :param keep: how many rows of the last events are kept, 200 by default. Equal ones in a row are one row.
-    :param messages: whether the messages of errors are told, and not only their types. They can hold anything.
-        Arguments and results are never told.
+    :param messages: whether the messages of errors are shown, and not only their types. They can hold anything.
+        Arguments and results are never shown.
     :param allowed_hosts: the names (without port) under which the page may be asked for, `"*"` for any; None for any.
         `serve` allows this machine's own only, so that no page from elsewhere can read along by DNS rebinding.
     :param max_viewers: how many may look at a time; others are answered 503.
@@ -155,7 +154,7 @@ class Dashboard:
     # --- data ---
 
     def _update(self, change: int) -> tuple[dict[str, Any], int]:
-        """Return what a viewer is told who has seen the log up to that change, and the change that he is at then."""
+        """Return what is new to a viewer that has seen the log up to that change, and the change that it is at then."""
         rows, latest = self._watch.rows(change)
         now = {
             "pid": os.getpid(),
@@ -180,7 +179,7 @@ class Dashboard:
                     await response.send(b"", more=False)
                     tasks.cancel_scope.cancel()
             except* OSError:
-                pass  # some servers tell so that the viewer has gone
+                pass  # what some servers raise when the viewer has gone
         return None
 
     async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
@@ -192,15 +191,15 @@ class Dashboard:
         if not comes_back:
             yield _event("reset", {"keep": self._keep}, f"{self._run}-0")
         ends_at = clock.now() + STREAM_LASTS
-        told: object = None
-        told_at = 0.0
+        shown: object = None
+        shown_at = 0.0
         while (now := clock.now()) < ends_at and not self._is_closed:
             update, change = self._update(change)
-            if update["rows"] or update["now"] != told:
-                told, told_at = update["now"], now
+            if update["rows"] or update["now"] != shown:
+                shown, shown_at = update["now"], now
                 yield _event("update", update, f"{self._run}-{change}")
-            elif now - told_at >= _HEARTBEAT:
-                told_at = now
+            elif now - shown_at >= _HEARTBEAT:
+                shown_at = now
                 yield b": nothing new\n\n"
             await self._pause()
 
@@ -227,7 +226,7 @@ class _Response:
         await self.send(body if self.with_body else b"", more=False)
 
     async def begin(self, status: int, *headers: tuple[bytes, bytes], kind: bytes) -> None:
-        """Begin a response of unknown length; end it at once where nobody wants its body."""
+        """Begin a response of unknown length; end it at once where no body is wanted."""
         await self._start(status, (*headers, (b"content-type", kind)))
         if not self.with_body:
             await self.send(b"", more=False)
@@ -280,7 +279,7 @@ async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Answer a server that tells when it begins and ends: there is nothing to do."""
+    """Answer a server that announces when it begins and ends: there is nothing to do."""
     while True:
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})

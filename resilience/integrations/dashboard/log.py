@@ -1,7 +1,6 @@
 """The last events as rows of a log. Equal ones in a row are one row with a count.
 
-A circuit that is open refuses thousands of calls a second. So an event that is equal to one just before only counts,
-which takes a microsecond, and now and then brings the words of the row up to date; and it pushes nothing else out.
+A circuit that is open refuses thousands of calls a second: that is one row, and pushes nothing else out.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from resilience.outcome import Failure
 
 #: Equal events that are no further apart than this, in seconds, are one row ...
 _APART = 2.0
-#: ... whose words are those of one that is no older than this ...
-_WORDS_HOLD = 0.5
-#: ... and which gets no longer than this: it should tell when something happened.
+#: ... which gets no longer than this: it should say when something happened.
 _LONGEST = 30.0
 
 _Json: TypeAlias = dict[str, Any]
@@ -32,29 +29,14 @@ _Json: TypeAlias = dict[str, Any]
 class Row:
     """One line of the log.
 
-    :param change: the number of the change of the log that touched it last.
-    :param began: when it began, on the process clock; `ended`: when it happened last; `worded`: when the event
-        happened that it has its words from.
-    :param at: when it happened last, on the wall clock, in seconds since 1970.
-    :param state: the state that a circuit went to, None for other kinds.
+    :param shown: what a viewer gets of it.
+    :param began: when it began, on the process clock; `ended`: when it happened last.
     """
 
-    number: int
     key: object
-    kind: str
-    state: str | None
-    text: str
-    change: int
+    shown: _Json
     began: float
     ended: float
-    worded: float
-    at: float
-    count: int = 1
-
-    def told(self) -> _Json:
-        """Return what a viewer needs of it."""
-        names = ("number", "change", "kind", "state", "text", "at", "count")
-        return {name: getattr(self, name) for name in names}
 
 
 @final
@@ -62,76 +44,52 @@ class Log:
     """The last rows.
 
     :param keep: how many there are at most.
-    :param messages: whether the messages of errors are told.
+    :param messages: whether the messages of errors are shown.
     """
 
     def __init__(self, keep: int, *, messages: bool) -> None:
         self._messages = messages
-        self._lock = threading.RLock()  # reentrant: a finalizer may tell an event in the middle of anything
+        self._lock = threading.RLock()  # reentrant: a finalizer may report an event in the middle of it
         self._rows: deque[Row] = deque()
         self._keep = keep
         self._latest: dict[object, Row] = {}  # of each key; rows that are in `_rows` only
         self._changes = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Write a row, or count one more in the row of an equal event just now."""
+        """Write a row, or count one more in the row of an equal event just now, with the words of this one."""
         key = _key(event)
+        text = sentence(event, messages=self._messages)  # may ask a user's exception for its message: not locked
         with self._lock:
-            if self._count(key, now, None):
-                return
-        text = sentence(
-            event, messages=self._messages
-        )  # may ask a user's exception for its message: not under the lock
-        with self._lock:
-            if not self._count(key, now, text):
-                self._append(event, key, now, text)
+            self._changes += 1
+            row = self._latest.get(key)
+            if row is None or now - row.ended > _APART or now - row.began > _LONGEST:
+                row = self._append(event, key, now)
+            row.ended = now
+            row.shown |= {"change": self._changes, "text": text, "at": time.time(), "count": row.shown["count"] + 1}
 
     def since(self, change: int) -> tuple[list[_Json], int]:
         """Return the rows that are new or have changed since that change, and the number of the last one."""
         with self._lock:
-            return [row.told() for row in self._rows if row.change > change], self._changes
+            return [row.shown.copy() for row in self._rows if row.shown["change"] > change], self._changes
 
-    def _count(self, key: object, now: float, text: str | None) -> bool:
-        """Count one more in the row of an equal event; say whether there is one, with words that hold still."""
-        row = None if key is None else self._latest.get(key)
-        if row is None or now - row.ended > _APART or now - row.began > _LONGEST:
-            return False
-        if text is not None:
-            row.text, row.worded = text, now
-        elif now - row.worded > _WORDS_HOLD:
-            return False
-        self._changes += 1
-        row.change, row.ended, row.at = self._changes, now, time.time()
-        row.count += 1
-        return True
-
-    def _append(self, event: Event, key: object, now: float, text: str) -> None:
+    def _append(self, event: Event, key: object, now: float) -> Row:
         if len(self._rows) >= self._keep:
             oldest = self._rows.popleft()
             if self._latest.get(oldest.key) is oldest:
                 del self._latest[oldest.key]
-        self._changes += 1
-        row = Row(
-            number=self._changes,
-            key=key,
-            kind=kind_of(event),
-            state=event.new.value if isinstance(event, CircuitChanged) else None,
-            text=text,
-            change=self._changes,
-            began=now,
-            ended=now,
-            worded=now,
-            at=time.time(),
-        )
+        state = event.new.value if isinstance(event, CircuitChanged) else None  # that it went to
+        shown = {"number": self._changes, "kind": kind_of(event), "state": state, "count": 0}
+        row = Row(key=key, shown=shown, began=now, ended=now)
         self._rows.append(row)
         if key is not None:
             self._latest[key] = row
+        return row
 
 
 def _key(event: Event) -> object:
     """Return what equal events have in common: all but the numbers.
 
-    None for the change of a circuit, which is a row of its own: their order is what one wants to know.
+    None for the change of a circuit, which is a row of its own: their order matters.
     """
     if isinstance(event, CircuitChanged):
         return None

@@ -22,8 +22,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-#: Headers of every response. The two hashes are those of the page's own style and script: what somebody manages to
-#: write into the page is not run, and the page can talk to nobody but the server that it came from.
+#: Headers of every response. The two hashes are those of the page's own style and script: what is
+#: injected into the page is not run, and the page can talk only to the server that it came from.
 HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = tuple(
     (name, value.encode())
     for name, value in {

@@ -10,11 +10,11 @@ SPAN: Final = 60
 #: Seconds of which the present rate is the mean.
 PRESENT: Final = 5
 
-#: How many pipelines are told apart: there may be one for each of a thousand hosts. The others are counted in the
-#: process only.
+#: How many pipelines are counted separately: there may be one for each of a thousand hosts. Further ones are only
+#: counted in the process.
 MOST_PIPELINES: Final = 100
 
-#: What is counted, in the order in which it is shown. Executions are counted only while somebody looks.
+#: What is counted, in the order in which it is shown. Executions are counted only while there is a viewer.
 FROM_EXECUTIONS: Final = ("executions", "failures")
 RATES: Final = (*FROM_EXECUTIONS, "retries", "timeouts", "rejections", "fallbacks")
 
@@ -25,37 +25,31 @@ _Json: TypeAlias = dict[str, Any]
 class Seconds:
     """How often something happened in each of the last seconds."""
 
-    __slots__ = ("_counts", "_seconds", "total")
+    __slots__ = ("_counts", "_span", "total")
 
     def __init__(self, span: int) -> None:
-        self._counts = [0] * span
-        self._seconds = [-1] * span  # the second that each count belongs to
+        self._span = span
+        self._counts: dict[int, int] = {}  # by second, of the last ones in which there was something to count
         self.total: int = 0
 
     def add(self, now: float) -> None:
         """Count one more."""
         second = int(now)
-        place = second % len(self._counts)
-        if self._seconds[place] != second:
-            self._seconds[place], self._counts[place] = second, 0
-        self._counts[place] += 1
+        if second not in self._counts and len(self._counts) == self._span:
+            del self._counts[next(iter(self._counts))]
+        self._counts[second] = self._counts.get(second, 0) + 1
         self.total += 1
 
     def complete(self, now: float, since: float) -> list[int | None]:
-        """Return the counts of the last complete seconds, the latest last; None where nobody had counted yet."""
+        """Return the counts of the last complete seconds, the latest last; None where nothing was counted yet."""
         current = int(now)
-        return [self._count(second, since) for second in range(current - len(self._counts) + 1, current)]
+        seconds = range(current - self._span + 1, current)
+        return [self._counts.get(second, 0) if second + 1 > since else None for second in seconds]
 
     def present(self, now: float, since: float) -> float:
         """Return how many there were a second, in the mean of the last few complete ones; 0 where there is none yet."""
         known = [count for count in self.complete(now, since)[-PRESENT:] if count is not None]
         return round(sum(known) / len(known), 2) if known else 0.0
-
-    def _count(self, second: int, since: float) -> int | None:
-        if second + 1 <= since:
-            return None
-        place = second % len(self._counts)
-        return self._counts[place] if self._seconds[place] == second else 0
 
 
 @final
@@ -78,7 +72,7 @@ class Rates:
             counts = self._pipelines[pipeline] = {it: Seconds(PRESENT + 1) for it in RATES}
         counts[name].add(now)
 
-    def told(self, now: float, executions_since: float, since: float) -> _Json:
+    def summary(self, now: float, executions_since: float, since: float) -> _Json:
         """Return all of them.
 
         :param executions_since: since when executions are counted; `since`: since when everything else is.

@@ -1,7 +1,7 @@
 """The dashboard by itself, on this machine's loopback address: `serve` returns at once, `aserve` when it is cancelled.
 
 In both cases the server has a thread and an event loop of its own. So it works in blocking programs, under asyncio and
-under trio, and it answers also while the program's own event loop hangs: which is when somebody will want to look.
+under trio, and it answers also while the program's own event loop hangs: which is when it is wanted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def serve(
     """Serve a dashboard in a daemon thread, and come back when it can be seen.
 
     :param policies: as for `Dashboard`; so are further keyword arguments.
-    :param host: the address to bind to. Only programs on this machine can reach the default. Anybody who reaches
+    :param host: the address to bind to. Only programs on this machine can reach the default. Everyone that reaches
         another one can see the page: it has no login.
     :param port: the port, 8765 by default; 0 for any that is free, then see `url` of what is returned.
     :param allowed_hosts: the names under which it may be asked for: by default those of this machine's loopback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
@@ -20,11 +20,10 @@ _Json: TypeAlias = dict[str, Any]
 def state(observed: Observed, *, messages: bool) -> _Json:
     """Return the state of everything that is observed.
 
-    :param messages: whether the message of a circuit's last failure is told, or its type only.
+    :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
     circuits, bulkheads = [], []
-    for key, pipelines, name, policy in _each_once(observed):
-        where = {"key": key, "name": name, "pipelines": pipelines}
+    for where, policy in _each_once(observed):
         if isinstance(policy, CircuitBreaker):
             circuits.append({**where, **_circuit(policy, messages)})
         else:
@@ -37,16 +36,14 @@ def state(observed: Observed, *, messages: bool) -> _Json:
     }
 
 
-def _each_once(observed: Observed) -> Iterator[tuple[str, list[str], str, CircuitBreaker | Bulkhead]]:
+def _each_once(observed: Observed) -> Iterable[tuple[_Json, CircuitBreaker | Bulkhead]]:
     """Go over the observed policies: one that is in several pipelines comes once, with all their names."""
-    found: dict[int, tuple[str, list[str], str, CircuitBreaker | Bulkhead]] = {}
+    found: dict[int, tuple[_Json, CircuitBreaker | Bulkhead]] = {}
     for pipeline, name, policy in observed:
-        known = found.get(id(policy))
-        if known is None:
-            found[id(policy)] = (f"{pipeline}/{name}", [pipeline], name, policy)
-        else:
-            known[1].append(pipeline)
-    yield from found.values()
+        new: _Json = {"key": f"{pipeline}/{name}", "name": name, "pipelines": []}
+        where, _ = found.setdefault(id(policy), (new, policy))
+        where["pipelines"].append(pipeline)
+    return found.values()
 
 
 def _circuit(policy: CircuitBreaker, messages: bool) -> _Json:

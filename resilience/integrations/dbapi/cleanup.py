@@ -15,16 +15,16 @@ from resilience.runtimes.tasks import asyncio_task
 #: Clean-ups that were left behind: an event loop alone remembers its tasks by weak references.
 _left_behind: set[asyncio.Task[None]] = set()
 
-_LET_GO = "%s has not ended within %g s; who waits for it is let go"
+_LET_GO = "%s has not ended within %g s; its caller waits no longer"
 
 
-async def in_peace(name: str, grace: float, *steps: Callable[[], Awaitable[None]]) -> None:
+async def shielded_cleanup(name: str, grace: float, *steps: Callable[[], Awaitable[None]]) -> None:
     """Run the steps of a clean-up, which no cancellation reaches, for at most `grace` seconds.
 
-    What has not ended by then is cancelled, the steps after it are still taken, and a warning tells its name. Under
+    What has not ended by then is cancelled, the steps after it are still taken, and a warning names it. Under
     asyncio it has a task of its own, which is left behind then: what does not answer may take its time with a
     cancellation, too (psycopg asks the server to cancel, and waits ten seconds for it).
-    Under trio, where no task outlives whoever has begun it, each step has the grace, and is waited for.
+    Under trio, where no task outlives the one that began it, each step has the grace, and is waited for.
 
     :param steps: coroutine functions that let no `Exception` out.
     """

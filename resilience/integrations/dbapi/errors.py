@@ -37,7 +37,7 @@ _SQLITE_UNDONE = _SQLITE_TRANSIENT | {sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_C
 class OutcomeUnknown(ResilienceError):
     """The commit of a unit of work was begun and cut off, so that it may have been done, and it is not done again."""
 
-    #: Tells Retry not to try again.
+    #: Says to Retry: not again.
     repeatable: bool = False
 
 
@@ -84,7 +84,7 @@ def is_undone(error: Exception) -> bool:
 
 def _sqlite_code(error: Exception) -> int | None:
     code = getattr(error, "sqlite_errorcode", None)
-    return code & 0xFF if isinstance(code, int) else None  # the higher bits tell more: BUSY_SNAPSHOT is BUSY
+    return code & 0xFF if isinstance(code, int) else None  # the higher bits say more: BUSY_SNAPSHOT is BUSY
 
 
 def _mysql_number(error: Exception) -> object:

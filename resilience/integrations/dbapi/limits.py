@@ -1,8 +1,8 @@
-"""What a database is told of a deadline, so that it stops by itself: PostgreSQL by a statement, SQLite by a thread.
+"""Deadlines in the database, so that it stops by itself: PostgreSQL by a statement, SQLite by a thread.
 
-PostgreSQL forgets its limit at the end of the transaction. What SQLite is told belongs to the connection, which may
+PostgreSQL forgets its limit at the end of the transaction. What is set in SQLite belongs to the connection, which may
 go back to a pool, and has to be taken back. SQLite could ask us by a progress handler, but a connection has only one,
-which may be the user's, and nothing tells what it is: so a thread interrupts the connection instead.
+which may be the user's, and cannot be read back: so a worker thread interrupts the connection instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from resilience.context import Context
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
 from resilience.integrations.wire import timeout_for_client
 from resilience.runtimes.blocking import drive
+from resilience.runtimes.workers import Job, pool
 
 #: Seconds between two interruptions once the deadline has passed: the next statement is not to run either.
 _AGAIN: Final = 0.01
@@ -93,9 +94,7 @@ class SQLiteLimits:
         milliseconds = milliseconds_left(ctx)
         (self._busy_timeout,) = await _execute(self._connection, "PRAGMA busy_timeout")
         await _execute(self._connection, f"PRAGMA busy_timeout = {min(self._busy_timeout or 0, milliseconds)}")
-        threading.Thread(
-            target=self._interrupt_from, args=(ctx.deadline,), name="resilience-sqlite", daemon=True
-        ).start()
+        pool.begin(Job(self._interrupt_from, (ctx.deadline,), {}))  # a worker that is idle: to start one takes longer
 
     async def end(self) -> None:
         """Put back what was there before; nothing where nothing was begun."""
@@ -115,7 +114,7 @@ class SQLiteLimits:
 
 
 def milliseconds_left(ctx: Context) -> int:
-    """Return what a database is told; never 0, which means no limit."""
+    """Return the limit for a database; never 0, which means no limit."""
     return max(1, int((timeout_for_client(ctx) or 0) * 1000))
 
 

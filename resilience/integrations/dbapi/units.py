@@ -20,11 +20,12 @@ from resilience.callables import (
     is_generator_function,
     maybe_await,
     name_of,
+    named_like,
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events.dispatch import logger
-from resilience.integrations.dbapi.cleanup import in_peace
+from resilience.integrations.dbapi.cleanup import shielded_cleanup
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
@@ -60,7 +61,7 @@ def unit_of_work(
     :param connect: makes the connection for an attempt, with `commit`, `rollback` and `close`, or an awaitable of it.
     :param repeat_unknown_commits: do it again also where the commit may have happened. Right for units that have the
         same effect when they are done twice.
-    :param limit_statements: where there is a deadline, tell the database: see `StatementLimits`.
+    :param limit_statements: where there is a deadline, set it in the database: see `StatementLimits`.
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
@@ -122,12 +123,14 @@ class UnitOfWork(Generic[W, D]):
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
             connect = functools.partial(_connect_for_plain, self._connect, fn)
-            execution = _Execution(self, connect, functools.partial(_call, fn, args, kwargs), _undo)
-            return self._policy.execute(lambda ctx: drive(execution.attempt(ctx)))
+            execution = _Execution(self, connect, lambda connection: fn(connection, *args, **kwargs), _undo)
+            return self._policy.execute(named_like(lambda ctx: drive(execution.attempt(ctx)), fn))
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
-            execution = _Execution(self, self._connect, functools.partial(_call, fn, args, kwargs), _undo_in_peace)
-            return await self._policy.aexecute(execution.attempt)
+            execution = _Execution(
+                self, self._connect, lambda connection: fn(connection, *args, **kwargs), _undo_shielded
+            )
+            return await self._policy.aexecute(named_like(lambda ctx: execution.attempt(ctx), fn))
 
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
@@ -185,8 +188,8 @@ class _Execution:
             raise
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
-        # A caller who has been let go may already make the next attempt. Either that finds the commit begun, or its
-        # time was over before this one looks at the clock. So it is said first, and looked afterwards.
+        # After a timeout the caller may already make the next attempt. Either that finds the commit begun, or its time
+        # was over before this one looks at the clock. So the commit is noted first.
         self._committing = not self._unit._repeat_unknown_commits
         if ctx.expired:
             self._committing = False
@@ -199,10 +202,6 @@ class _Execution:
             elif self._committing:
                 error.repeatable = False  # type: ignore[attr-defined]
             raise
-
-
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], connection: object) -> Any:
-    return fn(connection, *args, **kwargs)
 
 
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:
@@ -227,12 +226,12 @@ async def _undo(connection: Any, limits: AsyncExitStack) -> None:
         await _close(connection)
 
 
-async def _undo_in_peace(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
     """Do the same in a task that may be cancelled, and whose caller waits."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
             await connection.interrupt()  # or its thread would first finish the statement that was cancelled
-    await in_peace(
+    await shielded_cleanup(
         f"the rollback of a {type(connection).__name__}",
         ROLLBACK_GRACE,
         functools.partial(_rollback, connection, limits),

@@ -6,7 +6,11 @@ calls.py     one call: how it is limited, repeated, and how its failure is seen
 answers.py   what stands in the place of a call that was not made
 """
 
-from resilience.integrations.grpc.client import PolicyInterceptor, aio_interceptors
-from resilience.integrations.grpc.server import AioDeadlineInterceptor, DeadlineInterceptor
+from resilience.integrations.extras import needed_by
+
+with needed_by("grpc"):
+    from resilience.integrations.grpc.client import PolicyInterceptor, aio_interceptors
+    from resilience.integrations.grpc.server import AioDeadlineInterceptor, DeadlineInterceptor
+
 
 __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor", "PolicyInterceptor", "aio_interceptors"]

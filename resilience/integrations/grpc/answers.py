@@ -57,21 +57,10 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: i
         DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
         self.message: str = message
 
-    def code(self) -> grpc.StatusCode:
-        """Return the status."""
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-
-    def debug_error_string(self) -> str:
-        """Return nothing: no core of gRPC has seen it."""
-        return ""
-
-    def initial_metadata(self) -> tuple[()]:
-        """Return nothing: no server has answered."""
-        return ()
-
-    def trailing_metadata(self) -> tuple[()]:
-        """Return nothing: no server has answered."""
-        return ()
+    code: _Method = _now(grpc.StatusCode.DEADLINE_EXCEEDED)
+    debug_error_string: _Method = _now("")
+    initial_metadata: _Method = _now(())
+    trailing_metadata: _Method = initial_metadata
 
     def details(self) -> str:
         """Say what went wrong."""
@@ -181,6 +170,6 @@ class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall
         return await anext(self._reading, grpc.aio.EOF)
 
 
-def aio_answer(value: Any, *, by_stream: bool) -> Any:
+def aio_answer(value: Any, by_stream: bool) -> Any:
     """Return what stands for a call of grpc.aio that a policy has answered."""
     return _AioAnswers(value) if by_stream else _AioAnswer(value)

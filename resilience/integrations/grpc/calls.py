@@ -13,10 +13,9 @@ What happens in an attempt is one coroutine. A blocking channel drives it: what 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, Final, Literal, NamedTuple, final
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, final
 
 import grpc  # type: ignore[import-untyped]
 
@@ -29,7 +28,7 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 
-#: gRPC tells us when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
+#: A server of gRPC says when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 #: Seconds by which gRPC's timers and our clock may differ.
@@ -66,6 +65,26 @@ class OutOfTime(DeadlineExceeded):
         self.status: Any = status
 
 
+class Side(NamedTuple):
+    """What differs between a blocking channel and one of grpc.aio.
+
+    :param run: runs one of our coroutines to its end, or returns it to be awaited.
+    :param iterate: begins to read a stream of replies; `following` gets the next one.
+    :param covers_once: how much the policy covers of a call with one reply whose requests cannot be sent again.
+    :param result: gets the one reply of a call of grpc's.
+    :param sleep: waits for so many seconds.
+    :param answered: makes the call that stands for what a policy has answered instead, by a stream or not.
+    """
+
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    iterate: Callable[[Any], Any]
+    following: Callable[[Any], Any]
+    covers_once: Literal["reply", "start"]
+    result: Callable[[Any], Any]
+    sleep: Callable[[float], Any]
+    answered: Callable[[Any, bool], Any]
+
+
 @final
 class Calls:
     """What the calls of one channel have in common.
@@ -74,7 +93,7 @@ class Calls:
     :param unrepeatable: the methods that are never repeated.
     """
 
-    def __init__(self, policy: Policy[Any], unrepeatable: Collection[str]) -> None:
+    def __init__(self, side: Side, policy: Policy[Any], unrepeatable: Collection[str]) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a policy, not {policy!r}")
         if isinstance(unrepeatable, str) or not isinstance(unrepeatable, Collection):
@@ -82,28 +101,22 @@ class Calls:
         for method in unrepeatable:
             if not isinstance(method, str) or not method.startswith("/"):
                 raise ValueError(f"unrepeatable must name methods as '/package.Service/Method', not {method!r}")
+        self.side: Side = side
         self.policy: Policy[Any] = policy
         self.unrepeatable: frozenset[str] = frozenset(unrepeatable)
 
 
-class Call(ABC):
+@final
+class Call:
     """A call on its way through a policy: the function that the policy calls for each attempt.
 
-    The classes that derive from it say how a blocking channel and grpc.aio differ.
-
     :param continuation: makes an attempt; given by grpc.
-    :param details: what grpc tells about the call.
+    :param details: what grpc says about the call.
     :param request: a message, or the messages of a stream.
     """
 
-    #: How a stream of replies is read.
-    iterate: ClassVar[Callable[[Any], Any]]
-    following: ClassVar[Callable[[Any], Any]]
-    #: How much the policy covers of a call with one reply whose requests cannot be sent again.
-    covers_once: ClassVar[Literal["reply", "start"]]
-
     def __init__(self, calls: Calls, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any) -> None:
-        self._calls = calls
+        self._side = calls.side
         self._kind = kind
         self._continuation = continuation
         self._details = details
@@ -116,21 +129,9 @@ class Call(ABC):
         self._has_begun = False
         self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
 
-    @abstractmethod
     def __call__(self, ctx: Context) -> Any:
-        """Make an attempt: run `attempt`."""
-
-    @abstractmethod
-    def result(self, call: Any) -> Any:
-        """Return the one reply of a call of grpc's, or what to await for it."""
-
-    @abstractmethod
-    def sleep(self, seconds: float) -> Any:
-        """Wait, or return what to await for it."""
-
-    @abstractmethod
-    def answered(self, value: Any, *, by_stream: bool) -> Any:
-        """Return the call that stands for what a policy has answered instead."""
+        """Make an attempt."""
+        return self._side.run(self.attempt(ctx))
 
     @property
     def repeatable(self) -> bool:
@@ -158,9 +159,9 @@ class Call(ABC):
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
-            _tell_retry(error)
+            _mark_pushback(error)
             if _ran_out(error, ctx):
-                await maybe_await(self.sleep(ctx.remaining()))  # gRPC's timer is a little early
+                await maybe_await(self._side.sleep(ctx.remaining()))  # gRPC's timer is a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
@@ -183,13 +184,13 @@ class Call(ABC):
 
     async def _covered(self, call: Any) -> Any:
         """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
-        if self._sends_once and (self._kind.gets_stream or self.covers_once == "start"):
+        if self._sends_once and (self._kind.gets_stream or self._side.covers_once == "start"):
             return call
         if not self._kind.gets_stream:
-            return await maybe_await(self.result(call))
-        replies = type(self).iterate(call)
+            return await maybe_await(self._side.result(call))
+        replies = self._side.iterate(call)
         try:
-            first = [await maybe_await(type(self).following(replies))]
+            first = [await maybe_await(self._side.following(replies))]
         except (StopIteration, StopAsyncIteration):
             first = []
         except grpc.RpcError:
@@ -204,7 +205,7 @@ class Call(ABC):
         for each, call in tuple(self._replies):  # a thread that was walked away from may add to it
             if each is reply:
                 return call
-        return self.answered(reply, by_stream=self._kind.gets_stream)
+        return self._side.answered(reply, self._kind.gets_stream)
 
     def _mark(self, error: Exception) -> None:
         """Mark an error, also one of a policy, with which a Retry further out must not make the call again."""
@@ -264,8 +265,8 @@ def _ran_out(error: Any, ctx: Context) -> bool:
     return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= GRAIN
 
 
-def _tell_retry(error: Any) -> None:
-    """Tell Retry what the server says of another attempt, as attributes of the error."""
+def _mark_pushback(error: Any) -> None:
+    """Mark the error with what the server says of another attempt, for Retry."""
     pushback = _pushback(error)
     if pushback is not None and pushback >= 0:
         error.retry_after = pushback / 1000

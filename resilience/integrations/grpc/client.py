@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import Any, final
+from collections.abc import Callable, Collection
+from typing import Any, Final, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
-from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.context import Context
 from resilience.integrations.grpc.answers import Answer, aio_answer
-from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind
+from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind, Side
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
 
 __all__ = ["PolicyInterceptor", "aio_interceptors"]
+
+
+_BLOCKING: Final = Side(
+    run=drive,
+    iterate=iter,
+    following=next,
+    covers_once="reply",
+    result=lambda call: call.result(),
+    sleep=lambda seconds: clock.sleep(seconds),
+    answered=lambda value, by_stream: Answer(value),
+)
+_AIO: Final = Side(
+    run=lambda coroutine: coroutine,
+    iterate=aiter,
+    following=anext,
+    covers_once="start",
+    result=lambda call: call,
+    sleep=asyncio.sleep,
+    answered=aio_answer,
+)
+
+
+def _intercept(kind: Kind) -> Callable[..., Any]:
+    def intercept(self: PolicyInterceptor, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Make a call under the policy."""
+        call = Call(self._calls, kind, continuation, client_call_details, request)
+        return drive(call.run(self._calls.policy.execute))
+
+    return intercept
 
 
 @final
@@ -48,27 +75,12 @@ class PolicyInterceptor(
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
-        self._calls = Calls(policy, unrepeatable)
+        self._calls = Calls(_BLOCKING, policy, unrepeatable)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Make a call of one request and one reply."""
-        return self._run(Kind(False, False), continuation, client_call_details, request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Make a call of one request and many replies."""
-        return self._run(Kind(False, True), continuation, client_call_details, request)
-
-    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        """Make a call of many requests and one reply."""
-        return self._run(Kind(True, False), continuation, client_call_details, request_iterator)
-
-    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        """Make a call of many requests and many replies."""
-        return self._run(Kind(True, True), continuation, client_call_details, request_iterator)
-
-    def _run(self, kind: Kind, *made: Any) -> Any:
-        call = _BlockingCall(self._calls, kind, *made)
-        return drive(call.run(self._calls.policy.execute))
+    intercept_unary_unary: Callable[..., Any] = _intercept(Kind(False, False))
+    intercept_unary_stream: Callable[..., Any] = _intercept(Kind(False, True))
+    intercept_stream_unary: Callable[..., Any] = _intercept(Kind(True, False))
+    intercept_stream_stream: Callable[..., Any] = _intercept(Kind(True, True))
 
 
 def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:
@@ -81,58 +93,14 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """
-    calls = Calls(policy, unrepeatable)
+    calls = Calls(_AIO, policy, unrepeatable)
     return [_aio_interceptor(calls, kind) for kind in KINDS]
 
 
 def _aio_interceptor(calls: Calls, kind: Kind) -> Any:
     async def intercept(self: object, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = _AioCall(calls, kind, continuation, client_call_details, request)
+        call = Call(calls, kind, continuation, client_call_details, request)
         return await call.run(calls.policy.aexecute)
 
     name = kind.name.title().replace("_", "") + "ClientInterceptor"
     return type(name, (getattr(grpc.aio, name),), {f"intercept_{kind.name}": intercept})()
-
-
-@final
-class _BlockingCall(Call):
-    iterate, following = iter, next
-    covers_once = "reply"
-
-    @override
-    def __call__(self, ctx: Context) -> Any:
-        return drive(self.attempt(ctx), PolicyInterceptor.__name__)
-
-    @override
-    def result(self, call: Any) -> Any:
-        return call.result()
-
-    @override
-    def sleep(self, seconds: float) -> None:
-        clock.sleep(seconds)
-
-    @override
-    def answered(self, value: Any, *, by_stream: bool) -> Answer:
-        return Answer(value)
-
-
-@final
-class _AioCall(Call):
-    iterate, following = aiter, anext
-    covers_once = "start"
-
-    @override
-    async def __call__(self, ctx: Context) -> Any:
-        return await self.attempt(ctx)
-
-    @override
-    def result(self, call: Any) -> Any:
-        return call
-
-    @override
-    def sleep(self, seconds: float) -> Any:
-        return asyncio.sleep(seconds)
-
-    @override
-    def answered(self, value: Any, *, by_stream: bool) -> Any:
-        return aio_answer(value, by_stream=by_stream)

@@ -1,6 +1,6 @@
 """The caller's deadline in a gRPC server: ambient in the handler, for as long as it answers.
 
-gRPC carries the deadline itself, as `grpc-timeout`, and tells its caller when it is over. What it does not do
+gRPC carries the deadline itself, as `grpc-timeout`, and ends the call when it is over. What it does not do
 is let the handler's own calls know.
 """
 
@@ -54,15 +54,9 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
 @final
 class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Open the deadline that the caller has set, for everything that a handler of a `grpc.aio` server does.
+    """Do the same in a `grpc.aio` server, with the parameters and rules of `DeadlineInterceptor`.
 
-    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
-        neither is given, both are 60 seconds.
-
-    A call whose time is over is refused with `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded`
-    that comes out of a handler, or once the time is over a network error, becomes that status, too. The handler
-    itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
+    The handler itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:
@@ -88,11 +82,11 @@ def _with(handler: Any, acceptance: Acceptance) -> Any:
     else:
         wrapper = _stream if handler.response_streaming else _plain
     make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(wrapper(behavior, acceptance), handler.request_deserializer, handler.response_serializer)
+    limited = wraps(behavior)(wrapper(behavior, acceptance))
+    return make(limited, handler.request_deserializer, handler.response_serializer)
 
 
 def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Any:
         with _Limited(acceptance, context) as steps, steps:
             return behavior(request, context)
@@ -101,7 +95,6 @@ def _plain(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     def wrapper(request: Any, context: Any) -> Iterator[Any]:
         with _Limited(acceptance, context) as steps:
             with steps:
@@ -112,7 +105,6 @@ def _stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     async def wrapper(request: Any, context: Any) -> Any:
         async with _Limited(acceptance, context) as steps:
             with steps:
@@ -122,7 +114,6 @@ def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 
 def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
-    @wraps(behavior)
     async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
         async with _Limited(acceptance, context) as steps:
             with steps:  # all of it: each call has a task of its own

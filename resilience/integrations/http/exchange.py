@@ -287,7 +287,16 @@ class Exchange(ABC):
         for response, deadline in received:
             if response is kept:  # a fallback's response has a time of its own, if any
                 self._deadline_of_body = deadline if longer is None else longer
+        self._let_go()
         return [response for response, _ in received if response is not kept]
+
+    def _let_go(self) -> None:
+        """Forget what was sent, which may be large.
+
+        A context keeps the function that it calls, and a connection in a client's pool keeps the context that it was
+        made in: so it keeps the exchange, for as long as it is open.
+        """
+        self._body = IN_MEMORY
 
     @abstractmethod
     async def _close(self, *responses: Any) -> None: ...

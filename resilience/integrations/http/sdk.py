@@ -200,6 +200,11 @@ class _AsyncCall(_Call, TaskExchange):
                 raise
             return _Answer(error)
 
+    @override
+    def _let_go(self) -> None:
+        super()._let_go()
+        del self._options
+
 
 def _is_timeout(value: Any) -> bool:
     """Whether this says something. The SDKs have a value of their own for "not given"."""

@@ -95,14 +95,6 @@ def with_body(response: Any, body: bytes) -> Any:
 class OnceStream(Once, Stream, AsyncStream):
     """The body of a request that can be sent only once."""
 
-    def close(self) -> None:
-        """Close what it is made of."""
-        self._source.close()
-
-    async def aclose(self) -> None:
-        """Close what it is made of, in a task."""
-        await self._source.aclose()
-
 
 def body_in(stream: Any) -> Body:
     """Return what the client reads while it sends this stream."""

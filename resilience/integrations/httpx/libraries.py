@@ -7,12 +7,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from resilience.integrations.extras import missing
+
 _found: list[ModuleType] = []
 for _name in ("httpx", "httpx2"):
     with suppress(ModuleNotFoundError):
         _found.append(import_module(_name))
 if not _found:
-    raise ModuleNotFoundError("this module needs httpx or httpx2: pip install 'resilience-pipeline[httpx]'")
+    raise missing("httpx", "httpx or httpx2")
 
 LIBRARIES: tuple[ModuleType, ...] = tuple(_found)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from typing_extensions import override
 
@@ -75,12 +75,12 @@ class _Progress:
 class _Sending(Exchange):
     """A request of either library."""
 
-    never_sent = (
+    never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
         *(kind for name in ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError") for kind in classes(name)),
         *classes("UnsupportedProtocol"),
     )
-    timed_out = classes("TimeoutException")
+    timed_out: ClassVar[tuple[type[Exception], ...]] = classes("TimeoutException")
 
     def __init__(self, settings: Settings, request: Any, transport: Any) -> None:
         library = library_of(request)
@@ -91,7 +91,7 @@ class _Sending(Exchange):
         super().__init__(settings, request.method, str(request.url), request.headers, body)
         if not body.can_be_sent_again:  # the client hands it to the next hop of a redirect
             request.stream = OnceStream.of(request.stream)
-        self.response_type = library.Response
+        self.response_type: Any = library.Response
         self._request = request
         self._transport = transport
         self._given: Mapping[str, Any] = request.extensions.get("timeout") or {}
@@ -213,6 +213,12 @@ class AsyncSending(_Sending, TaskExchange):
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:
             await response.aclose()
+
+    @override
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._progress = None  # it has the caller's trace
+        del self._request
 
     @override
     def _has_to_end_it(self, attempt: Attempt) -> bool:

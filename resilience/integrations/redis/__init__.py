@@ -11,8 +11,12 @@ A command whose answer does not come may have been carried out. It is repeated o
 nothing had been sent, or where doing it twice has the same effect and gives the same answer.
 """
 
-from resilience.integrations.redis.commands import REPEATABLE_COMMANDS
-from resilience.integrations.redis.protection import protect
-from resilience.integrations.redis.retrying import AsyncPolicyRetry, OutcomeUnknown, PolicyRetry
+from resilience.integrations.extras import needed_by
+
+with needed_by("redis"):
+    from resilience.integrations.redis.commands import REPEATABLE_COMMANDS
+    from resilience.integrations.redis.protection import protect
+    from resilience.integrations.redis.retrying import AsyncPolicyRetry, OutcomeUnknown, PolicyRetry
+
 
 __all__ = ["REPEATABLE_COMMANDS", "AsyncPolicyRetry", "OutcomeUnknown", "PolicyRetry", "protect"]

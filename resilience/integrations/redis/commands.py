@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, final
+from typing import Any, Final
 
 _READS = (
     "BITCOUNT BITFIELD_RO BITPOS DBSIZE DIGEST DUMP EVALSHA_RO EVAL_RO EXISTS EXPIRETIME FCALL_RO FT.EXPLAIN "
@@ -38,33 +38,24 @@ _OPTIONS_FROM = {"SET": 3, "EXPIRE": 3, "EXPIREAT": 3, "PEXPIRE": 3, "PEXPIREAT"
 _HARMLESS_OPTIONS = frozenset({"EX", "PX", "EXAT", "PXAT", "KEEPTTL"})
 
 
-@final
-class Repeatable:
-    """The rule of one client.
+def also_repeatable(repeat_writes: bool | Collection[str]) -> frozenset[str] | None:
+    """Return the commands that may be repeated besides `REPEATABLE_COMMANDS`; None for all."""
+    if isinstance(repeat_writes, str) or not isinstance(repeat_writes, (bool, Collection)):
+        raise TypeError(f"repeat_writes must be True, False or names of commands, not {repeat_writes!r}")
+    if isinstance(repeat_writes, bool):
+        return None if repeat_writes else frozenset()
+    return frozenset(str(name).upper() for name in repeat_writes)
 
-    :param repeat_writes: True: every command may be repeated. False: `REPEATABLE_COMMANDS`. Names: these as well.
+
+def may_repeat(command: Command, also: frozenset[str] | None) -> bool:
+    """Whether this command may be carried out twice.
+
+    :param also: what `also_repeatable` has returned.
     """
-
-    __slots__ = ("_all", "_also")
-
-    def __init__(self, repeat_writes: bool | Collection[str]) -> None:
-        if isinstance(repeat_writes, str) or not isinstance(repeat_writes, (bool, Collection)):
-            raise TypeError(f"repeat_writes must be True, False or names of commands, not {repeat_writes!r}")
-        self._all = repeat_writes is True
-        self._also = frozenset(() if isinstance(repeat_writes, bool) else (str(it).upper() for it in repeat_writes))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Repeatable) and (self._all, self._also) == (other._all, other._also)
-
-    def __hash__(self) -> int:
-        return hash((self._all, self._also))
-
-    def allows(self, command: Command) -> bool:
-        """Whether this command may be carried out twice."""
-        name = command[0].upper() if isinstance(command[0], str) else ""
-        if self._all or name in self._also:
-            return True
-        options = command[_OPTIONS_FROM.get(name, len(command)) :]
-        return name in REPEATABLE_COMMANDS and all(
-            isinstance(it, (int, float)) or str(it).upper() in _HARMLESS_OPTIONS for it in options
-        )
+    name = command[0].upper() if isinstance(command[0], str) else ""
+    if also is None or name in also:
+        return True
+    options = command[_OPTIONS_FROM.get(name, len(command)) :]
+    return name in REPEATABLE_COMMANDS and all(
+        isinstance(it, (int, float)) or str(it).upper() in _HARMLESS_OPTIONS for it in options
+    )

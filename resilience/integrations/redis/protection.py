@@ -68,7 +68,7 @@ _RedisConnection: Any = object
 
 
 class _Connection(_RedisConnection):  # type: ignore[misc]
-    """A connection that is made in the attempt that needs it, and tells it what it sends.
+    """A connection that is made in the attempt that needs it, and reports to it what it sends.
 
     Written once, as coroutines: a blocking connection drives them, and what they await has finished by then.
     """

@@ -7,30 +7,28 @@ it awaits has finished when the await is reached.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from redis.asyncio.retry import Retry as _AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
-from typing_extensions import override
 
 from resilience.callables import maybe_await
-from resilience.integrations.redis.commands import Command, Repeatable
+from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 from resilience.runtimes.blocking import drive
 
 if TYPE_CHECKING:
     from resilience.context import Context
-
-T = TypeVar("T")
 
 #: Answers by which the server says that the one command that was sent has not been carried out.
 _REFUSALS = (BusyLoadingError, ReadOnlyError)
@@ -41,7 +39,7 @@ TOO_LATE = "the deadline of the execution has passed"
 class OutcomeUnknown(RedisTimeoutError):
     """A command was cut off after it had been sent, may have been carried out, and was not sent again."""
 
-    #: Tells Retry not to try again.
+    #: Says to Retry: not again.
     repeatable: bool = False
 
 
@@ -59,7 +57,7 @@ class PolicyDriven:
             raise TypeError(f"policy must be a policy, not {policy!r}")
         super().__init__(NoBackoff(), 0)  # type: ignore[call-arg]  # redis-py itself retries 0 times
         self.policy: Policy[Any] = policy
-        self.repeatable: Repeatable = Repeatable(repeat_writes)
+        self.also_repeatable: frozenset[str] | None = also_repeatable(repeat_writes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.policy!r})"
@@ -71,16 +69,10 @@ class PolicyDriven:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return id(self.policy), self.repeatable, frozenset(self._supported_errors)
-
-    def __copy__(self) -> Self:
-        copied = type(self)(self.policy)
-        copied.repeatable = self.repeatable
-        copied._supported_errors = self._supported_errors
-        return copied
+        return id(self.policy), self.also_repeatable, frozenset(self._supported_errors)
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self.__copy__()
+        return copy.copy(self)
 
     def handles(self, error: Exception) -> bool:
         """Whether redis-py gives up the connection after this error."""
@@ -91,6 +83,32 @@ class PolicyDriven:
         call = _current.get()
         return call if call is not None and call.ctx is not None and call.retry.policy is self.policy else None
 
+    def call_with_retry(
+        self,
+        do: Callable[[], Any],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,
+    ) -> Any:
+        """Run `do` under the policy; call `fail` after each attempt that failed with a supported error.
+
+        For `redis.asyncio` the results of `do`, of `fail` and of this are to be awaited.
+        """
+        call = Call(self, fail, is_retryable, with_failure_count)
+        if self.current_call() is not None:
+            return self._run(call.part(do))
+
+        def attempt(ctx: Context) -> Any:
+            return self._run(call.attempt(functools.partial(self._limited, do, ctx), ctx))
+
+        attempt.__qualname__ = "redis_command"  # the operation of an execution that is given none
+        return self._execute(attempt)
+
+    # What differs. Methods, as in the classes below: of `Any`, as one of them returns what the other awaits.
+    _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
+    _limited: Any  # calls `do`, and waits for it no longer than the deadline
+    _execute: Any
+
 
 @final
 class PolicyRetry(PolicyDriven, _Retry):
@@ -99,7 +117,7 @@ class PolicyRetry(PolicyDriven, _Retry):
     :param policy: what each command runs under. It may hold no `Timeout` that enforces its limit: that would leave
         the connection to a thread which still reads from it. A `Timeout(..., cooperative=True)` shortens the timeouts
         of the socket.
-    :param repeat_writes: see `protect`. Connections of other classes than `protect`'s do not tell what they send,
+    :param repeat_writes: see `protect`. Connections of other classes than `protect`'s do not report what they send,
         and have every command repeated.
     :raises ValueError: for a `Timeout` that is not cooperative.
     """
@@ -113,40 +131,36 @@ class PolicyRetry(PolicyDriven, _Retry):
                     "with cooperative=True it shortens the timeouts of the socket"
                 )
 
-    @override
-    def call_with_retry(
-        self,
-        do: Callable[[], T],
-        fail: Callable[..., Any],
-        is_retryable: Callable[[Exception], bool] | None = None,
-        with_failure_count: bool = False,
-    ) -> T:
-        """Run `do` under the policy; call `fail` after each attempt that failed with a supported error."""
-        call = Call(self, fail, is_retryable, with_failure_count)
-        if self.current_call() is not None:
-            return drive(call.part(do))  # type: ignore[no-any-return]
-        return self.policy.execute(  # type: ignore[no-any-return]
-            lambda ctx: drive(call.attempt(do, ctx))
-        )
+    _run = staticmethod(drive)
+
+    def _limited(self, do: Callable[[], Any], ctx: Context) -> Any:
+        return do()  # each operation on the socket keeps to the deadline
+
+    def _execute(self, attempt: Callable[[Context], Any]) -> Any:
+        return self.policy.execute(attempt)
 
 
 @final
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """The same for `redis.asyncio`. Here the policy may hold any `Timeout`: the task is cancelled."""
 
-    @override
-    async def call_with_retry(
-        self,
-        do: Callable[[], Awaitable[T]],
-        fail: Callable[..., Any],
-        is_retryable: Callable[[Exception], bool] | None = None,
-        with_failure_count: bool = False,
-    ) -> T:
-        """Run `do` under the policy; await `fail` after each attempt that failed with a supported error."""
-        call = Call(self, fail, is_retryable, with_failure_count)
-        if self.current_call() is not None:
-            return await call.part(do)  # type: ignore[no-any-return]
-        return await self.policy.aexecute(lambda ctx: call.attempt(functools.partial(_in_time, do, ctx), ctx))
+    _run = staticmethod(lambda coroutine: coroutine)
+
+    async def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
+        timer = ctx._timer
+        if ctx.deadline == inf or (timer is not None and timer.deadline <= ctx.deadline):
+            return await do()  # a Timeout around it will cut it off by then
+        limit = asyncio.timeout(ctx.timeout())
+        try:
+            async with limit:
+                return await do()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RedisTimeoutError(TOO_LATE) from None
+
+    def _execute(self, attempt: Callable[[Context], Any]) -> Any:
+        return self.policy.aexecute(attempt)
 
 
 _current: ContextVar[Call | None] = ContextVar("resilience.redis", default=None)
@@ -202,7 +216,7 @@ class Call:
 
     def sends(self, commands: list[Command] | None) -> None:
         """Note that a connection is about to send these commands; None where it does not know which."""
-        if commands is None or not all(map(self.retry.repeatable.allows, commands)):
+        if commands is None or not all(may_repeat(it, self.retry.also_repeatable) for it in commands):
             self._in_doubt = commands or []
 
     @contextmanager
@@ -238,20 +252,5 @@ class Call:
 
 
 def _forbid(error: Any) -> None:
-    """Tell Retry not to try again."""
+    """Say to Retry: not again."""
     error.repeatable = False
-
-
-async def _in_time(do: Callable[[], Awaitable[T]], ctx: Context) -> T:
-    """Await `do` for no longer than the deadline, unless a Timeout around it will cut it off by then anyway."""
-    timer = ctx._timer
-    if ctx.deadline == inf or (timer is not None and timer.deadline <= ctx.deadline):
-        return await do()
-    limit = asyncio.timeout(ctx.timeout())
-    try:
-        async with limit:
-            return await do()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise RedisTimeoutError(TOO_LATE) from None

@@ -1,8 +1,8 @@
 """What everything that exports numbers or lines shares. It knows no client of any of them.
 
 Counters and histograms come from events, of the whole process: `measurements(event)` says what an event adds to
-which. Gauges are read from the policies that were handed over, at the moment in which somebody asks, so a call pays
-nothing for them: `Observed(*policies).gauges()`. A `Feed` is both for one place that the numbers go to. `Lines` are
+which. Gauges are read from the policies that were handed over, when they are asked for, so a call pays nothing for
+them: `Observed(*policies).gauges()`. A `Feed` is both for one place that the numbers go to. `Lines` are
 events in words, for logs.
 
 Names and units are OpenTelemetry's (dotted lower case, UCUM units). Every label has few different values: names, of

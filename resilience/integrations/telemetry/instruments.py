@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, NamedTuple, final
 
-from resilience.events import (
-    CallFinished,
-    CallRejected,
-    CircuitChanged,
-    Event,
-    ExecutionFinished,
-    FallbackUsed,
-    RetryGaveUp,
-    RetryScheduled,
-    TimedOut,
-)
+from resilience import events
+from resilience.events import Event
 from resilience.integrations.telemetry.words import ending, error_type, scope_of
 
 #: Bounds of the histograms of seconds: those that OpenTelemetry advises for durations, and two more for long waits.
@@ -62,7 +53,7 @@ class Measurement(NamedTuple):
 _CALLS = ("pipeline", "operation")
 _POLICY = ("pipeline", "policy")
 _WHERE = (*_POLICY, "operation")
-_ENDED = (*_CALLS, "outcome", "error_type", "cancelled_by")
+_OUTCOME = (*_CALLS, "outcome", "error_type", "cancelled_by")
 
 
 def _seconds(name: str, description: str, *labels: str) -> Instrument:
@@ -77,8 +68,8 @@ def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
     return Instrument(f"resilience.{name}", "gauge", unit, description, labels)
 
 
-EXECUTION_DURATION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_ENDED)
-ATTEMPT_DURATION = _seconds("attempt.duration", "How long single calls of functions took.", *_ENDED)
+EXECUTION_DURATION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
+ATTEMPT_DURATION = _seconds("attempt.duration", "How long single calls of functions took.", *_OUTCOME)
 ATTEMPT_REMAINING = _seconds(
     "attempt.remaining", "How much time attempts had when they began, where it was limited.", *_CALLS
 )
@@ -127,66 +118,55 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
     >>> [(it.instrument.name, it.value) for it in measurements(recorder.events[0])]
     [('resilience.retries', 1)]
     """
-    read = _READERS.get(type(event))
-    return () if read is None else tuple(read(event))
+    if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
+        return _ended(event)
+    counter = _COUNTERS.get(type(event))
+    counted = () if counter is None else (_count_one(counter, event),)
+    if isinstance(event, events.CallRejected) and event.waited > 0:
+        return (*counted, _count_one(TIMEOUTS, event))
+    return counted
 
 
-def _finished(event: ExecutionFinished) -> Iterator[Measurement]:
-    labels = {"pipeline": event.policy, "operation": event.operation or "", **ending(event)}
-    yield Measurement(EXECUTION_DURATION, event.elapsed, labels)
-
-
-def _called(event: CallFinished) -> Iterator[Measurement]:
+def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Measurement, ...]:
     labels = {"pipeline": event.policy, "operation": event.operation or ""}
-    yield Measurement(ATTEMPT_DURATION, event.elapsed, {**labels, **ending(event)})
-    if event.remaining < inf:
-        yield Measurement(ATTEMPT_REMAINING, event.remaining, labels)
+    ended = {**labels, **ending(event)}
+    if isinstance(event, events.ExecutionFinished):
+        return (Measurement(EXECUTION_DURATION, event.elapsed, ended),)
+    lasted = Measurement(ATTEMPT_DURATION, event.elapsed, ended)
+    return (lasted,) if event.remaining == inf else (lasted, Measurement(ATTEMPT_REMAINING, event.remaining, labels))
 
 
-def _scheduled(event: RetryScheduled) -> Iterator[Measurement]:
-    yield Measurement(RETRIES, 1, {**_where(event), "error_type": error_type(event.outcome)})
+def _count_one(counter: Instrument, event: Event) -> Measurement:
+    return Measurement(counter, 1, {label: _TEXTS[label](event) for label in counter.labels})
 
 
-def _gave_up(event: RetryGaveUp) -> Iterator[Measurement]:
-    labels = {**_where(event), "reason": event.reason, "error_type": error_type(event.outcome)}
-    yield Measurement(GIVE_UPS, 1, labels)
+def _scope(event: events.TimedOut | events.CallRejected) -> str:
+    if isinstance(event, events.TimedOut):
+        return scope_of(event)
+    return "deadline" if event.reason == "DeadlineExceeded" else "queue"  # by whose limit the wait ended
 
 
-def _timed_out(event: TimedOut) -> Iterator[Measurement]:
-    yield Measurement(TIMEOUTS, 1, {**_where(event), "scope": scope_of(event)})
-
-
-def _rejected(event: CallRejected) -> Iterator[Measurement]:
-    yield Measurement(REJECTIONS, 1, {**_where(event), "reason": event.reason})
-    if event.waited > 0:  # in a queue, until its own limit or the caller's
-        scope = "deadline" if event.reason == "DeadlineExceeded" else "queue"
-        yield Measurement(TIMEOUTS, 1, {**_where(event), "scope": scope})
-
-
-def _fell_back(event: FallbackUsed) -> Iterator[Measurement]:
-    yield Measurement(FALLBACKS, 1, {**_where(event), "error_type": error_type(event.outcome)})
-
-
-def _changed(event: CircuitChanged) -> Iterator[Measurement]:
-    labels = {"policy": event.policy, "old_state": event.old.value, "state": event.new.value}
-    yield Measurement(TRANSITIONS, 1, labels)
-
-
-_READERS: dict[type[Event], Callable[[Any], Iterator[Measurement]]] = {
-    ExecutionFinished: _finished,
-    CallFinished: _called,
-    RetryScheduled: _scheduled,
-    RetryGaveUp: _gave_up,
-    TimedOut: _timed_out,
-    CallRejected: _rejected,
-    FallbackUsed: _fell_back,
-    CircuitChanged: _changed,
+#: What each kind of event adds one to. A call that was refused after a wait has timed out as well.
+_COUNTERS: dict[type[Event], Instrument] = {
+    events.RetryScheduled: RETRIES,
+    events.RetryGaveUp: GIVE_UPS,
+    events.TimedOut: TIMEOUTS,
+    events.CallRejected: REJECTIONS,
+    events.FallbackUsed: FALLBACKS,
+    events.CircuitChanged: TRANSITIONS,
 }
 
+#: The text of each label of a counter.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "pipeline": lambda event: event.pipeline or "",
+    "policy": lambda event: event.policy,
+    "operation": lambda event: event.operation or "",
+    "error_type": lambda event: error_type(event.outcome),
+    "reason": lambda event: event.reason,
+    "scope": _scope,
+    "old_state": lambda event: event.old.value,
+    "state": lambda event: event.new.value,
+}
 
 #: The kinds of events that are counted.
-MEASURED: tuple[type[Event], ...] = tuple(_READERS)
-
-
-def _where(event: Event) -> dict[str, str]:
-    return {"pipeline": event.pipeline or "", "policy": event.policy, "operation": event.operation or ""}
+MEASURED: tuple[type[Event], ...] = (events.ExecutionFinished, events.CallFinished, *_COUNTERS)

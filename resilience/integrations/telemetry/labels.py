@@ -39,7 +39,7 @@ class Labels:
         self._hosts = checks.flag("hosts", hosts)
         self._most = checks.whole("max_names", max_names)
         self._forget = forget
-        self._lock = threading.RLock()  # a finalizer may tell an event in the middle of another
+        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
         self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # and when it was last
 
     def refuse_others(self, hosts: bool, max_names: int) -> None:

@@ -9,16 +9,7 @@ from typing import TypeAlias, final
 from resilience import checks, events
 from resilience.checks import Duration
 from resilience.circuit_state import CircuitState
-from resilience.events import (
-    CallRejected,
-    CircuitChanged,
-    Event,
-    ExecutionFinished,
-    FallbackUsed,
-    RetryGaveUp,
-    RetryScheduled,
-    TimedOut,
-)
+from resilience.events import CircuitChanged, Event
 from resilience.integrations.telemetry.repeats import Repeats, key_of
 from resilience.integrations.telemetry.sentences import sentence
 from resilience.integrations.telemetry.words import Line, facts, kind_of
@@ -26,19 +17,19 @@ from resilience.integrations.telemetry.words import Line, facts, kind_of
 #: Kind of event -> level, or None for no line at all.
 Levels: TypeAlias = Mapping[type[Event], int | None]
 
-#: An opened circuit is somebody's outage. A wait, an answer instead, a circuit that closes is what policies are for.
+#: An opened circuit is an outage. A wait, an answer instead, a circuit that closes is what policies are for.
 #: Cancellation is no error, and how an execution ended is its caller's business: both are for debugging.
 DEFAULT_LEVELS: dict[type[Event], int | None] = {
-    RetryScheduled: logging.INFO,
-    RetryGaveUp: logging.WARNING,
-    TimedOut: logging.WARNING,
-    CallRejected: logging.WARNING,
-    CircuitChanged: logging.ERROR,  # to open; to the other states as below
-    FallbackUsed: logging.INFO,
-    ExecutionFinished: logging.DEBUG,
+    events.RetryScheduled: logging.INFO,
+    events.RetryGaveUp: logging.WARNING,
+    events.TimedOut: logging.WARNING,
+    events.CallRejected: logging.WARNING,
+    events.CircuitChanged: logging.ERROR,  # to open; to the other states as below
+    events.FallbackUsed: logging.INFO,
+    events.ExecutionFinished: logging.DEBUG,
 }
 _AT_MOST = {
-    CircuitState.ISOLATED: logging.WARNING,  # somebody has done it by hand, and knows
+    CircuitState.ISOLATED: logging.WARNING,  # done manually, so known
     CircuitState.HALF_OPEN: logging.INFO,
     CircuitState.CLOSED: logging.INFO,
 }
@@ -53,7 +44,7 @@ class Lines:
     :param levels: levels of kinds that differ from `DEFAULT_LEVELS`; None for no line.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval.
     :param interval: its length in seconds.
-    :param messages: whether the messages of errors are told.
+    :param messages: whether the messages of errors are written.
     """
 
     def __init__(
@@ -84,10 +75,12 @@ class Lines:
         return end
 
     def __call__(self, event: Event) -> None:
-        """Write the line of an event, and those that tell what was left out before."""
+        """Write the line of an event, and those that count what was left out before."""
         level = self._level(event)
-        wanted = level is not None and self._is_enabled(level)
-        line = self._line(event, level) if wanted and level is not None else None
+        line = None
+        if level is not None and self._is_enabled(level):
+            text, values = sentence(event, messages=self._messages), facts(event, messages=self._messages)
+            line = Line(level, kind_of(event), text, values)
         for each in self._repeats.due(line, key_of(event), event.time):
             self._write(each)
 
@@ -96,10 +89,6 @@ class Lines:
         if level is not None and isinstance(event, CircuitChanged):
             return min(level, _AT_MOST.get(event.new, level))
         return level
-
-    def _line(self, event: Event, level: int) -> Line:
-        text = sentence(event, messages=self._messages)
-        return Line(level, kind_of(event), text, facts(event, messages=self._messages))
 
 
 def _checked(levels: Levels) -> Levels:

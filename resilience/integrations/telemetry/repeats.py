@@ -1,13 +1,13 @@
 """Lines that would come again and again are written a few times in each interval; the others are counted.
 
-The count is told once the interval is over, by the next event that comes. There is no thread that would do it
-earlier.
+The next event after the interval reports the count. No thread does so earlier.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from resilience.events import CircuitChanged, Event
@@ -15,7 +15,7 @@ from resilience.integrations.telemetry.words import Fact, Line
 
 Key: TypeAlias = tuple[object, ...]
 
-#: How many different lines are kept track of: names are few, unless somebody writes ids into them.
+#: How many different lines are kept track of: names are few, unless ids are written into them.
 _MOST = 1000
 
 
@@ -27,16 +27,14 @@ def key_of(event: Event) -> Key | None:
 
 
 @final
+@dataclass(slots=True)
 class _Interval:
     """The lines of one key since `began`: how many were written, how many left out, and the latest of those."""
 
-    __slots__ = ("began", "latest", "left_out", "written")
-
-    def __init__(self, began: float) -> None:
-        self.began: float = began
-        self.written: int = 0
-        self.left_out: int = 0
-        self.latest: Line | None = None
+    began: float
+    written: int = 0
+    left_out: int = 0
+    latest: Line | None = None
 
 
 @final
@@ -46,7 +44,7 @@ class Repeats:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._lock = threading.RLock()  # what a finalizer closes may tell an event in the middle of another
+        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
         self._intervals: dict[Key, _Interval] = {}  # in the order in which they began
 
     def due(self, line: Line | None, key: Key | None, now: float) -> list[Line]:
@@ -60,7 +58,7 @@ class Repeats:
         return lines
 
     def all_left_out(self) -> list[Line]:
-        """Return the counts that nobody has told yet, and forget them."""
+        """Return the counts that were not reported yet, and forget them."""
         with self._lock:
             lines = [line for interval in tuple(self._intervals.values()) for line in _count(interval, None)]
             self._intervals.clear()
@@ -87,14 +85,14 @@ class Repeats:
 
 
 def _count(interval: _Interval, now: float | None) -> Iterator[Line]:
-    """Tell how many lines were left out, with the latest of them."""
+    """Say how many lines were left out, with the latest of them."""
     line, count = interval.latest, interval.left_out
     if line is None:
         return
-    told: dict[str, Fact] = {**line.facts, "left_out": count}
+    known: dict[str, Fact] = {**line.facts, "left_out": count}
     since = ""
     if now is not None:
-        told["seconds"] = round(now - interval.began, 3)
+        known["seconds"] = round(now - interval.began, 3)
         since = f" in {now - interval.began:.3g} s"
     more = "" if count == 1 else f" (and {count - 1} more{since})"
-    yield line._replace(text=f"{line.text}{more}", facts=told)
+    yield line._replace(text=f"{line.text}{more}", facts=known)

@@ -1,20 +1,12 @@
-"""What happened, in one sentence for each kind of event. Errors are named by their class."""
+"""What happened, in one sentence for each kind of event. Errors are named by their class, and each policy once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from resilience.events import (
-    CallRejected,
-    CircuitChanged,
-    Event,
-    ExecutionFinished,
-    FallbackUsed,
-    RetryGaveUp,
-    RetryScheduled,
-    TimedOut,
-)
+from resilience import events
+from resilience.events import Event
 from resilience.integrations.telemetry.words import facts, printable, scope_of, status_of
 from resilience.outcome import Failure
 
@@ -23,16 +15,109 @@ _RAN_OUT = {
     "deadline": "the deadline leaves no time for another",
     "max_elapsed": "max_elapsed leaves no time for another",
     "unrepeatable": "it must not be repeated",
+    "retry_after": "the server asks for a longer wait than max_retry_after",
+    "circuit_open": "a circuit inside is open",
+}
+_CANCELLED = {
+    "caller": "by its caller",
+    "closed": "as its coroutine was closed",
+    "deadline": "by a deadline",
+    "interrupt": "by an interrupt",
 }
 
 
-def _who(event: Event) -> str:
-    """Name the execution: its pipeline, or else its policy, and what it is for."""
+def _scheduled(event: events.RetryScheduled) -> str:
+    return f"attempt {event.attempt} failed with {_what(event)}, the next one is in {event.delay:.3g} s"
+
+
+def _gave_up(event: events.RetryGaveUp) -> str:
+    reason = _RAN_OUT[event.reason]
+    return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event)}"
+
+
+def _timed_out(event: events.TimedOut) -> str:
+    seconds = f"{event.timeout:.3g} s"
+    if event.by_deadline:
+        return f"the deadline of the caller passed, {seconds} after {_subject(event) or 'it '}began"
+    what = {"attempt": "an attempt", "total": "the execution"}.get(scope_of(event), "a call")
+    name = _subject(event).rstrip()
+    return f"{what} took longer than {f'the {seconds} of {name}' if name else seconds}"
+
+
+def _rejected(event: events.CallRejected) -> str:
+    waited = f" after {event.waited:.3g} s in the queue" if event.waited else ""
+    later = "" if event.retry_after is None else f"; it may be worth a try in {event.retry_after:.3g} s"
+    return f"{_subject(event)}refused a call with {event.reason}{waited}{later}"
+
+
+def _changed(event: events.CircuitChanged) -> str:
+    lasts = "" if event.retry_after is None else f" for {event.retry_after:.3g} s"
+    why = f": {event.reason}" if event.reason else ""
+    return f"{event.old.value} -> {event.new.value}{lasts}{why}"
+
+
+def _fell_back(event: events.FallbackUsed) -> str:
+    return f"{_subject(event)}answered instead of {_what(event)}"
+
+
+def _finished(event: events.ExecutionFinished) -> str:
+    if event.outcome is None:
+        return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
+    return (
+        f"failed {_spent(event)} with {_what(event)}"
+        if isinstance(event.outcome, Failure)
+        else (f"done {_spent(event)}")
+    )
+
+
+_SENTENCES: dict[type[Event], Callable[[Any], str]] = {
+    events.RetryScheduled: _scheduled,
+    events.RetryGaveUp: _gave_up,
+    events.TimedOut: _timed_out,
+    events.CallRejected: _rejected,
+    events.CircuitChanged: _changed,
+    events.FallbackUsed: _fell_back,
+    events.ExecutionFinished: _finished,
+}
+
+
+def sentence(event: Event, *, messages: bool) -> str:
+    """Say what happened in one line, whatever a message or a name holds.
+
+    :param messages: whether the messages of errors are written.
+    """
+    text = f"{_topic(event)}: {_SENTENCES[type(event)](event)}"
+    if messages:
+        known = facts(event, messages=True)
+        if "error" in known:
+            text = f"{text}: {known['error']}"
+        elif "last_failure" in known:
+            text = f"{text}, after {known['last_failure']}"
+    return printable(text)
+
+
+# --- parts of sentences ---
+
+
+def _topic(event: Event) -> str:
+    """Name the circuit that changed, or the execution: its pipeline, or else its policy, and what it calls."""
+    if isinstance(event, events.CircuitChanged):
+        return f"circuit {event.policy}"
     name = event.pipeline or event.policy
     return name if event.operation is None else f"{name} ({event.operation})"
 
 
-def _what(event: RetryScheduled | RetryGaveUp | FallbackUsed | ExecutionFinished) -> str:
+def _subject(event: Event) -> str:
+    """Name the policy, with a space; nothing where the sentence begins with its name already."""
+    return "" if event.policy == (event.pipeline or event.policy) else f"{event.policy} "
+
+
+def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
+    times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
+    return f"after {times} in {event.elapsed:.3g} s"
+
+
+def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:
     """Name what failed by its class, without the module, and its HTTP status where it has one."""
     outcome: Any = event.outcome
     if not isinstance(outcome, Failure):
@@ -40,79 +125,3 @@ def _what(event: RetryScheduled | RetryGaveUp | FallbackUsed | ExecutionFinished
     status = status_of(outcome.error)
     name = type(outcome.error).__name__
     return name if status is None else f"{name} {status}"
-
-
-def _scheduled(event: RetryScheduled) -> str:
-    return f"{_who(event)}: attempt {event.attempt} failed with {_what(event)}, the next one is in {event.delay:.3g} s"
-
-
-def _gave_up(event: RetryGaveUp) -> str:
-    times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
-    return (
-        f"{_who(event)}: {event.policy} gave up after {times} in {event.elapsed:.3g} s, as "
-        f"{_RAN_OUT[event.reason]}; the last failure was {_what(event)}"
-    )
-
-
-def _timed_out(event: TimedOut) -> str:
-    limits = {
-        "attempt": f"an attempt took longer than the {event.timeout:.3g} s of {event.policy}",
-        "total": f"the execution took longer than the {event.timeout:.3g} s of {event.policy}",
-        "deadline": f"the deadline of the caller passed, {event.timeout:.3g} s after {event.policy} began",
-    }
-    unknown = f"a call took longer than the {event.timeout:.3g} s of {event.policy}"
-    return f"{_who(event)}: {limits.get(scope_of(event), unknown)}"
-
-
-def _rejected(event: CallRejected) -> str:
-    waited = f" after {event.waited:.3g} s in the queue" if event.waited else ""
-    later = "" if event.retry_after is None else f"; it may be worth a try in {event.retry_after:.3g} s"
-    return f"{_who(event)}: {event.policy} refused a call with {event.reason}{waited}{later}"
-
-
-def _changed(event: CircuitChanged) -> str:
-    lasts = "" if event.retry_after is None else f" for {event.retry_after:.3g} s"
-    return f"circuit {event.policy}: {event.old.value} -> {event.new.value}{lasts}"
-
-
-def _fell_back(event: FallbackUsed) -> str:
-    return f"{_who(event)}: {event.policy} answered instead of {_what(event)}"
-
-
-def _finished(event: ExecutionFinished) -> str:
-    times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
-    spent = f"after {times} in {event.elapsed:.3g} s"
-    if event.outcome is None:
-        by = {"caller": "by its caller", "closed": "as nobody waits for it", "interrupt": "by an interrupt"}
-        return f"{_who(event)}: cancelled {by.get(event.cancelled_by or '', 'by a deadline')}, {spent}"
-    return (
-        f"{_who(event)}: failed {spent} with {_what(event)}"
-        if isinstance(event.outcome, Failure)
-        else (f"{_who(event)}: done {spent}")
-    )
-
-
-_SENTENCES: dict[type[Event], Callable[[Any], str]] = {
-    RetryScheduled: _scheduled,
-    RetryGaveUp: _gave_up,
-    TimedOut: _timed_out,
-    CallRejected: _rejected,
-    CircuitChanged: _changed,
-    FallbackUsed: _fell_back,
-    ExecutionFinished: _finished,
-}
-
-
-def sentence(event: Event, *, messages: bool) -> str:
-    """Say what happened in one line, whatever a message or a name holds.
-
-    :param messages: whether the messages of errors are told.
-    """
-    text = _SENTENCES[type(event)](event)
-    if messages:
-        told = facts(event, messages=True)
-        if "error" in told:
-            text = f"{text}: {told['error']}"
-        elif "last_failure" in told:
-            text = f"{text}, after {told['last_failure']}"
-    return printable(text)

@@ -39,24 +39,24 @@ def kind_of(event: Event) -> str:
 
 
 def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
-    """Return what an event tells as plain values, for a line of a log or a span; what is not known is left out.
+    """Return what an event says as plain values, for a line of a log or a span; what is not known is left out.
 
-    :param messages: whether the messages of errors are told, in `error` and `last_failure`, cut to 200 characters.
-        They can hold anything; arguments and results are never told.
+    :param messages: whether to add the messages of errors, as `error` and `last_failure`, cut to 200 characters. They
+        can hold anything. Arguments and results are never among the values.
     """
-    told: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
-    told |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
+    found: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
+    found |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
     if isinstance(event, TimedOut):
-        told["scope"] = scope_of(event)
+        found["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):
-        told |= ending(event)
+        found |= ending(event)
     elif (outcome := getattr(event, "outcome", None)) is not None:
-        told["error_type"] = error_type(outcome)
+        found["error_type"] = error_type(outcome)
     if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
-        told["error"] = describe_error(failure.error)[:LONGEST_MESSAGE]
+        found["error"] = describe_error(failure.error)[:LONGEST_MESSAGE]
     if not messages:
-        told.pop("last_failure", None)
-    values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in told.items())
+        found.pop("last_failure", None)
+    values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in found.items())
     known = {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
     return {name: printable(value) if isinstance(value, str) else value for name, value in known.items()}
 
@@ -110,7 +110,7 @@ def status_of(error: BaseException) -> str | None:
 
 
 def _grpc_status(error: Any) -> str | None:
-    """All failed calls of a channel have one class, whose name begins with an underscore: their status tells more."""
+    """All failed calls of a channel have one class, whose name begins with an underscore: their status says more."""
     if any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
         with suppress(Exception):  # a bare `RpcError` has none
             return str(error.code().name)

@@ -49,7 +49,7 @@ def test_a_circuit_opens_before_ones_eyes(tmp_path: Path) -> None:
         assert await page.value("document.getElementById('summary').textContent") == "The circuit is closed"
         await page.value("window.stays = true")
         for _ in range(5):
-            pipeline.call(fail(MARKUP))
+            pipeline.execute(fail(MARKUP))
         await page.until("document.querySelector('.card[data-state=open]') !== null")
         with bulkhead.slot():
             await page.until("document.querySelector('.meter[role=meter]').getAttribute('aria-valuenow') === '1'")

@@ -93,7 +93,7 @@ def test_open_streams_do_not_hold_up_the_end() -> None:
         assert not list(stream)  # it was ended, not broken off
 
 
-def test_a_viewer_who_is_gone_is_not_kept() -> None:
+def test_a_viewer_that_has_gone_makes_room() -> None:
     """The server notices that he has closed the connection."""
     app = Dashboard(interval=0.1, max_viewers=1)
     with asgi_service(app) as url:
@@ -113,7 +113,7 @@ def test_a_viewer_who_is_gone_is_not_kept() -> None:
     app.close()
 
 
-def test_an_address_that_is_taken_is_told_to_the_caller() -> None:
+def test_an_address_that_is_taken_is_an_error_for_the_caller() -> None:
     """As the error that it is, and nothing is left behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as caught:
         serve(port=taken.getsockname()[1])

@@ -17,7 +17,9 @@ from tests.conftest import FakeClock, World
 from tests.integrations.dashboard.requests import Viewer, ask, has_room, scope
 
 
-async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make: Callable[..., Dashboard]) -> None:
+async def test_a_stream_begins_with_everything_and_goes_on_with_changes(
+    tasks_world: World, make: Callable[..., Dashboard]
+) -> None:
     """Under asyncio and trio: first everything, then each row once, at its time."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, max_viewers=1)
@@ -38,7 +40,7 @@ async def test_a_stream_tells_all_and_then_what_is_new(tasks_world: World, make:
     assert await has_room(app)
 
 
-async def test_who_comes_back_goes_on_where_he_was(make: Callable[..., Dashboard]) -> None:
+async def test_a_viewer_that_comes_back_goes_on_where_it_was(make: Callable[..., Dashboard]) -> None:
     """By `Last-Event-ID`. What it says of another process, or rubbish, is a new beginning."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
@@ -96,7 +98,7 @@ async def test_where_nothing_happens_a_comment_keeps_the_stream_alive(
         assert len(viewer.answer.updates()) == 1
 
 
-async def test_a_slow_reader_costs_nobody_anything(make: Callable[..., Dashboard]) -> None:
+async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Callable[..., Dashboard]) -> None:
     """While one does not read, calls go on, the other is told, and nothing is kept for him but one piece."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, keep=10)
@@ -122,7 +124,7 @@ async def test_a_slow_reader_costs_nobody_anything(make: Callable[..., Dashboard
         assert len(slow.answer.rows()) <= 10
 
 
-async def test_so_many_may_look_at_a_time(make: Callable[..., Dashboard]) -> None:
+async def test_only_so_many_viewers_are_admitted(make: Callable[..., Dashboard]) -> None:
     """The next one is told to come again; who leaves makes room."""
     app = make(max_viewers=1)
     async with Viewer(app) as viewer:
@@ -133,7 +135,7 @@ async def test_so_many_may_look_at_a_time(make: Callable[..., Dashboard]) -> Non
         await viewer.until(lambda it: it.status == 200)
 
 
-async def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Callable[..., Dashboard]) -> None:
+async def test_an_error_of_a_closed_connection_ends_the_stream(make: Callable[..., Dashboard]) -> None:
     """Some tell it so; the stream ends, and he is counted no longer."""
     app = make(max_viewers=1)
 
@@ -146,7 +148,7 @@ async def test_a_server_that_raises_for_who_has_gone_is_not_troubled(make: Calla
     assert await has_room(app)
 
 
-async def test_who_does_not_read_at_all_is_let_go(
+async def test_a_viewer_that_does_not_read_is_disconnected(
     tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""

@@ -210,20 +210,17 @@ def test_a_session_that_has_begun_already_is_limited_too(engine: Engine) -> None
             unit_of_work(AGAIN, source)(lambda session: session.execute(FOREVER))()
 
 
-def test_another_database_is_not_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dialect", "limited"), [("another", True), ("sqlite", False)])
+def test_nothing_is_sent_to_another_database_or_where_limits_are_left_out(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, dialect: str, limited: bool
+) -> None:
     """There is nothing that every database would understand."""
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    monkeypatch.setattr(engine.dialect, "name", "another")
+    monkeypatch.setattr(engine.dialect, "name", dialect)
+    unit = unit_of_work(AGAIN, engine, limit_statements=limited)(
+        lambda connection: connection.execute(text("select 1"))
+    )
     with deadline(PATIENCE):
-        unit_of_work(AGAIN, engine)(lambda connection: connection.execute(text("select 1")))()
-    assert statements == ["select 1"]
-
-
-def test_limits_can_be_left_out(engine: Engine) -> None:
-    """Then no statement of ours is sent."""
-    statements: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    with deadline(PATIENCE):
-        unit_of_work(AGAIN, engine, limit_statements=False)(lambda connection: connection.execute(text("select 1")))()
+        unit()
     assert statements == ["select 1"]

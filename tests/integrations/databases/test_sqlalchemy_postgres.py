@@ -7,10 +7,9 @@ import threading
 import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from resilience import Retry, deadline
+from resilience import Retry
 from resilience.integrations.sqlalchemy import transient, unit_of_work
 from tests.integrations.databases.models import AGAIN, Note, notes
 from tests.integrations.databases.postgres import PostgresServer
@@ -67,24 +66,3 @@ def test_a_deadlock_is_done_again(url: str) -> None:
     assert len(attempts) >= 3
     assert sorted(done) == ["a", "b"]
     engine.dispose()
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_unit_with_a_deadline_chooses_its_isolation_level(url: str, driver: str) -> None:
-    """As it does without one; and is limited all the same."""
-    limits = []
-
-    async def unit(session: AsyncSession) -> str | None:
-        await session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
-        limits.append(await session.scalar(text("show statement_timeout")))
-        level: str | None = await session.scalar(text("show transaction_isolation"))
-        return level
-
-    engine = create_async_engine(f"postgresql+{driver}{url}")
-    transaction = unit_of_work(AGAIN, async_sessionmaker(engine))(unit)
-    assert await transaction() == "serializable"
-    with deadline(PATIENCE):
-        assert await transaction() == "serializable"
-    await engine.dispose()
-    assert limits[0] == "0"
-    assert limits[1] not in ("0", None)

@@ -11,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from resilience import Fallback, Policy, Retry, Timeout, deadline
+from resilience import Fallback, Policy, Retry, Timeout, deadline, events
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
+from resilience.testing import recording
 from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes, sqlite_error
 
 
@@ -32,6 +33,13 @@ def test_a_unit_is_called_without_its_connection(path: Path) -> None:
     assert notes(path) == ["a", "b", "b"]
     assert (add.__name__, add.__doc__) == ("add", "Add a note.")
     assert list(inspect.signature(add).parameters) == ["text", "twice"]
+
+
+def test_a_unit_is_the_operation_of_its_execution(path: Path) -> None:
+    """As of any other function that a policy decorates: log lines and metrics name it."""
+    with recording(events.ExecutionFinished) as recorder:
+        unit_of_work(AGAIN, connecting(path))(note)("a")
+    assert [event.operation for event in recorder.events] == ["note"]
 
 
 def test_each_attempt_has_a_connection_of_its_own_which_is_closed(path: Path) -> None:

@@ -17,18 +17,6 @@ from tests.conftest import World
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
-def test_a_deadline_interrupts_a_statement(path: Path) -> None:
-    """Of a unit of work, and of a block."""
-    began = time.monotonic()
-    with deadline(0.1), pytest.raises(sqlite3.OperationalError, match="interrupted"):
-        unit_of_work(AGAIN, connecting(path))(lambda connection: connection.execute(FOREVER).fetchall())()
-    connection = connecting(path)()
-    with deadline(0.1), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
-        connection.execute(FOREVER).fetchall()
-    connection.close()
-    assert time.monotonic() - began < PATIENCE / 2
-
-
 def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> None:
     """The connection's own `timeout` is longer, and holds again after the block."""
     other = Locked(path)
@@ -45,7 +33,7 @@ def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> No
     other.release()
 
 
-def test_a_progress_handler_of_the_users_own_stays(path: Path) -> None:
+def test_a_progress_handler_of_the_user_stays(path: Path) -> None:
     """A connection has one, and nothing tells which: it is asked in a block with a deadline, and after it."""
     asked: list[int] = []
     connection = connecting(path)()

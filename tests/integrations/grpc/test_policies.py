@@ -148,7 +148,7 @@ class TestRetry:
         assert client.call(Retry(3, backoff=[0], on_result=lambda reply: reply == b"pending"), "One") == b"fine"
 
     @pytest.mark.parametrize("world", ["blocking", "asyncio"])
-    def test_connects_where_nobody_was_there(self, world: str) -> None:
+    def test_connects_again_where_no_server_was(self, world: str) -> None:
         """A call that found no server is UNAVAILABLE, too."""
         retries: list[Any] = []
         retry = Retry(3, backoff=[0], on_retry=retries.append)
@@ -177,7 +177,7 @@ class TestOtherPolicies:
             answer: Any = b"cached" if isinstance(FINE[method], bytes) else [b"cached", b"too"]
             assert client.call(Fallback(answer).wrap(breaker), method, requests[method]) == answer
 
-    def test_a_breaker_does_not_count_callers_who_have_no_time(self, client: Client, dependency: Dependency) -> None:
+    def test_a_breaker_does_not_count_calls_without_time(self, client: Client, dependency: Dependency) -> None:
         """A deadline of the caller's says nothing about the server."""
         dependency.steps = [Dependency.hang]
         breaker = CircuitBreaker(1)
@@ -187,7 +187,7 @@ class TestOtherPolicies:
 
 class TestDeadline:
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_is_told_to_the_server(self, client: Client, dependency: Dependency, method: str) -> None:
+    def test_is_sent_to_the_server(self, client: Client, dependency: Dependency, method: str) -> None:
         """What is left in the context becomes the deadline of the call; the earlier one of two holds."""
         with deadline(50.0):
             client.call(NOW, method, REQUEST[method])

@@ -7,8 +7,9 @@ import redis
 import redis.asyncio
 import redis.cluster
 
-from resilience import CircuitBreaker, CircuitOpen, CircuitState, Fallback, Policy, Retry
+from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, Fallback, Policy, Retry, events
 from resilience.integrations.redis import protect
+from resilience.testing import recording
 from tests.conftest import FakeClock
 from tests.integrations.redis.clients import NO_HANDSHAKE, PATIENCE, QUICK, Count, Side, done, failure, warm
 from tests.integrations.redis.server import RedisServer
@@ -23,6 +24,17 @@ async def test_a_command_is_one_execution_from_connecting_to_its_answer(side: Si
     await done(client.pipeline(transaction=False).set("b", 2).get("b").execute())
     assert await done(client.pipeline().incr("b").get("a").execute()) == [3, b"1"]
     assert count.calls == 4
+
+
+async def test_a_command_without_an_operation_is_named_as_one(side: Side) -> None:
+    """Not after a function of ours; the name that the caller gives goes before."""
+    client = side.client(Retry())
+    with recording(events.ExecutionFinished) as recorder:
+        await done(client.get("a"))
+
+        execute = Retry().execute if side.blocking else Retry().aexecute
+        await done(execute(lambda ctx: client.get("a"), Context(operation="read")))
+    assert [event.operation for event in recorder.events] == ["redis_command", "read", "read"]
 
 
 async def test_a_client_over_a_unix_socket_is_no_different(side: Side, server: RedisServer) -> None:

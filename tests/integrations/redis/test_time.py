@@ -70,7 +70,7 @@ async def test_a_deadline_ends_sending_to_a_frozen_server(side: Side, server: Re
 
 
 @pytest.mark.parametrize("side", ["threads"], indirect=True)
-async def test_an_answer_that_comes_after_the_deadline_is_nobodys(
+async def test_an_answer_after_the_deadline_is_not_read_as_the_next_one(
     side: Side, server: RedisServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time was over between sending and reading: the connection that has the answer is given up."""
@@ -191,7 +191,7 @@ async def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(side: Si
 
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_cancelling_a_task_harms_nobody_else(side: Side, server: RedisServer) -> None:
+async def test_cancelling_a_task_leaves_other_tasks_alone(side: Side, server: RedisServer) -> None:
     """The connection that still waits for an answer is given up."""
     client = side.client(Retry(3))
     await client.set("a", 1)

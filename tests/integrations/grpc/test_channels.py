@@ -67,7 +67,7 @@ class TestBlocking:
             said.release()
         assert heard == asked
 
-    def test_a_stream_that_nobody_wants_is_cancelled(self, target: str, dependency: Dependency) -> None:
+    def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
         """A result that Retry throws away is closed."""
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         kept: list[Any] = []  # so that it is not the collector that ends the call
@@ -124,7 +124,7 @@ class TestAsyncio:
 
         return asyncio.run(whole())
 
-    def test_a_call_tells_its_status(self, target: str, dependency: Dependency) -> None:
+    def test_a_call_has_the_status_of_the_last_attempt(self, target: str, dependency: Dependency) -> None:
         """Of the attempt that succeeded."""
         dependency.steps = [UNAVAILABLE, b"fine"]
 
@@ -154,7 +154,7 @@ class TestAsyncio:
 
         assert self.run(target, NOW, bounded) == (b"b" if method == "Chat" else b"fine")
 
-    def test_a_caller_who_is_cancelled_cancels_the_call(self, target: str, dependency: Dependency) -> None:
+    def test_cancelling_the_caller_cancels_the_call(self, target: str, dependency: Dependency) -> None:
         """The server hears of it, and nothing is repeated."""
         dependency.steps = [Dependency.hang]
 
@@ -170,7 +170,7 @@ class TestAsyncio:
         assert dependency.gone.wait(PATIENCE)
         assert len(dependency.seen) == 1
 
-    def test_a_stream_that_nobody_wants_is_cancelled(self, target: str, dependency: Dependency) -> None:
+    def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
         """A result that Retry throws away is closed."""
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)

@@ -13,14 +13,13 @@ from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retr
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.log import Row
 from resilience.integrations.dashboard.state import MOST
-from resilience.integrations.http import PerHost
 from tests.conftest import Boom, FakeClock
 from tests.integrations.dashboard.requests import Viewer, ask, fail, run, told
 
 SECRET = "hunter2"
 
 
-async def test_the_state_of_circuits_and_bulkheads_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
     """State, time until the next probe, last failure; what runs, what waits, what was refused."""
     breaker = CircuitBreaker(2, open_for=30, name="db")
     bulkhead = Bulkhead(3, queue=2, name="pool")
@@ -48,16 +47,6 @@ def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard])
     assert circuit["pipelines"] == ["read", "write"]
 
 
-def test_policies_that_are_made_for_each_host_are_shown_as_they_come(make: Callable[..., Dashboard]) -> None:
-    """What has a policy for each host is looked into each time."""
-    hosts = PerHost(lambda origin: CircuitBreaker(name=origin))
-    app = make(hosts)
-    assert run(lambda: told(app))["now"]["circuits"] == []
-    hosts.for_host("http://a.example")
-    (circuit,) = run(lambda: told(app))["now"]["circuits"]
-    assert circuit["name"] == "http://a.example:80"
-
-
 def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., Dashboard]) -> None:
     """A page can be read, and says how many it leaves out."""
     breakers = [CircuitBreaker(name=f"b{number}") for number in range(MOST + 5)]
@@ -69,7 +58,7 @@ def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., 
     assert now["left_out"] == {"circuits": 5, "bulkheads": 0}
 
 
-def test_what_went_wrong_before_somebody_looks_is_told(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
     """By default: the rows and the counts of everything but executions, which are counted while somebody looks."""
     pipeline = Policy.wrap(
         Fallback("x"), Retry(2, on=Boom, backoff=[0.5]), CircuitBreaker(2, name="db"), name="weather"
@@ -125,17 +114,17 @@ def test_the_timeouts_of_attempts_and_of_the_whole_are_different_rows(
         clock.advance(0.3)
         ctx.check()
 
-    pipeline.capture(slow, Context())
+    pipeline.capture(slow, Context(operation="get"))
     it = run(lambda: told(app))
     rows = [(row["text"], row["count"]) for row in it["rows"] if row["kind"] == "timed_out"]
     assert rows == [
-        ("weather: an attempt took longer than the 0.5 s of limit", 1),
-        ("weather: the execution took longer than the 1 s of limit", 1),
+        ("weather (get): an attempt took longer than the 0.5 s of limit", 1),
+        ("weather (get): the execution took longer than the 1 s of limit", 1),
     ]
     assert it["now"]["rates"]["timeouts"]["total"] == 2
 
 
-def test_a_dashboard_that_goes_while_an_event_is_told_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dashboard_may_be_collected_while_an_event_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Another listener may have held the last reference; who comes after it in the telling is not missed."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
@@ -178,7 +167,7 @@ def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeC
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_no_secret_is_told(make: Callable[..., Dashboard], messages: bool) -> None:
+def test_no_secret_is_shown(make: Callable[..., Dashboard], messages: bool) -> None:
     """Never arguments, results or properties; the messages of errors only where somebody asks for them."""
     pipeline = Policy.wrap(
         Fallback(f"fallback {SECRET}"),

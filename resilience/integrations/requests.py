@@ -1,4 +1,12 @@
-"""The adapter, and a request on its way through its policy."""
+"""requests: an adapter that sends every request of a session through a policy.
+
+A `Session` hands each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
+in there sees what really goes over the network; cookies, redirects, hooks and authentication stay above it.
+
+Unless the user asks for a stream, requests reads the body after the adapter has returned. Here it is read inside
+of the policy, as a part of the attempt: a body that breaks off is a failure like any other, and a time limit covers
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +14,25 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
-import urllib3
-from requests import ConnectTimeout, PreparedRequest, Response
-from requests import Timeout as RequestsTimeout
-from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+from resilience.integrations.extras import needed_by
+
+with needed_by("requests"):
+    import urllib3
+    from requests import ConnectTimeout, PreparedRequest, Response
+    from requests import Timeout as RequestsTimeout
+    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, BaseAdapter, HTTPAdapter
+
 from typing_extensions import override
 
 from resilience.integrations.http.bodies import Once, body_of
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Settings
+from resilience.integrations.http.exchange import Attempt, Settings
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
-from resilience.integrations.urllib3 import errors
-from resilience.integrations.urllib3.timing import TimeoutLike, attempt_is_late, bounded, limit_body
+from resilience.integrations.urllib3 import TimeoutLike, Urllib3Exchange, attempt_is_late, bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
+
+__all__ = ["ResilienceAdapter"]
 
 
 class ResilienceAdapter(HTTPAdapter):
@@ -91,7 +104,7 @@ class ResilienceAdapter(HTTPAdapter):
         response: Response = _Sending(self, self._settings, request, timeout, options).run()
         return response
 
-    def shortened(self, timeout: TimeoutLike, left: float) -> Any:
+    def _shortened(self, timeout: TimeoutLike, left: float) -> Any:
         """Return a timeout of at most `left` seconds, in a form that the adapter that sends knows."""
         shorter = bounded(timeout, left)
         if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
@@ -99,7 +112,7 @@ class ResilienceAdapter(HTTPAdapter):
         shorter.start_connect()
         return shorter.connect_timeout, shorter.read_timeout
 
-    def transmit(self, request: PreparedRequest, **options: Any) -> Response:
+    def _transmit(self, request: PreparedRequest, **options: Any) -> Response:
         """Send a request once, without the policy."""
         if self._adapter is None:
             return super().send(request, **options)
@@ -126,10 +139,12 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
         raise ValueError(f"adapter must not retry by itself (max_retries=0), as this one does: {retries!r}")
 
 
-class _Sending(BlockingExchange):
+class _Sending(Urllib3Exchange):
     """One request to one adapter."""
 
     response_type = Response
+    never_sent = (ConnectTimeout,)
+    timed_out = (RequestsTimeout,)
 
     def __init__(
         self,
@@ -154,11 +169,11 @@ class _Sending(BlockingExchange):
     def send(self, attempt: Attempt) -> Response:
         request, timeout = self._request, self._timeout
         if attempt.left is not None:
-            timeout = self._adapter.shortened(timeout, attempt.left)
+            timeout = self._adapter._shortened(timeout, attempt.left)
         if attempt.headers:
             request = request.copy()  # it is the user's, and goes to another host when it is redirected
             request.headers.update(attempt.headers)
-        response = self._adapter.transmit(request, timeout=timeout, **self._options)
+        response = self._adapter._transmit(request, timeout=timeout, **self._options)
         if not self._options["stream"]:
             if attempt.ctx.deadline < inf:
                 limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
@@ -176,18 +191,5 @@ class _Sending(BlockingExchange):
         return response.status_code, response.headers
 
     @override
-    def may_have_been_sent(self, error: Exception) -> bool:
-        return not isinstance(error, ConnectTimeout) and errors.may_have_been_sent(_cause(error))
-
-    @override
-    def has_timed_out(self, error: Exception) -> bool:
-        return isinstance(error, RequestsTimeout) or errors.has_timed_out(_cause(error))
-
-    @override
-    def proxy_refusal(self, error: Exception) -> int | None:
-        return errors.proxy_refusal(_cause(error))
-
-
-def _cause(error: Exception) -> object:
-    """Return the error of urllib3 that requests has wrapped."""
-    return error.args[0] if error.args else None
+    def reason(self, error: Any) -> object:
+        return super().reason(error.args[0] if error.args else None)  # the error of urllib3 that requests has wrapped

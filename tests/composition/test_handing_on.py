@@ -1,0 +1,450 @@
+"""Policies that hand the rest of the chain to other ones: chosen by a key, on a condition, or a whole pipeline.
+
+`return await other.around(call, ctx)` is all that takes, in every world, lowered and driven. And composing writes to
+no policy, so that one may be in any number of pipelines, be immutable, and goes when the last of them does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, final
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    CircuitState,
+    Context,
+    Fallback,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
+from resilience.runtimes import lowering
+from resilience.testing import Simulation
+from tests.conftest import Boom, FakeClock, Script, World, no_collector
+from tests.functions import quick
+
+
+@pytest.fixture(params=["lowered", "driven"], autouse=True)
+def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lowering and without it: the two mean the same."""
+    monkeypatch.setattr(lowering, "enabled", request.param == "lowered")
+
+
+class Handing(Policy):
+    """Hands everything to another policy."""
+
+    def __init__(self, other: Policy[Any]) -> None:
+        self._other = other
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return await self._other.around(call, ctx)
+
+
+class Keyed(Policy):
+    """A policy for each key, which is the first argument of the call."""
+
+    def __init__(self, make: Callable[[], Policy[Any]]) -> None:
+        self._make = make
+        self.policies: dict[Any, Policy[Any]] = {}
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        assert ctx.called is not None
+        key = ctx.called.arguments[0]
+        policy = self.policies.get(key) or self.policies.setdefault(key, self._make())
+        return await policy.around(call, ctx)
+
+
+class Conditional(Policy):
+    """Another policy, for the operations that it is meant for."""
+
+    def __init__(self, operation: str, other: Policy[Any]) -> None:
+        self._operation = operation
+        self._other = other
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        if ctx.operation == self._operation:
+            return await self._other.around(call, ctx)
+        return await call(ctx)
+
+
+async def finished(result: Any) -> Any:
+    return await result if hasattr(result, "__await__") else result
+
+
+async def called(world: World, policy: Policy[Any], fn: Any, *args: Any) -> Any:
+    """What came of `policy.call(fn, *args)`, an exception as a value."""
+    try:
+        return await finished(policy.call(world.native(fn), *args))
+    except Exception as error:
+        return error
+
+
+# --- keyed and conditional policies --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+async def test_a_policy_for_each_key(world: World, clock: FakeClock, inside: bool) -> None:
+    """Each host has a circuit of its own, wherever the keyed policy stands."""
+    keyed = Keyed(lambda: CircuitBreaker(2))
+    pipeline = Pipeline(quick(1), Timeout(60.0), keyed) if inside else Pipeline(keyed, quick(1), Timeout(60.0))
+
+    async def fetch(host: str) -> str:
+        if host == "down":
+            raise Boom
+        return f"from {host}"
+
+    results = [await called(world, pipeline, fetch, host) for host in ("down", "down", "down", "up")]
+    assert [type(it) for it in results] == [Boom, Boom, CircuitOpen, str]
+    states = {host: policy.state for host, policy in keyed.policies.items() if isinstance(policy, CircuitBreaker)}
+    assert states == {"down": CircuitState.OPEN, "up": CircuitState.CLOSED}
+
+
+async def test_a_policy_on_a_condition(world: World, clock: FakeClock) -> None:
+    """By the operation, which is the function's name where no other was given."""
+
+    async def read(ctx: Context) -> int:
+        calls.append("read")
+        raise Boom
+
+    async def write(ctx: Context) -> int:
+        calls.append("write")
+        raise Boom
+
+    calls: list[str] = []
+    pipeline = Pipeline(Fallback("x"), Conditional(read.__qualname__, quick(3)), CircuitBreaker(99))
+    for fn in (read, write):
+        assert await world.execute(pipeline, fn) == "x"
+    assert calls == ["read"] * 3 + ["write"]
+
+
+async def test_a_policy_may_choose_anew_for_each_attempt(world: World, clock: FakeClock) -> None:
+    """It is run once for each, inside a Retry."""
+
+    class Growing(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await Timeout(float(ctx.attempt)).around(call, ctx)
+
+    left: list[float] = []
+
+    async def fn(ctx: Context) -> None:
+        left.append(ctx.remaining())
+        raise Boom
+
+    await world.attempt(Pipeline(quick(3), Growing()), fn)
+    assert left == [1.0, 2.0, 3.0]
+
+
+async def test_a_policy_may_go_around_itself_and_around_what_is_around_it(world: World, clock: FakeClock) -> None:
+    """Each time it begins anew: attempts are no state of a policy."""
+    retry = quick(2)
+    script = Script(Boom())
+    await world.attempt(Pipeline(retry, Handing(Handing(retry))), script.function())
+    assert script.calls == 4
+
+
+# --- each of our policies, handed on ---------------------------------------------------------------
+
+OURS: dict[str, Callable[[], Policy[Any]]] = {
+    "Retry": lambda: Retry(3, on=Boom, backoff=[1.5, 2.5], name="it"),
+    "Retry of results": lambda: Retry(2, on_result=lambda it: it == "bad", backoff=[1.0], name="it"),
+    "Timeout": lambda: Timeout(60.0, name="it"),
+    "cooperative Timeout": lambda: Timeout(60.0, cooperative=True, name="it"),
+    "CircuitBreaker": lambda: CircuitBreaker(2, name="it"),
+    "Bulkhead": lambda: Bulkhead(1, name="it"),
+    "Fallback": lambda: Fallback("instead", name="it"),
+    "handler": lambda: Fallback(handler=lambda failure, ctx: ctx.operation, name="it"),
+    "Pipeline": lambda: Pipeline(Fallback("x", on=KeyError), quick(2, name="it"), Timeout(60.0), CircuitBreaker(9)),
+}
+
+#: What each execution's calls of the function end with, one after another.
+STEPS: list[tuple[Any, ...]] = [("fine",), (Boom("one"), "fine"), ("bad",), (Boom("always"),), (StopIteration("stop"),)]
+
+
+async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[Any]:
+    """All that can be seen of some executions under a policy: results, attempts, waits and events."""
+    seen: list[Any] = []
+    unsubscribe = events.subscribe(seen.append)
+    told: list[Any] = []
+    for steps in STEPS:
+        if not world.blocking and isinstance(steps[0], StopIteration):
+            continue
+        script, ctx = Script(*steps), Context()
+        result = await world.attempt(policy, stopping(world, script), ctx)
+        told.append((type(result), str(result), getattr(result, "__notes__", None), script.calls, ctx.attempts))
+        told.append((ctx.failures, ctx.elapsed))
+        told.append([(type(event), event.operation) for event in seen])
+        seen.clear()
+    unsubscribe()
+    return [*told, clock.sleeps]
+
+
+def stopping(world: World, script: Script) -> Callable[..., Any]:
+    """The script's function, which in threads may raise `StopIteration` as well."""
+    function = script.function()
+    if not world.blocking:
+        return function
+
+    def fn(ctx: Context) -> Any:
+        try:
+            function(ctx).send(None)  # type: ignore[attr-defined]
+        except StopIteration as stop:
+            return stop.value
+        except RuntimeError as error:
+            raise error.__cause__ or error from None
+
+    return fn
+
+
+@pytest.mark.parametrize("place", ["alone", "outermost", "middle", "innermost"])
+@pytest.mark.parametrize("name", OURS)
+async def test_a_policy_does_the_same_handed_on_as_where_it_stands(
+    world: World, clock: FakeClock, name: str, place: str
+) -> None:
+    """Result, attempts, waits, failures and events, all in the same order."""
+
+    def pipeline(policy: Policy[Any]) -> Policy[Any]:
+        others = [Fallback("answered", on=KeyError), CircuitBreaker(99)]
+        if place == "alone":
+            return Pipeline(policy)
+        others.insert(["outermost", "middle", "innermost"].index(place), policy)
+        return Pipeline(*others)
+
+    expected = await course(world, pipeline(OURS[name]()), clock)
+    clock.sleeps.clear()
+    assert await course(world, pipeline(Handing(OURS[name]())), clock) == expected
+    clock.sleeps.clear()
+    assert await course(world, pipeline(Handing(Handing(OURS[name]()))), clock) == expected
+
+
+async def test_a_timeout_that_was_handed_on_cuts_off(world: World) -> None:
+    """In threads the function runs on a worker, which is walked away from."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    for policy in (Handing(Timeout(0.01)), Handing(Pipeline(Retry(1), Timeout(0.01))), Retry(1).wrap(Handing(TIMEOUT))):
+        assert isinstance(await world.attempt(policy, hang), TimeoutExceeded)
+
+
+TIMEOUT = Timeout(0.01)
+
+
+async def test_a_bulkhead_that_was_handed_on_holds_its_permit_for_the_call(world: World) -> None:
+    """And gives it back."""
+    gate = Bulkhead(1)
+
+    async def outer(ctx: Context) -> Any:
+        return await world.attempt(Handing(gate), Script("never").function())
+
+    assert isinstance(await world.execute(Handing(gate), outer), BulkheadFull)
+    assert gate.stats().in_flight == 0
+
+
+async def test_the_listeners_of_a_pipeline_that_was_handed_on_hear_what_happens_inside(
+    world: World, clock: FakeClock
+) -> None:
+    """Of its policies; the execution is that of the pipeline around."""
+    inner: list[str] = []
+    outer: list[str] = []
+    handed = Pipeline(quick(2), listeners=[lambda event: inner.append(type(event).__name__)])
+    pipeline = Pipeline(Handing(handed), listeners=[lambda event: outer.append(type(event).__name__)])
+
+    assert await world.execute(pipeline, Script(Boom(), "fine").function()) == "fine"
+    assert inner == ["AttemptFailed", "RetryScheduled"]
+    assert outer == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
+
+
+async def test_an_interrupt_passes_what_was_handed_on(world: World) -> None:
+    """No policy answers, counts or repeats it, and what was held is given back."""
+    gate, script = Bulkhead(1), Script(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        await world.execute(Handing(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
+    assert (script.calls, gate.stats().in_flight) == (1, 0)
+
+
+def test_in_a_simulation_too() -> None:
+    """With a policy for each key."""
+    results: list[Any] = []
+
+    async def down(ctx: Context) -> None:
+        await simulation.sleep(0.1)
+        raise Boom
+
+    async def client() -> None:
+        for _ in range(3):
+            try:
+                await simulation.execute(Handing(Pipeline(breaker, Timeout(1.0))), down)
+            except Exception as error:
+                results.append(type(error))
+
+    with Simulation(seed=1) as simulation:
+        breaker = CircuitBreaker(2)
+        simulation.start(client())
+        simulation.run()
+    assert results == [Boom, Boom, CircuitOpen]
+
+
+def test_what_is_handed_on_is_a_coroutine_function_that_gives_one_context_after_another(threads: World) -> None:
+    """By contract: a policy may wrap the rest of the chain into a coroutine function of its own."""
+
+    class Noting(Policy):
+        def __init__(self) -> None:
+            self.outcomes: list[Any] = []
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            async def noted(ctx: Context) -> Any:
+                try:
+                    result = await call(ctx)
+                except Exception as error:
+                    self.outcomes.append(error)
+                    raise
+                self.outcomes.append(result)
+                return result
+
+            return await quick(3).around(noted, ctx)
+
+    boom = Boom()
+    noting = Noting()
+    assert Pipeline(noting, Timeout(60.0)).execute(threads.native(Script(boom, "fine").function())) == "fine"
+    assert noting.outcomes == [boom, "fine"]
+
+
+# --- composing writes to no policy -------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Frozen(Policy):
+    """A policy that cannot be written to."""
+
+    limit: int
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return self.limit, await call(ctx)
+
+
+class Slotted(Policy):
+    """One that keeps all that it has in slots, and refuses to be given more."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        object.__setattr__(self, "limit", limit)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(name)
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        return self.limit, await call(ctx)  # type: ignore[attr-defined]
+
+
+async def test_a_policy_that_cannot_be_written_to_is_a_policy_like_any_other(world: World) -> None:
+    """A frozen dataclass, and one with slots; alone, in two pipelines and twice in one."""
+    frozen, slotted = Frozen(1), Slotted(2)
+    for policy in (frozen, slotted):
+        assert await world.execute(policy, Script("x").function()) == (policy.limit, "x")  # type: ignore[attr-defined]
+    both = Pipeline(frozen, slotted)
+    assert await world.execute(both, Script("x").function()) == (1, (2, "x"))
+    assert await world.execute(Pipeline(slotted, both, frozen), Script("x").function()) == (2, (1, (2, (1, "x"))))
+    with pytest.raises(FrozenInstanceError):
+        frozen.limit = 2  # type: ignore[misc]
+    assert vars(slotted) == {}
+    assert (frozen, hash(frozen)) == (Frozen(1), hash(Frozen(1)))
+
+
+async def test_no_policy_is_written_to_by_composing_and_executing_it(world: World, clock: FakeClock) -> None:
+    """All that a policy of ours has is what its constructor gave it, and its state behind that."""
+    policies = [make() for make in OURS.values() if not isinstance(make(), Pipeline)]
+    before = [dict(vars(policy)) for policy in policies]
+
+    inner = Pipeline(*policies[:4])
+    outer = Pipeline(inner, *policies[4:])
+    given = dict(vars(inner))
+    for policy in (*policies, outer):
+        await world.attempt(policy, Script("fine").function())
+        decorated: Any = policy(world.native(Script(Boom()).function()))
+        await world.attempt(Fallback(None), lambda ctx, decorated=decorated: decorated(ctx))
+    assert [vars(policy) for policy in policies] == before
+    assert vars(inner) == given
+
+
+# --- and keeps none ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    with no_collector():
+        yield
+
+
+async def used(world: World, policy: Policy[Any]) -> None:
+    """Execute, decorate, wrap a client: all that makes something of a policy."""
+    await world.attempt(policy, answering)
+    await world.attempt(policy, failing)
+    decorated: Any = policy(world.native(answering))
+    await finished(decorated())
+    await finished(policy.proxy(Client()).get() if world.blocking else policy.aproxy(Client()).later())
+
+
+async def answering(ctx: Any = None) -> str:
+    return "fine"
+
+
+async def failing(ctx: Any = None) -> None:
+    raise Boom
+
+
+class Client:
+    def get(self) -> str:
+        return "got"
+
+    async def later(self) -> str:
+        return "got"
+
+
+POLICIES: dict[str, Callable[[], Policy[Any]]] = {
+    **OURS,
+    "Frozen": lambda: Frozen(1),
+    "handing": lambda: Handing(quick(2)),
+    "keyed": lambda: Conditional("op", CircuitBreaker()),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_a_policy_is_no_reference_cycle(world: World, clock: FakeClock, uncollected: None, name: str) -> None:
+    """Used alone and in a pipeline, it goes with the last reference to it, and the pipeline, too."""
+    policy = POLICIES[name]()
+    pipeline = Pipeline(Retry(1), policy, name="p")
+    await used(world, policy)
+    await used(world, pipeline)
+    refs = [weakref.ref(policy), weakref.ref(pipeline)]
+    assert all(ref() is not None for ref in refs)
+    del policy, pipeline
+    assert [ref() for ref in refs] == [None, None]
+
+
+async def test_an_execution_leaves_no_policy_to_the_collector(world: World, clock: FakeClock) -> None:
+    """Nor does one that was made for a single call."""
+    refs: list[weakref.ref[Any]] = []
+
+    class Choosing(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            made = quick(2).wrap(Timeout(60.0))
+            refs.append(weakref.ref(made))
+            return await made.around(call, ctx)
+
+    with no_collector():
+        assert await world.execute(Choosing(), answering) == "fine"
+        assert [ref() for ref in refs] == [None]
+        assert isinstance(await world.attempt(Choosing(), failing), Boom)
+        assert [ref() for ref in refs] == [None, None]

@@ -1,0 +1,361 @@
+"""A call inside a call that the same breaker has admitted belongs to it: it goes through, and is counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import CircuitBreaker, CircuitOpen, Fallback, Pipeline, Retry, Timeout
+from tests.conftest import Boom, FakeClock, World
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
+
+
+class Translated(Exception):
+    """What a client makes of a failure."""
+
+
+async def executed(world: World, policy: Any, fn: Any) -> Any:
+    """Run `async def fn` under the policy, which hands it the context: a breaker notes such a call in any state."""
+    return await world.execute(policy, fn)
+
+
+async def called(world: World, policy: Any, fn: Any) -> Any:
+    """Do so as a decorator does: while nothing fails, a closed breaker notes no call."""
+    return policy.call(world.native(fn)) if world.blocking else await policy.acall(fn)
+
+
+async def failure_of(awaitable: Any) -> Exception | None:
+    """Return the exception that comes out."""
+    try:
+        await awaitable
+    except Exception as error:
+        return error
+    return None
+
+
+def nested(world: World, breaker: Any, fn: Any, depth: int = 1, run: Any = executed) -> Any:
+    """Return an `async def` whose body makes the call under the same breaker, so many times inside one another."""
+
+    async def call(ctx: Any = None) -> Any:
+        return await run(world, breaker, fn)
+
+    return call if depth == 1 else nested(world, breaker, call, depth - 1, run)
+
+
+both_ways = pytest.mark.parametrize("run", [executed, called])
+
+
+async def fine(ctx: Any = None) -> str:
+    return "fine"
+
+
+async def fail(ctx: Any = None) -> Any:
+    raise Boom("no")
+
+
+async def half_open(world: World, clock: FakeClock, **settings: Any) -> CircuitBreaker:
+    """Return a breaker that admits one probe."""
+    breaker = CircuitBreaker(1, open_for=10, **settings)
+    await fails(world, breaker)
+    assert breaker.state is OPEN
+    clock.advance(10)
+    return breaker
+
+
+# --- a probe -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_a_probe_that_calls_the_same_breaker_closes_it(world: World, clock: FakeClock, depth: int) -> None:
+    """The outer call holds the only probe, and the inner one was refused for ever."""
+    breaker = await half_open(world, clock)
+    assert await world.execute(breaker, nested(world, breaker, fine, depth)) == "fine"
+    assert breaker.state is CLOSED
+
+
+async def test_a_probe_that_fails_inside_opens_it_once(world: World, clock: FakeClock) -> None:
+    breaker = await half_open(world, clock)
+    assert isinstance(await world.attempt(breaker, nested(world, breaker, fail)), Boom)
+    assert (breaker.state, breaker.stats().opened) == (OPEN, 2)
+
+
+async def test_one_probe_counts_once_towards_closing(world: World, clock: FakeClock) -> None:
+    """Two successes are asked for: one call with another one inside it is one."""
+    breaker = await half_open(world, clock, probe_successes=2)
+    await world.execute(breaker, nested(world, breaker, fine))
+    assert breaker.state is HALF_OPEN
+    await world.execute(breaker, nested(world, breaker, fine))
+    assert breaker.state is CLOSED
+
+
+async def test_a_pipeline_that_is_decorator_and_transport(world: World, clock: FakeClock) -> None:
+    breaker = CircuitBreaker(1, open_for=10)
+    pipeline = Pipeline(Retry(2, on=Boom, backoff=[0]), breaker)
+    await fails(world, breaker)
+    clock.advance(10)
+    assert await world.execute(pipeline, nested(world, pipeline, fine)) == "fine"
+    assert breaker.state is CLOSED
+
+
+async def test_a_guard_inside_a_probe_belongs_to_it(world: World, clock: FakeClock) -> None:
+    breaker = await half_open(world, clock)
+
+    async def guarded(ctx: Any) -> str:
+        with breaker.guard():
+            assert breaker.stats().probes == 1
+            return "fine"
+
+    assert await world.execute(breaker, guarded) == "fine"
+    assert breaker.state is CLOSED
+
+
+async def test_a_call_inside_a_guard_that_probes_belongs_to_it(world: World, clock: FakeClock) -> None:
+    breaker = await half_open(world, clock)
+    with breaker.guard():
+        assert await world.execute(breaker, fine) == "fine"
+        assert breaker.state is HALF_OPEN
+    assert breaker.state is CLOSED
+
+
+async def test_a_guard_inside_a_guard_that_probes(world: World, clock: FakeClock) -> None:
+    breaker = await half_open(world, clock)
+    with breaker.guard():
+        with breaker.guard():
+            pass
+        assert breaker.state is HALF_OPEN
+    assert breaker.state is CLOSED
+
+
+async def test_a_probe_on_a_worker_knows_that_it_is_one(threads: World) -> None:
+    """A Timeout runs the function in another thread, which has the variables of the caller's."""
+    breaker = CircuitBreaker(1, open_for=0.01)
+    breaker.capture(lambda ctx: 1 / 0)
+    await threads.sleep(0.02)
+    pipeline = Pipeline(breaker, Timeout(5.0))
+    assert pipeline.execute(lambda ctx: pipeline.execute(lambda ctx: threading.current_thread().name)) != "MainThread"
+    assert breaker.state is CLOSED
+
+
+async def test_child_tasks_of_a_probe_belong_to_it(tasks_world: World, clock: FakeClock) -> None:
+    breaker = await half_open(tasks_world, clock)
+
+    async def gathers(ctx: Any) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(breaker.aexecute, fine)
+
+    await breaker.aexecute(gathers)
+    assert breaker.state is CLOSED
+
+
+async def test_another_call_is_still_refused_while_a_probe_is_out(world: World, clock: FakeClock) -> None:
+    """It is not inside the one that was admitted."""
+    breaker = await half_open(world, clock)
+    refused: list[Exception | None] = []
+
+    def apart() -> None:
+        refused.append(breaker.capture(lambda ctx: "fine").error)  # type: ignore[union-attr]
+
+    async def looks(ctx: Any) -> None:
+        thread = threading.Thread(target=apart)  # with variables of its own
+        thread.start()
+        thread.join()
+
+    await world.execute(breaker, looks)
+    assert isinstance(refused[0], CircuitOpen)
+
+
+async def test_another_breaker_counts_for_itself(world: World, clock: FakeClock) -> None:
+    outer, inner = await half_open(world, clock), CircuitBreaker(5)
+    await world.attempt(outer, nested(world, inner, fail))
+    assert (outer.state, inner.stats().opened) == (OPEN, 0)
+    await fails(world, inner, times=4)
+    assert inner.state is OPEN
+
+
+async def test_a_task_that_outlives_its_probe_does_not_belong_to_it(tasks_world: World, clock: FakeClock) -> None:
+    """It comes when the circuit is open again: as it has the variables of the call, it would go through."""
+    breaker = await half_open(tasks_world, clock)
+    over, answers = anyio.Event(), []
+
+    async def background() -> None:
+        await over.wait()
+        answers.append(await tasks_world.attempt(breaker, fine))
+
+    async with anyio.create_task_group() as group:
+
+        async def probe(ctx: Any) -> None:
+            group.start_soon(background)
+            await anyio.sleep(0)
+            raise Boom("no")
+
+        await tasks_world.attempt(breaker, probe)
+        assert breaker.state is OPEN
+        over.set()
+    assert isinstance(answers[0], CircuitOpen)
+
+
+def test_an_asyncio_task_that_outlives_its_call_is_counted_again() -> None:
+    """Begun inside, it has copied the variables of the call, which is over by then."""
+    breaker = CircuitBreaker(3)
+
+    async def main() -> None:
+        await breaker.acapture(fail)  # no longer quiet: calls are noted from here on
+        over = asyncio.Event()
+
+        async def background() -> None:
+            await over.wait()
+            await breaker.acapture(fail)
+            await breaker.acapture(fail)
+
+        async def begins(ctx: Any) -> asyncio.Task[None]:
+            return asyncio.create_task(background())
+
+        task = await breaker.aexecute(begins)
+        await breaker.acapture(fail)  # the success has set the count to zero
+        over.set()
+        await task
+
+    asyncio.run(main())
+    assert breaker.state is OPEN
+
+
+# --- while it is closed --------------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("earlier", [0, 1])
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_a_failure_that_passes_many_calls_is_counted_once(
+    world: World, depth: int, earlier: int, run: Any
+) -> None:
+    """Also where nothing had failed before, and the breaker has noted no call."""
+    breaker = CircuitBreaker(3 + earlier)
+    for _ in range(earlier):
+        await fails(world, breaker)
+    for state in (CLOSED, CLOSED, OPEN):
+        error = await failure_of(run(world, breaker, nested(world, breaker, fail, depth, run)))
+        assert isinstance(error, Boom)
+        assert breaker.state is state
+
+
+@both_ways
+async def test_a_translated_failure_is_counted_once(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(3)
+
+    async def translates(ctx: Any = None) -> None:
+        try:
+            await run(world, breaker, fail)
+        except Boom as error:
+            raise Translated from error
+
+    for state in (CLOSED, CLOSED, OPEN):
+        assert isinstance(await failure_of(run(world, breaker, translates)), Translated)
+        assert breaker.state is state
+
+
+@both_ways
+async def test_a_failure_on_a_worker_is_counted_once(threads: World, run: Any) -> None:
+    breaker = CircuitBreaker(3)
+    pipeline = Pipeline(breaker, Timeout(5.0))
+    for state in (CLOSED, CLOSED, OPEN):
+        error = await failure_of(run(threads, pipeline, nested(threads, pipeline, fail, run=run)))
+        assert isinstance(error, Boom)
+        assert breaker.state is state
+
+
+async def test_a_failure_in_guards_is_counted_once(world: World) -> None:
+    breaker = CircuitBreaker(3)
+    for state in (CLOSED, CLOSED, OPEN):
+        with pytest.raises(Boom), breaker.guard(), breaker.guard():
+            raise Boom("no")
+        assert breaker.state is state
+
+
+@both_ways
+async def test_a_failure_of_a_call_in_a_guard_is_counted_once(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(3)
+    for state in (CLOSED, CLOSED, OPEN):
+        with pytest.raises(Boom), breaker.guard():
+            await run(world, breaker, fail)
+        assert breaker.state is state
+
+
+@both_ways
+async def test_a_failure_of_a_guard_in_a_call_is_counted_once(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(3)
+
+    async def guarded(ctx: Any = None) -> None:
+        with breaker.guard():
+            raise Boom("no")
+
+    for state in (CLOSED, CLOSED, OPEN):
+        assert isinstance(await failure_of(run(world, breaker, guarded)), Boom)
+        assert breaker.state is state
+
+
+@both_ways
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, earlier: int, run: Any) -> None:
+    """It comes out of the task group in an exception group."""
+    breaker = CircuitBreaker(3 + earlier)
+    for _ in range(earlier):
+        await fails(tasks_world, breaker)
+
+    async def gathers(ctx: Any = None) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, tasks_world, breaker, fail)
+
+    for state in (CLOSED, CLOSED, OPEN):
+        assert isinstance(await failure_of(run(tasks_world, breaker, gathers)), ExceptionGroup)
+        assert breaker.state is state
+
+
+@both_ways
+async def test_the_same_exception_raised_again_is_another_failure(world: World, run: Any) -> None:
+    """Some code keeps an error and raises it anew: each call that it ends is one."""
+    breaker, kept = CircuitBreaker(3), Boom("kept")
+
+    async def fn(ctx: Any = None) -> None:
+        raise kept
+
+    for state in (CLOSED, CLOSED, OPEN):
+        assert await failure_of(run(world, breaker, fn)) is kept
+        assert breaker.state is state
+
+
+@both_ways
+async def test_the_attempts_of_a_retry_are_calls_of_their_own(world: World, run: Any) -> None:
+    """Each has the failure before it as its context."""
+    breaker = CircuitBreaker(3)
+    await failure_of(run(world, Pipeline(Retry(3, on=Boom, backoff=[0]), breaker), fail))
+    assert breaker.state is OPEN
+
+
+@both_ways
+async def test_a_failure_in_the_handler_of_an_earlier_one_counts(world: World, run: Any) -> None:
+    """It has that one as its context, and is a call of its own nevertheless."""
+    breaker = CircuitBreaker(2)
+    try:
+        await run(world, breaker, fail)
+    except Boom:
+        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
+    assert breaker.state is OPEN
+
+
+async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
+    """One logical call that has answered is a success: that is what is counted."""
+    breaker = CircuitBreaker(2)
+    await fails(world, breaker)
+    answering = Fallback("instead")
+
+    async def answers(ctx: Any) -> Any:
+        return await world.execute(answering, nested(world, breaker, fail))
+
+    assert await world.execute(breaker, answers) == "instead"
+    await fails(world, breaker)
+    assert breaker.state is CLOSED

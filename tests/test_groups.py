@@ -1,0 +1,131 @@
+"""An exception group is what all its leaves are: for Retry, CircuitBreaker and Fallback, in `on` and in `ignore`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience import (
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    DeadlineExceeded,
+    Fallback,
+    Rejected,
+    Retry,
+    transient,
+)
+from resilience.errors import ArgumentMisuse
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Other, fails
+
+
+def group(*leaves: Exception) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("children", list(leaves))
+
+
+DOWN = ConnectionError("down")
+GROUPS = [
+    ([DOWN], True),
+    ([DOWN, ConnectionResetError()], True),
+    ([group(DOWN), DOWN], True),
+    ([DOWN, ValueError()], False),
+    ([group(DOWN, ValueError()), DOWN], False),
+    ([ValueError()], False),
+]
+
+
+@pytest.mark.parametrize("on", [ConnectionError, (OSError, KeyError), transient], ids=["type", "tuple", "transient"])
+@pytest.mark.parametrize(("leaves", "handled"), GROUPS)
+async def test_a_retry_repeats_a_group_of_what_it_repeats(
+    world: World, leaves: list[Exception], handled: bool, on: Any
+) -> None:
+    script = Script(group(*leaves))
+    await world.attempt(Retry(3, on=on, backoff=[0]), script.function())
+    assert script.calls == (3 if handled else 1)
+
+
+@pytest.mark.parametrize(("leaves", "handled"), GROUPS)
+async def test_a_fallback_answers_a_group_of_what_it_answers(
+    world: World, leaves: list[Exception], handled: bool
+) -> None:
+    error = group(*leaves)
+    result = await world.attempt(Fallback("instead", on=ConnectionError), Script(error).function())
+    assert result == "instead" if handled else result is error
+
+
+@pytest.mark.parametrize(("leaves", "handled"), GROUPS)
+async def test_a_breaker_counts_a_group_of_what_it_counts(world: World, leaves: list[Exception], handled: bool) -> None:
+    breaker = CircuitBreaker(1, on=ConnectionError)
+    await fails(world, breaker, group(*leaves))
+    assert breaker.state is (OPEN if handled else CLOSED)
+
+
+async def test_a_probe_that_fails_with_a_group_opens_the_circuit(world: World, clock: FakeClock) -> None:
+    """The group is no `ConnectionError`, so it was a success, and closed it."""
+    breaker = CircuitBreaker(1, open_for=10, on=ConnectionError)
+    await fails(world, breaker, DOWN)
+    clock.advance(10)
+    await fails(world, breaker, group(DOWN))
+    assert breaker.state is OPEN
+
+
+@pytest.mark.parametrize("neutral", [CircuitOpen(), BulkheadFull(), DeadlineExceeded(), group(CircuitOpen())])
+async def test_a_group_with_a_refusal_says_nothing(world: World, clock: FakeClock, neutral: Exception) -> None:
+    """Neither a failure nor a success: the breaker around neither opens nor closes, and nothing is repeated."""
+    breaker = CircuitBreaker(1, open_for=10)
+    await fails(world, breaker, group(neutral))
+    await fails(world, breaker, group(neutral, Boom()))
+    assert breaker.state is CLOSED
+    await fails(world, breaker, Boom())
+    clock.advance(10)
+    await fails(world, breaker, group(neutral))
+    assert breaker.state is HALF_OPEN
+    assert breaker.stats().probes == 0
+    script = Script(group(neutral))
+    await world.attempt(Retry(3, on=Exception, backoff=[0]), script.function())
+    assert script.calls == 1
+
+
+async def test_a_group_of_refusals_that_are_named_is_repeated(world: World) -> None:
+    script = Script(group(CircuitOpen(), BulkheadFull()))
+    await world.attempt(Retry(3, on=Rejected, backoff=[0]), script.function())
+    assert script.calls == 3
+
+
+async def test_a_fallback_answers_a_group_of_refusals(world: World) -> None:
+    assert await world.attempt(Fallback("instead"), Script(group(CircuitOpen(), Boom())).function()) == "instead"
+
+
+async def test_a_group_with_something_ignored_is_ignored(world: World) -> None:
+    breaker = CircuitBreaker(1, ignore=Other)
+    await fails(world, breaker, group(Other(), Boom()))
+    assert breaker.state is CLOSED
+    script = Script(group(Other(), Boom()))
+    await world.attempt(Retry(3, on=Exception, ignore=Other, backoff=[0]), script.function())
+    assert script.calls == 1
+
+
+async def test_a_predicate_is_asked_about_the_leaves(world: World) -> None:
+    asked: list[Exception] = []
+
+    def worth_it(error: Exception) -> bool:
+        asked.append(error)
+        return True
+
+    leaves = [Boom("a"), Other("b")]
+    await world.attempt(Retry(2, on=worth_it, backoff=[0]), Script(group(*leaves)).function())
+    assert asked == leaves * 2
+
+
+@pytest.mark.parametrize("named", [ExceptionGroup, BaseExceptionGroup, (ExceptionGroup, KeyError)])
+async def test_where_groups_are_named_a_group_is_an_exception_like_others(world: World, named: Any) -> None:
+    script = Script(group(ValueError()))
+    await world.attempt(Retry(3, on=named, backoff=[0]), script.function())
+    assert script.calls == 3
+
+
+async def test_a_usage_error_in_a_child_is_no_outcome(world: World) -> None:
+    error = group(ArgumentMisuse("no"))
+    assert await world.attempt(Fallback("instead"), Script(error).function()) is error

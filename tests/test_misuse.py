@@ -1,0 +1,517 @@
+"""Misuse is refused where it is written or called, in words that say what to write instead."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from typing_extensions import override
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    FailureRatio,
+    Fallback,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+    current_context,
+    deadline,
+    events,
+)
+from resilience.clock import FOREVER
+from resilience.clock import clock as process_clock
+from resilience.errors import BulkheadFull
+from tests.conftest import Boom, World
+from tests.functions import quick
+
+
+def fetch() -> str:
+    return "fetched"
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@contextmanager
+def transaction() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def async_transaction() -> AsyncIterator[None]:
+    yield
+
+
+class Client:
+    def fetch(self) -> str:
+        return "fetched"
+
+    @contextmanager
+    def transaction(self) -> Iterator[str]:
+        yield "entered"
+
+    @asynccontextmanager
+    async def later(self) -> AsyncIterator[str]:
+        yield "entered later"
+
+
+def refused(error: type[Exception], *words: str) -> Any:
+    """Expect an error whose message holds these words, in this order."""
+    return pytest.raises(error, match=".*".join(words))
+
+
+# --- at construction ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [
+        (Retry, r"did you mean @Retry\(\)\?"),
+        (CircuitBreaker, r"did you mean @CircuitBreaker\(\)\?"),
+        (Timeout, r"did you mean @Timeout\(2.0\)\?"),
+        (Bulkhead, r"did you mean @Bulkhead\(10\)\?"),
+        (Pipeline, r"Pipeline\(\.\.\.\)\(fetch\)"),
+    ],
+)
+def test_a_decorator_without_its_parentheses_says_so(make: Any, meant: str) -> None:
+    """The function arrives as the first parameter."""
+    with refused(TypeError, "fetch", meant):
+        make(fetch)
+
+
+def test_a_fallback_that_was_given_the_function_says_so_when_it_is_called() -> None:
+    """`Fallback(fetch)` is legal: it answers with the function. But it is no `fetch`."""
+    bare: Any = Fallback(fetch)
+    for call in (bare, lambda: bare("url"), lambda: bare(url="url"), lambda: bare(fetch, "url")):
+        with refused(TypeError, "answers with fetch", "did you mean @Fallback"):
+            call()
+    assert bare.call(raising) is fetch
+    assert bare(fetch)() == "fetched"
+    assert bare(staticmethod(fetch)).__func__() == "fetched"
+
+
+def raising() -> str:
+    raise Boom
+
+
+def test_a_pipeline_of_a_list_says_how_to_unpack_it() -> None:
+    """The policies are arguments."""
+    with refused(TypeError, r"Pipeline\(\*policies\)"):
+        Pipeline([Retry()])  # type: ignore[arg-type]
+
+
+def test_a_limit_of_the_wait_in_no_queue_is_refused() -> None:
+    """Whoever writes `max_wait` believes that calls wait."""
+    with refused(ValueError, "max_wait=1", "queue"):
+        Bulkhead(5, max_wait=1)
+    assert Bulkhead(5, queue=1, max_wait=1).settings()["max_wait"] == 1.0
+
+
+def test_a_ratio_in_percent_is_guessed() -> None:
+    """50 is no share."""
+    with refused(ValueError, "50", r"did you mean 0\.5\?"):
+        FailureRatio(50)
+    with pytest.raises(ValueError, match=r"not 1000$"):
+        FailureRatio(1000)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter", "call"),
+    [
+        (lambda fn: Fallback(handler=fn), "handler", "failure, ctx"),
+        (lambda fn: Fallback(on_fallback=fn), "on_fallback", "event"),
+        (lambda fn: Retry(on=fn), "on", "error"),
+        (lambda fn: Retry(ignore=fn), "ignore", "error"),
+        (lambda fn: Retry(on_result=fn), "on_result", "result"),
+        (lambda fn: Retry(on_retry=fn), "on_retry", "event"),
+        (lambda fn: Timeout(1, on_timeout=fn), "on_timeout", "event"),
+        (lambda fn: CircuitBreaker(on_transition=fn), "on_transition", "event"),
+        (lambda fn: Pipeline(Retry(), listeners=[fn]), "listeners", "event"),
+        (lambda fn: events.subscribe(fn), "listener", "event"),
+    ],
+)
+def test_a_callback_whose_parameters_cannot_fit_is_refused(
+    make: Callable[[Any], object], parameter: str, call: str
+) -> None:
+    """Too few, too many, or one that can only be given by name; the message shows the call and the signature."""
+    for wrong in (fetch, lambda a, b, c: None, lambda *, event: None, functools.partial(lambda a: None, 1)):
+        with refused(TypeError, rf"{parameter} is called as {parameter}\({call}\)", "cannot take"):
+            make(wrong)
+    for fitting in (lambda *args: None, lambda a, b=None: [0.0], print) if call != "failure, ctx" else (print,):
+        ending = make(fitting)
+        if callable(ending) and not isinstance(ending, Policy):
+            ending()
+
+
+def test_a_backoff_that_takes_something_is_refused() -> None:
+    """It is called with nothing."""
+    with refused(TypeError, r"backoff is called as backoff\(\)", "attempt"):
+        Retry(backoff=lambda attempt: [attempt])  # type: ignore[arg-type, misc]
+    Retry(backoff=lambda base=1.0: [base])
+
+
+def test_a_callback_without_a_signature_is_taken_as_it_is() -> None:
+    """Some builtins have none, and a foreign object may have a strange one."""
+
+    class Strange:
+        __signature__ = "none"
+
+        def __call__(self, event: object) -> None: ...
+
+    Retry(on_result=max, on_retry=Strange())
+
+
+# --- decorating --------------------------------------------------------------------------------
+
+
+def test_a_class_cannot_be_decorated() -> None:
+    """It would be a function then: no `isinstance`, no class methods, and its methods unprotected."""
+    with refused(TypeError, "Client is a class", "decorate its methods", r"policy\.proxy\(Client"):
+        quick()(Client)
+    assert quick().call(Client).fetch() == "fetched"
+
+
+def test_a_policy_is_not_decorated_but_wrapped() -> None:
+    """Calling it would decorate what it is called with, outside of the first policy."""
+    with refused(TypeError, "Timeout", "Pipeline"):
+        quick()(Timeout(1))
+
+
+@pytest.mark.parametrize("function", [transaction, async_transaction, functools.partial(transaction)])
+def test_a_context_manager_of_contextlib_cannot_be_decorated(function: Any) -> None:
+    """Its work is done in the block; the remedy is the block form."""
+    with refused(TypeError, "transaction", r"retry\.attempts\(\)"):
+        quick()(function)
+
+
+def test_calling_a_policy_with_arguments_says_call() -> None:
+    """`retry(fetch, url)` reads as if it ran something."""
+    policy: Any = quick()
+    with refused(TypeError, r"policy\.call\(fetch, \.\.\.\)"):
+        policy(fetch, "url")
+    with refused(TypeError, "decorates callables"):
+        policy()
+
+
+def test_a_descriptor_is_decorated_below() -> None:
+    """A property is no function."""
+    with refused(TypeError, "decorate the function below it"):
+        quick()(property(lambda self: 1))  # type: ignore[call-overload]
+
+
+# --- calling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [generator, async_generator, functools.partial(generator)])
+async def test_a_generator_function_is_no_call(world: World, function: Any) -> None:
+    """In every way of calling; and it is no outcome: neither repeated nor answered."""
+    policy = Fallback("answered").wrap(Retry(on=Exception, backoff=[0]))
+    for run in calls(world, policy, function):
+        with refused(TypeError, "is a generator function", "decorate what each step calls"):
+            await run()
+
+
+@pytest.mark.parametrize("function", [transaction, async_transaction])
+async def test_a_context_manager_is_no_call_either(world: World, function: Any) -> None:
+    """The same for what `contextlib` makes of a generator function."""
+    for run in calls(world, Fallback("answered"), function):
+        with refused(TypeError, "makes a context manager", r"retry\.attempts\(\)"):
+            await run()
+
+
+def calls(world: World, policy: Policy[Any], function: Callable[..., Any]) -> list[Callable[[], Awaitable[Any]]]:
+    """Return ways of calling a function: in the calling thread or task, and under a limit."""
+
+    async def called() -> Any:
+        return policy.call(function) if world.blocking else await policy.acall(function)
+
+    async def timed() -> Any:
+        limited = Timeout(10).wrap(policy)
+        return limited.call(function) if world.blocking else await limited.acall(function)
+
+    return [called, timed]
+
+
+async def test_a_function_that_returns_a_generator_or_a_block_of_another_is_a_call(threads: World) -> None:
+    """Its own work is done; only what is written as a generator has not begun."""
+    assert list(quick().call(lambda: generator())) == [1]
+    with quick().call(lambda: transaction()):
+        pass
+
+
+async def test_what_was_called_already_cannot_be_called(world: World) -> None:
+    """The coroutine is closed, so that nothing else is said of it."""
+
+    async def later() -> None: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in (quick().call, quick().execute):
+            with refused(TypeError, r"policy\.call\(fetch, url\)"):
+                call(later())  # type: ignore[arg-type, call-overload]
+
+
+# --- a policy of one's own ---------------------------------------------------------------------
+
+
+class Forgetful(Policy[Any]):
+    """A policy whose `await` is missing."""
+
+    @override
+    async def around(self, call: Any, ctx: Any) -> Any:
+        return call(ctx)
+
+
+class Plain(Policy[Any]):
+    """A policy that is no coroutine function."""
+
+    @override
+    def around(self, call: Any, ctx: Any) -> Any:  # type: ignore[override]
+        return "answered"
+
+
+class Handing(Policy[Any]):
+    """Hands on what can be awaited: unusual, and right."""
+
+    @override
+    def around(self, call: Any, ctx: Any) -> Any:
+        return call(ctx)
+
+
+@pytest.mark.parametrize(
+    "around", [lambda it: it, lambda it: quick().wrap(it), lambda it: it.wrap(quick()), lambda it: it.wrap(Handing())]
+)
+@pytest.mark.parametrize(("policy", "remedy"), [(Forgetful(), "return await call"), (Plain(), "async def around")])
+async def test_an_around_that_does_not_await_is_named(
+    world: World, around: Callable[[Policy[Any]], Policy[Any]], policy: Policy[Any], remedy: str
+) -> None:
+    """Wherever it stands; nothing is left that was never awaited."""
+
+    async def fn(ctx: object) -> str:
+        return "fetched"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with refused(TypeError, rf"{type(policy).__name__}\.around", remedy):
+            await world.execute(around(policy), fn)
+
+
+async def test_a_coroutine_that_a_function_returns_is_its_result(tasks_world: World) -> None:
+    """Only the call itself is not to be handed out."""
+
+    async def inner() -> str:
+        return "fetched"
+
+    async def outer() -> Any:
+        return inner()
+
+    assert await (await Handing().acall(outer)) == "fetched"
+
+
+# --- attributes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["attempts", "call", "execute", "wrap", "max_elapsed", "backoff"])
+def test_a_policy_does_not_take_settings_after_it_is_built(name: str) -> None:
+    """`retry.attempts = 5` would have hidden a method and changed nothing."""
+    with refused(AttributeError, name, "does not change"):
+        setattr(Retry(), name, 5)
+    with refused(AttributeError, r"Retry\(attempts=5\)"):
+        Retry().attempts = 5  # type: ignore[assignment, method-assign]
+
+
+def test_a_stub_may_stand_where_a_method_is_and_a_users_class_keeps_what_it_likes() -> None:
+    """Tests put stubs there; what a class of a user's keeps in public is its own affair."""
+
+    class Own(Policy[Any]):
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        @override
+        async def around(self, call: Any, ctx: Any) -> Any:
+            return await call(ctx)
+
+    own = Own(1.0)
+    own.seconds = 2.0
+    own.name = "own"
+    assert own.call(fetch) == "fetched"
+    breaker = CircuitBreaker()
+    breaker.isolate = lambda: None  # type: ignore[method-assign]
+    breaker.isolate()
+    assert breaker.call(fetch) == "fetched"
+
+
+# --- clients -----------------------------------------------------------------------------------
+
+
+async def test_blocks_of_a_client_are_its_own_unless_they_are_named(world: World) -> None:
+    """Calling such a method does none of its work."""
+    proxy = quick().proxy(Client())
+    with proxy.transaction() as entered:
+        assert entered == "entered"
+    with refused(TypeError, "makes a context manager"):
+        quick().proxy(Client(), "transaction")
+    if not world.blocking:
+        async with proxy.later() as entered:
+            assert entered == "entered later"
+        async with quick().aproxy(Client()).later() as entered:
+            assert entered == "entered later"
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_entered_once() -> None:
+    """A second entry would lose the way back, and leave its context ambient for good: also after the first is over."""
+    attempt = next(iter(Retry().attempts()))
+    with deadline(5.0) as ctx:
+        with attempt, refused(RuntimeError, "entered before", "with attempt:"):
+            attempt.__enter__()
+        assert current_context() is ctx
+        with refused(RuntimeError, "entered before"):
+            attempt.__enter__()
+        assert current_context() is ctx
+
+
+async def test_attempts_that_are_not_entered_are_reported_at_the_loop(world: World) -> None:
+    """Nothing that fails there is tried again."""
+
+    async def loop() -> None:
+        if world.blocking:
+            for _ in Retry().attempts():
+                fetch()
+        else:
+            async for _ in Retry().attempts():
+                fetch()
+
+    with pytest.warns(RuntimeWarning, match="Retry: an attempt was not entered.*`with attempt:`") as caught:
+        await loop()
+    assert [it.filename for it in caught] == [__file__]
+
+
+async def fails_in_a_loop() -> None:
+    """Retry in a blocking call, though a loop runs in this thread."""
+    Retry(2, on=Boom, backoff=[0.001]).call(raising)
+
+
+async def queues_in_a_loop() -> None:
+    """Wait for a permit that this very thread holds."""
+    bulkhead = Bulkhead(1, queue=1, max_wait=0.001)
+    with bulkhead.slot():
+        bulkhead.call(fetch)
+
+
+async def loops_in_a_loop() -> None:
+    """The block form without `async`."""
+    for attempt in Retry(2, on=Boom, backoff=[0.001]).attempts():
+        with attempt:
+            raise Boom
+
+
+@pytest.mark.parametrize(
+    ("block", "error"), [(fails_in_a_loop, Boom), (queues_in_a_loop, BulkheadFull), (loops_in_a_loop, Boom)]
+)
+async def test_a_blocking_wait_in_an_event_loop_is_reported(
+    tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception]
+) -> None:
+    """It stops all tasks. The warning stands at the user's line, and says what to write instead."""
+    with (
+        pytest.warns(RuntimeWarning, match=r"stops the event loop.*aexecute.*to_thread") as caught,
+        pytest.raises(error),
+    ):
+        await block()
+    assert [it.filename for it in caught] == [__file__]
+
+
+async def test_other_blocking_calls_are_not(world: World) -> None:
+    """Without a wait, in a thread beside the loop, and where no loop runs."""
+    assert quick().call(fetch) == "fetched"
+    policy = Retry(2, on=Boom, backoff=[0.001])
+    with pytest.raises(Boom):
+        if world.blocking:
+            policy.call(raising)
+        else:
+            await anyio.to_thread.run_sync(policy.call, raising)
+
+
+async def test_the_cells_of_a_notebook_run_in_a_loop_and_may_wait(
+    tasks_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocking is what is meant there."""
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    with pytest.raises(Boom):
+        await fails_in_a_loop()
+
+
+# --- waits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [None, 2e10])
+def test_a_sleep_of_centuries_is_cut_to_what_a_thread_can_sleep(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    """`time.sleep(1e10)` is an `OverflowError`."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(process_clock, "sleep", sleep)
+
+    class Waits(Policy[Any]):
+        @override
+        async def around(self, call: Any, ctx: Any) -> Any:
+            await ctx.sleep(1e10)
+            return await call(ctx)
+
+    policy: Policy[Any] = Waits() if limit is None else Timeout(limit).wrap(Waits())
+    assert policy.call(fetch) == "fetched"
+    assert slept == [FOREVER]
+    assert FOREVER * 1e9 < 2**63  # in nanoseconds, as Python counts it
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Retry,
+        CircuitBreaker,
+        lambda: Bulkhead(1),
+        lambda: Timeout(1),
+        lambda: Fallback(None),
+        lambda: Retry().wrap(Timeout(1)),
+    ],
+)
+def test_a_policy_is_no_reference_cycle(make: Callable[[], Policy[Any]]) -> None:
+    """It is gone with its last user, whatever it was used for: no collector has to look for it."""
+    gc.disable()
+    try:
+        policy = make()
+        policy.call(fetch)
+        policy(fetch)()
+        policy.capture(lambda ctx: raising())
+        repr(policy), policy.describe()
+        gone = weakref.ref(policy)
+        del policy
+        assert gone() is None
+    finally:
+        gc.enable()

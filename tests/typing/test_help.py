@@ -1,0 +1,162 @@
+"""What editors, `help()` and generated references show: parameters by name, and the docstring."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pydoc
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+
+from resilience import Bulkhead, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+
+ROOT = Path(__file__).parents[2]
+CONSTRUCTORS = (Pipeline, Retry, Timeout, CircuitBreaker, Bulkhead, Fallback)
+
+
+# --- at run time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [Policy.wrap, Retry().wrap], ids=["on the class", "on a policy"])
+def test_wrap_is_a_function_with_its_parameters_and_docstring(wrap: Any) -> None:
+    """`wrap` takes what the constructor of a pipeline takes, and says what it does."""
+    assert wrap.__name__ == "wrap"
+    assert list(inspect.signature(wrap).parameters) == list(inspect.signature(Pipeline).parameters)
+    assert str(inspect.signature(wrap)).startswith("(*policies: 'Policy[Any]', name: 'str | None' = None, listeners:")
+    assert "Put policies around one another" in pydoc.plain(pydoc.render_doc(wrap))
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda it: it.__name__)
+def test_a_constructor_names_and_documents_each_parameter(constructor: type) -> None:
+    """None is hidden in a `**kwargs`, none has an address for its default, each has its line in the docstring."""
+    text = pydoc.plain(pydoc.render_doc(constructor))
+    signature = inspect.signature(constructor)
+    assert " object at 0x" not in str(signature)
+    for parameter in signature.parameters.values():
+        assert parameter.kind is not parameter.VAR_KEYWORD
+        assert f":param {parameter.name}: " in text
+
+
+# --- in an editor ----------------------------------------------------------------------------
+
+SOURCE = '''
+from resilience import Bulkhead, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+
+@Fallback(None).wrap(Retry())
+def fetch(url: str, *, times: int = 1) -> int:
+    """Fetch a page."""
+    return times
+'''
+#: What is hovered over, and what has to be seen: every parameter, then the beginning of the docstring.
+SHOWN = {
+    "Policy.wrap": "self b c d e f more name listeners: Put policies around one another",
+    "Retry().wrap": "b c d e f more name listeners: Put policies around one another",
+    "Pipeline": "policies name listeners: Policies around one another",
+    "Retry": f"{' '.join(inspect.signature(Retry).parameters)}: Call again when",
+    "Timeout": "seconds cooperative on_timeout name: Give the call so many seconds",
+    "CircuitBreaker": f"{' '.join(inspect.signature(CircuitBreaker).parameters)}: Refuse calls for a while",
+    "Bulkhead": "limit queue max_wait name: Let at most",
+    "Fallback": "value handler on on_result ignore on_fallback name: Answer with a value",
+    "fetch": "url times: Fetch a page.",
+}
+
+
+class Editor:
+    """The little of an editor that asks pyright's language server about one file."""
+
+    def __init__(self, server: subprocess.Popen[bytes], folder: Path) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        self._to, self._from = server.stdin, server.stdout
+        self._uri = (folder / "source.py").as_uri()
+        self._asked = 0
+        folders = [{"uri": folder.as_uri(), "name": "folder"}]
+        self._ask("initialize", {"processId": None, "rootUri": None, "workspaceFolders": folders, "capabilities": {}})
+        self._send("initialized", {})
+        document = {"uri": self._uri, "languageId": "python", "version": 1, "text": ""}
+        self._send("textDocument/didOpen", {"textDocument": document})
+
+    def show(self, what: str, line: str, column: int) -> Any:
+        """What the editor shows at this place of a line below the source."""
+        text = {"text": f"{SOURCE}{line}\n"}
+        document = {"uri": self._uri, "version": self._asked + 2}
+        self._send("textDocument/didChange", {"textDocument": document, "contentChanges": [text]})
+        place = {"line": SOURCE.count("\n"), "character": column}
+        return self._ask(f"textDocument/{what}", {"textDocument": {"uri": self._uri}, "position": place})
+
+    def close(self) -> None:
+        """Let the server end by itself."""
+        self._ask("shutdown", None)
+        self._send("exit", None)
+
+    def _send(self, method: str, params: object, **more: object) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode()
+        self._to.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        self._to.flush()
+
+    def _ask(self, method: str, params: object) -> Any:
+        self._asked += 1
+        self._send(method, params, id=self._asked)
+        while (message := self._receive()).get("id") != self._asked:
+            pass  # a notification
+        return message["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        length = 0
+        while header := self._from.readline().strip():
+            name, _, value = header.partition(b":")
+            if name == b"Content-Length":
+                length = int(value)
+        message: dict[str, Any] = json.loads(self._from.read(length))
+        return message
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    """A server that starts in a second, and answers in milliseconds."""
+    folder = tmp_path_factory.mktemp("editor")
+    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}), encoding="utf-8")
+    command = [sys.executable, "-m", "pyright.langserver", "--stdio"]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        silence = Timer(120, server.stdin.close)  # which ends the server, and then the wait for its answer
+        silence.start()
+        try:
+            editor = Editor(server, folder)
+            yield editor
+            editor.close()
+        finally:
+            silence.cancel()
+
+
+def names_in(signature: str) -> set[str]:
+    """The names of the parameters of one signature, or of several."""
+    return set(re.findall(r"(?<![.\w])(\w+): ", signature))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("expression", "shown"), SHOWN.items(), ids=SHOWN)
+def test_hovering_shows_parameters_and_docstring(editor: Editor, expression: str, shown: str) -> None:
+    """As pyright, and so every editor that runs it, shows them."""
+    text = editor.show("hover", expression, len(expression) - 1)["contents"]["value"]
+    names, _, documentation = shown.partition(": ")
+    signature, found, _ = text.partition(documentation)
+    assert found, text
+    assert names_in(signature) == set(names.split()), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("expression", "shown"), SHOWN.items(), ids=SHOWN)
+def test_signature_help_shows_parameters_and_docstring(editor: Editor, expression: str, shown: str) -> None:
+    """Inside the parentheses of a call, the same."""
+    signatures = editor.show("signatureHelp", f"{expression}()", len(expression) + 1)["signatures"]
+    names, _, documentation = shown.partition(": ")
+    assert names_in(" ".join(it["label"] for it in signatures)) == set(names.split())
+    assert all(documentation in it["documentation"]["value"] for it in signatures)

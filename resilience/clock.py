@@ -33,6 +33,11 @@ class Waitable(Protocol):
         ...
 
 
+def sleep_for_real(seconds: float) -> None:
+    """Block this thread for so long. The function is looked up here: gevent may have patched it after our import."""
+    time.sleep(seconds)
+
+
 def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
     """Block this thread until `waitable` is released or `seconds` have passed; say which."""
     if sys.platform == "win32":
@@ -68,7 +73,7 @@ class Clock:
     def restore(self) -> None:
         """Go back to real time."""
         self.now = time.monotonic
-        self.sleep = time.sleep
+        self.sleep = sleep_for_real
         self.shorten = float
         self.wait = wait_for_real
 

@@ -49,11 +49,11 @@ BY_HAND_COUNTING = "by hand, counting permits"
 STACK = "tenacity + breaker + semaphore + timeout"
 
 #: Peers that have all of a retry, a breaker, a bulkhead, a fallback and a timeout.
-UNIFIED = ("resilix", "nopanic", "pyresilience", "hyx")
+UNIFIED = ("resilix", "nopanic", "pyresilience", "interlock", "grelmicro", "hyx")
 
 _MODULES = (
-    "ours by_hand by_hand_tasks resilix nopanic pyresilience hyx tenacity stamina backoff pybreaker circuitbreaker "
-    "aiobreaker stack"
+    "ours by_hand by_hand_tasks resilix nopanic pyresilience interlock hyx tenacity stamina backoff pybreaker "
+    "circuitbreaker aiobreaker grelmicro stack"
 ).split()
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
-from threading import Lock
 from types import CoroutineType
 from typing import Any, TypeVar, final
 
@@ -77,7 +77,7 @@ class BlockingWaiter(Waiter):
     __slots__ = ("_woken",)
 
     def __init__(self) -> None:
-        self._woken = Lock()
+        self._woken = threading.Lock()  # looked up here: gevent may have patched it after our import
         self._woken.acquire()
 
     @override

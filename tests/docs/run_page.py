@@ -11,9 +11,9 @@ A block says what it expects in comments, and in the block after it:
     all that it has printed
     ```
 
-Whatever is printed has to be shown, and whatever is expected has to be reached: a function that nobody calls
+Whatever is printed has to be shown, and whatever is expected has to be reached: a function that is never called
 proves nothing. `...` in what is expected stands for anything. A warning is an error, a page that takes longer
-than `LIMIT` seconds is stopped, and whatever goes wrong is told with the page and the line. Nothing is patched:
+than `LIMIT` seconds is stopped, and what goes wrong is reported with the page and the line. Nothing is patched:
 a page that wants to be quick uses short delays.
 """
 
@@ -82,11 +82,11 @@ def run(path: Path, name: str) -> None:
     linecache.cache[name] = (len(page), None, page.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": "__page__"}
     waiting: tuple[int, str] | None = None  # line of a block, and what it has printed
-    unreached: dict[int, str] = {}  # line -> what is expected there, until somebody comes by
+    unreached: dict[int, str] = {}  # line -> what is expected there, until it is reached
     for block in blocks(page):
         where = f"{name}:{block.line}"
         if block.language not in LANGUAGES:
-            raise Broken(f"{where}: a block in {block.language or 'no language'!r} is run by nobody")
+            raise Broken(f"{where}: a block in {block.language or 'no language'!r} is never run")
         if block.language == "text" and block.attached and waiting is not None:
             _compare(where, block.text, waiting[1])
             waiting = None
@@ -94,7 +94,7 @@ def run(path: Path, name: str) -> None:
         waiting = (block.line, _execute(block, name, namespace, unreached)) if block.language == "python" else None
     _all_shown(name, waiting)
     for line, text in unreached.items():
-        raise Broken(f"{name}:{line}: nobody came here, so nobody knows whether it is {text!r}")
+        raise Broken(f"{name}:{line}: this line was never reached, so it is not known whether it is {text!r}")
 
 
 def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:

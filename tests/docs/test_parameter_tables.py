@@ -1,4 +1,4 @@
-"""The page of a policy tells every parameter, with its default, and has the parts that all of them have."""
+"""The page of a policy describes every parameter, with its default, and has the parts that all of them have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilience import Bulkhead, CircuitBreaker, Fallback, Policy, Retry, Timeou
 PAGES = Path(__file__).parents[2] / "docs" / "policies"
 POLICIES: list[type[Policy[Any]]] = [Bulkhead, CircuitBreaker, Fallback, Retry, Timeout]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
-#: Parameters with a default of their own, by which the policy tells whether they were given, mean this.
+#: Parameters with a default of their own, by which the policy sees whether they were given, mean this.
 MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None}
 
 
@@ -39,12 +39,12 @@ def test_the_page_of_a_policy_names_each_parameter_and_its_default(policy: type[
     rows = table_under(page_of(policy), "Defaults")
     assert [row[0] for row in rows] == [f"`{name}`" for name in parameters]
     names = {**vars(backoff), **vars(resilience)}
-    for (name, parameter), (_, told, *_rest) in zip(parameters.items(), rows, strict=True):
+    for (name, parameter), (_, described, *_rest) in zip(parameters.items(), rows, strict=True):
         default = MEANT.get((policy.__name__, name), parameter.default)
         if default is inspect.Parameter.empty:
-            assert told == "required"
+            assert described == "required"
         else:
-            assert repr(eval(told.strip("`"), names)) == repr(default)  # the page is our own writing
+            assert repr(eval(described.strip("`"), names)) == repr(default)  # the page is our own writing
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -93,7 +93,7 @@ def test_links_between_pages_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name != "docs/index.md"])
 def test_the_index_leads_to_every_page(name: str) -> None:
-    """Nobody has to guess that a page exists."""
+    """Readers do not have to guess that a page exists."""
     assert f"]({name.removeprefix('docs/')})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 
 
@@ -143,7 +143,7 @@ def page_of(tmp_path: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "report"),
     [
         (["```python", "x = 1", "x + 1  # -> 3", "```"], "page.md:5: expected\n3\ngot\n2"),
         (["```python", "1 + 1", "1 / 0", "```"], "page.md:5: ZeroDivisionError: division by zero"),
@@ -162,15 +162,15 @@ def page_of(tmp_path: Path, *lines: str) -> Path:
             ["```python", "import asyncio", "async def main():", "    1  # -> 2", "asyncio.run(main())", "```"],
             "page.md:6: expected",
         ),
-        (["```python", "def f():", "    1  # -> 2", "```"], "page.md:5: nobody came here, so nobody knows"),
+        (["```python", "def f():", "    1  # -> 2", "```"], "page.md:5: this line was never reached"),
         (["```python", "def f():", "    raise KeyError('k')", "```", "", "```python", "f()", "```"], "page.md:5: Key"),
     ],
 )
-def test_a_page_that_does_not_hold_is_told_with_its_line(lines: list[str], told: str, tmp_path: Path) -> None:
+def test_a_page_that_does_not_hold_is_reported_with_its_line(lines: list[str], report: str, tmp_path: Path) -> None:
     """What a page promises wrongly is found, and where."""
     with pytest.raises(Broken) as caught:
         run(page_of(tmp_path, *lines), "page.md")
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(report)
 
 
 def test_a_page_that_holds_passes(tmp_path: Path) -> None:
@@ -200,18 +200,18 @@ def test_a_page_that_holds_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "report"),
     [
         (["import warnings", "warnings.warn('old')"], "page.md:5: UserWarning: old"),
         (["async def f(): ...", "f()"], "coroutine 'f' was never awaited"),
         (["import threading", "t = threading.Thread(target=int, args='x')", "t.start()", "t.join()"], "ValueError"),
     ],
 )
-def test_what_a_page_leaves_behind_is_an_error(lines: list[str], told: str, tmp_path: Path) -> None:
-    """A warning, a coroutine that nobody awaited, an exception in a thread: none goes unseen."""
+def test_what_a_page_leaves_behind_is_an_error(lines: list[str], report: str, tmp_path: Path) -> None:
+    """A warning, a coroutine that was not awaited, an exception in a thread: none goes unseen."""
     done = execute(page_of(tmp_path, "```python", *lines, "```"), "page.md", tmp_path)
     assert done.returncode == 1
-    assert told in done.stderr
+    assert report in done.stderr
 
 
 def test_a_page_that_hangs_is_stopped_where_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_every_way_into_a_policy_is_switched_off() -> None:
 
 
 def test_listening_changes_nothing_about_it() -> None:
-    """Whoever subscribes or unsubscribes meanwhile does not switch anything on."""
+    """Subscribing or unsubscribing meanwhile does not switch anything on."""
     fallback = Fallback("unknown")
     with switched_off():
         with recording():

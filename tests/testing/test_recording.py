@@ -1,4 +1,4 @@
-"""A recorder keeps events, and its assertions tell what happened instead."""
+"""A recorder keeps events, and its assertions say what happened instead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_recording_may_be_of_some_kinds() -> None:
 
 
 def test_a_recording_ends_with_an_error() -> None:
-    """Nobody listens afterwards."""
+    """The recorder does not listen afterwards."""
     with pytest.raises(Boom), recording(RetryGaveUp) as recorder:
         raise Boom
     a_run()

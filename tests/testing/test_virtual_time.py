@@ -323,7 +323,7 @@ def test_who_queues_when_virtual_time_ends_goes_on_queueing() -> None:
 
 
 def test_advance_lets_time_pass() -> None:
-    """By seconds, for whoever looks at the clock; never backwards."""
+    """By seconds, for all code that reads the clock; never backwards."""
     with virtual_time() as clock:
         clock.advance(1.5)
         assert clock.now() == process_clock.now() == 1.5
@@ -379,7 +379,7 @@ def test_a_worker_that_has_just_been_handed_a_job_is_at_work() -> None:
 
 
 def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine that takes longer than the patience; time does not jump to where somebody else waits."""
+    """On a busy machine that takes longer than the patience; time does not jump to where another thread waits."""
     begin = threading.Thread._bootstrap  # type: ignore[attr-defined]
 
     def begin_late(thread: threading.Thread) -> None:
@@ -396,7 +396,7 @@ def test_a_thread_that_takes_long_to_begin_is_at_work(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("meanwhile", ["a job is done", "what is waited for happens"])
-def test_what_happens_while_somebody_looks_around_is_seen(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+def test_what_happens_while_a_waiting_thread_looks_is_seen(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
     """To ask the kernel about one thread lets another run, which may be at rest again when its turn comes."""
     ask = clocks._from_kernel
     looks: list[int] = []

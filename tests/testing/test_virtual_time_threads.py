@@ -43,7 +43,7 @@ def test_the_clock_stands_still_while_a_thread_works() -> None:
     at: list[float] = []
 
     def works() -> None:
-        for _ in range(10_000_000):  # always at the same instruction, as far as anybody can see
+        for _ in range(10_000_000):  # always at the same instruction, as far as the clock can see
             pass
         at.append(clock.now())
 
@@ -186,7 +186,7 @@ def test_a_loop_and_a_thread_share_the_clock(backend: str) -> None:
     assert log == [(0, "thread"), (10, "task"), (20, "thread"), (30, "task"), (40, "thread"), (50, "task")]
 
 
-def test_time_does_not_jump_over_somebody_who_has_been_woken_not_even_when_that_one_asks() -> None:
+def test_time_does_not_jump_over_a_wait_that_has_ended_even_where_its_owner_asks() -> None:
     """trio asks whether time may jump wherever no task can run, and its queue may have filled a moment ago."""
     clock = VirtualClock(patience=0.01, stuck_after=60)
     has_happened = True
@@ -230,7 +230,7 @@ def test_a_task_that_was_woken_by_a_thread_works_while_time_stands_still(backend
 
 
 def test_time_never_goes_back() -> None:
-    """Somebody whose instant has long passed is woken, before time goes on from where it is."""
+    """A thread whose instant has long passed is woken before time goes on from where it is."""
     woken: list[float] = []
 
     def sleeps() -> None:
@@ -251,7 +251,7 @@ def test_time_never_goes_back() -> None:
 
 
 def test_a_guest_run_of_trio_needs_no_thread_to_wait_in() -> None:
-    """One that is busy with short waits never stands still, and nobody who looks around would see everybody wait."""
+    """One that is busy with short waits never stands still, and the other threads would never see all others wait."""
     todo: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     outcomes: list[Any] = []
     waits_in_threads: list[int] = []
@@ -303,7 +303,7 @@ def test_a_call_in_a_worker_thread_of_the_loop_is_waited_for(backend: str) -> No
         assert anyio.run(main, backend=backend) == (0, 0)
 
 
-def test_who_waits_for_what_is_there_already_does_not_wait() -> None:
+def test_a_wait_for_what_is_there_already_takes_no_time() -> None:
     """A lock that is free is taken at once, with a limit and without one; a held one only until the limit."""
     with virtual_time() as clock:
         free, held = threading.Lock(), threading.Lock()
@@ -317,7 +317,7 @@ def test_who_waits_for_what_is_there_already_does_not_wait() -> None:
         assert clock.now() == 5
 
 
-def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_nobody_up() -> None:
+def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_up_no_time() -> None:
     """`threading` goes on listing some of these."""
     ended = threading.Event()
 
@@ -332,8 +332,8 @@ def test_a_thread_that_python_did_not_start_and_that_has_ended_holds_nobody_up()
         assert clock.now() == 10
 
 
-def test_nothing_is_known_of_threads_where_the_kernel_does_not_tell() -> None:
-    """Then the instruction alone tells whether a thread waits."""
+def test_nothing_is_known_of_threads_where_the_kernel_does_not_say() -> None:
+    """Then the instruction alone shows whether a thread waits."""
     thread = threading.Thread()
     thread._native_id = 0  # type: ignore[attr-defined]
     assert clocks._seconds_run(thread) == 0

@@ -1,0 +1,193 @@
+"""Greenlets of gevent, where the library is imported after `patch_all()` and before it, and gunicorn's worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or sys.implementation.name != "cpython", reason="no gevent there"),
+]
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+IN_ORDER = {
+    "patched first": "from gevent import monkey; monkey.patch_all()\nimport resilience",
+    "patched late": "import resilience\nfrom gevent import monkey; monkey.patch_all()",
+    "policies made before it was patched": "from resilience import *\nbulkhead = Bulkhead(2, queue=50)\n"
+    "from gevent import monkey; monkey.patch_all()",
+}
+
+PROGRAM = """
+import gevent, json, time
+from resilience import *
+from resilience import current_context
+
+seen = {}
+beats = []
+
+def beating():
+    while True:
+        beats.append(time.monotonic())
+        gevent.sleep(0.01)
+
+def all_of(function, *arguments):
+    began = time.monotonic()
+    jobs = [gevent.spawn(function, it) for it in arguments]
+    gevent.joinall(jobs, timeout=5)
+    return [it.value for it in jobs], time.monotonic() - began
+
+bulkhead = globals().get("bulkhead") or Bulkhead(2, queue=50)
+heart = gevent.spawn(beating)
+
+def queued(number):
+    return bulkhead.call(lambda: (time.sleep(0.1), number)[1])
+
+def limited(number):
+    try:
+        return Timeout(0.2).call(time.sleep, 5)
+    except TimeoutExceeded as error:
+        return str(error)
+
+def retried(number):
+    answers = iter([OSError(), OSError(), number])
+    def answer():
+        it = next(answers)
+        if isinstance(it, Exception):
+            raise it
+        return it
+    return Retry(3, on=OSError, backoff=[0.1]).call(answer)
+
+def context(number):
+    def left(ctx):
+        gevent.sleep(0.05)
+        return round(current_context().remaining())
+    return Timeout(number).wrap(Retry(1)).execute(left)
+
+seen["queued"] = all_of(queued, *range(10))
+seen["limited"] = all_of(limited, *range(10))
+seen["retried"] = all_of(retried, *range(10))
+seen["contexts"] = all_of(context, 10, 20, 30)
+
+single = Bulkhead(1, queue=5)
+first, second = gevent.spawn(single.call, time.sleep, 5), gevent.spawn(single.call, time.sleep, 5)
+gevent.sleep(0.05)
+seen["before"] = [single.stats().in_flight, single.stats().queued]
+second.kill()
+first.kill()
+seen["killed"] = [single.stats().in_flight, single.stats().queued]
+with gevent.Timeout(0.05, False):
+    single.call(time.sleep, 5)
+seen["gevent.Timeout"] = [single.stats().in_flight, single.stats().queued]
+
+holder = gevent.spawn(single.call, time.sleep, 0.2)
+gevent.sleep(0.01)
+seen["native"] = gevent.get_hub().threadpool.spawn(single.call, lambda: "from a native thread").get(timeout=3)
+
+heart.kill()
+seen["pause"] = max(after - before for before, after in zip(beats, beats[1:]))
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("order", IN_ORDER)
+def test_policies_work_in_greenlets(order: str) -> None:
+    """Queues, limits, waits and contexts are those of a greenlet, and no wait stops the other greenlets."""
+    program = IN_ORDER[order] + "\n" + PROGRAM
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    answers, seconds = seen["queued"]
+    assert answers == list(range(10))
+    assert 0.5 <= seconds < 2  # two at a time
+    assert seen["limited"][0] == ["no result within 0.2 s"] * 10
+    assert seen["limited"][1] < 1
+    assert seen["retried"][0] == list(range(10))
+    assert 0.2 <= seen["retried"][1] < 1
+    assert seen["contexts"][0] == [10, 20, 30]
+    assert seen["before"] == [1, 1]
+    assert seen["killed"] == seen["gevent.Timeout"] == [0, 0]
+    assert seen["native"] == "from a native thread"
+    assert seen["pause"] < 0.1
+
+
+APPLICATION = """
+import json, threading, time
+from resilience import Bulkhead, BulkheadFull, Policy, Retry, Timeout, TimeoutExceeded
+
+bulkhead = Bulkhead(2, queue=20)
+pipeline = Policy.wrap(Retry(2, backoff=[0.05]), bulkhead, Timeout(0.5))
+
+def application(environ, start_response):
+    seconds = float(environ["PATH_INFO"].strip("/"))
+    began = time.monotonic()
+    try:
+        pipeline.call(time.sleep, seconds)
+        answer = "done"
+    except TimeoutExceeded as error:
+        answer = str(error)
+    start_response("200 OK", [("Content-Type", "application/json")])
+    took = time.monotonic() - began
+    return [json.dumps({"answer": answer, "took": took, "lock": threading.Lock.__module__}).encode()]
+"""
+
+
+@contextmanager
+def gunicorn(folder: Path, *arguments: str) -> Iterator[str]:
+    """One gevent worker, that listens on a free port."""
+    (folder / "application.py").write_text(APPLICATION, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "-w", "1", "-b", address, *arguments]
+    with (folder / "log").open("w", encoding="utf-8") as log:
+        server = subprocess.Popen([*command, "application"], cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(address.split(":"), timeout=1).close()  # type: ignore[arg-type]
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"http://{address}"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(20)
+
+
+@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preloaded, so imported before it is patched"])
+def test_policies_work_under_gunicorns_gevent_worker(tmp_path: Path, preload: list[str]) -> None:
+    """Twelve requests at once in one process and one thread: two in the bulkhead at a time, the others in its queue."""
+
+    def get(seconds: float) -> dict[str, object]:
+        with urllib.request.urlopen(f"{url}/{seconds}", timeout=20) as response:
+            answer: dict[str, object] = json.loads(response.read())
+            return answer
+
+    with gunicorn(tmp_path, *preload) as url, ThreadPoolExecutor(12) as pool:
+        began = time.monotonic()
+        answers = list(pool.map(get, [0.1] * 12))
+        took = time.monotonic() - began
+        late = get(5)
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert [it["answer"] for it in answers] == ["done"] * 12, log
+    assert 0.6 <= took < 5
+    assert {str(it["lock"]).partition(".")[0] for it in answers} == {"gevent"}
+    assert late["answer"] == "no result within 0.5 s"

@@ -126,6 +126,12 @@ def test_the_readme_names_the_two_commands(marker: str, command: str) -> None:
     assert found == [f"python3 -m venv .venv && {command}\n"]
 
 
+def test_the_readme_says_how_long_the_tests_take() -> None:
+    """In the paragraph after the command, so that silence is not taken for a hang."""
+    after = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- test -->")[1].split("```")[2]
+    assert re.search(r"^The tests take about \w+ minutes on \w+", after.strip())
+
+
 def test_the_first_example_of_the_readme_is_complete_and_short() -> None:
     """It brings its own imports and has ten to fifteen lines of code."""
     first = next(block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))

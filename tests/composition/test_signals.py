@@ -62,6 +62,7 @@ def alarm() -> Iterator[Alarm]:
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
     yield it
     signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is pending is dropped: the default ends the process
     signal.signal(signal.SIGALRM, before)
 
 

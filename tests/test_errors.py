@@ -196,3 +196,27 @@ def test_misuse_stands_outside_the_tree() -> None:
     for kind in (Misuse, AwaitableMisuse, SuspensionMisuse):
         assert not issubclass(kind, ResilienceError)
         assert kind.__name__ not in errors.__all__
+
+
+# --- errors of a user's own --------------------------------------------------------------------
+
+
+class _Throttled(Rejected):
+    """A refusal with a message of its own, and a parameter."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenant {tenant} is throttled", policy="throttle", retry_after=2.0)
+        self.tenant = tenant
+
+
+class _StillOpen(CircuitOpen):
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host} is down", last_failure="Boom: no")
+
+
+def test_a_subclass_keeps_the_message_that_it_passes_on() -> None:
+    """`BaseException.__new__` keeps the arguments of the call instead: `str()` was "acme"."""
+    error = _Throttled("acme")
+    assert (str(error), error.args) == ("tenant acme is throttled", ("tenant acme is throttled",))
+    assert (error.policy, error.retry_after, error.tenant) == ("throttle", 2.0, "acme")
+    assert (str(_StillOpen("db")), _StillOpen("db").last_failure) == ("db is down", "Boom: no")

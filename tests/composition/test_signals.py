@@ -1,0 +1,96 @@
+"""Exceptions from a signal handler, at whatever instruction the signal finds: no permit is lost.
+
+A real timer rings every few hundred microseconds, for less than a second.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Rejected, Retry
+from resilience.runtimes import lowering
+from tests.conftest import World
+
+SECONDS = 0.5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a ring in a finalizer
+    pytest.mark.serial,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers"),
+]
+
+
+class Rang(Exception):
+    """Raised by the handler."""
+
+
+class Alarm:
+    """Raises at each ring, but only while it is armed, and once for each time."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.rings = 0
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        if self.armed:
+            self.armed = False
+            self.rings += 1
+            raise Rang
+
+    def storm(self, call: Callable[[], object]) -> None:
+        """Make calls, one after the other, until the time is over."""
+        ends_at = time.monotonic() + SECONDS
+        while time.monotonic() < ends_at:
+            try:
+                self.armed = True
+                while self.armed:  # a ring in a finalizer goes nowhere
+                    call()
+            except (Rang, Rejected):  # refused: what the test will find is lost
+                pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[Alarm]:
+    it = Alarm()
+    before = signal.signal(signal.SIGALRM, it.ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    yield it
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is pending is dropped: the default ends the process
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "driven"])
+@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("around", [[], [Retry(2, on=KeyError)]], ids=["alone", "composed"])
+def test_no_permit_is_lost(
+    alarm: Alarm, monkeypatch: pytest.MonkeyPatch, around: list[Policy[Any]], limit: int, lowered: bool
+) -> None:
+    """Two to three of a hundred signals came between taking a permit and the `try` that gives it back."""
+    monkeypatch.setattr(lowering, "enabled", lowered)
+    bulkhead = Bulkhead(limit)
+    pipeline: Any = Pipeline(*around, bulkhead)
+    alarm.storm(lambda: pipeline.call(int))
+    assert alarm.rings > 50
+    assert bulkhead.stats().in_flight == 0
+
+
+def test_no_probe_is_lost(alarm: Alarm) -> None:
+    """The same for the slots of a half-open circuit, which never closes here."""
+    breaker = CircuitBreaker(1, open_for=1e-9, probe_successes=10**9)
+    breaker.capture(lambda ctx: 1 / 0)
+    alarm.storm(lambda: breaker.call(int))
+    assert alarm.rings > 50
+    assert breaker.stats().probes == 0
+
+
+async def test_the_handler_itself_raises(threads: World, alarm: Alarm) -> None:
+    """What the tests above rest on: it raises in the middle of a loop, and only there."""
+    alarm.storm(lambda: None)
+    assert alarm.rings > 50

@@ -1,0 +1,78 @@
+"""Alarms of asyncio: one serves all calls of a limit, and what one of them does spares no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from resilience import Timeout, TimeoutExceeded, deadline
+from tests.conftest import World
+from tests.policies.timeouts import SHORT
+
+
+class Stubborn(asyncio.Future[str]):
+    """An awaitable whose cancellation raises."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        raise RuntimeError("cannot be cancelled")
+
+
+class Reported:
+    """What the loop's exception handler was called with."""
+
+    def __init__(self) -> None:
+        self.contexts: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.contexts.append(context))
+
+
+async def hang() -> None:
+    await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+async def test_an_awaitable_whose_cancellation_raises_spares_no_other_timer(in_asyncio: World, before: int) -> None:
+    """The alarm had ended there: the calls behind it, and all later ones of that limit in this loop, had none."""
+    reported, timeout = Reported(), Timeout(SHORT)
+    stubborn = Stubborn()
+
+    async def waits() -> str:
+        return await stubborn
+
+    first = [asyncio.create_task(timeout.acall(hang)) for _ in range(before)]
+    unmoved = asyncio.create_task(timeout.acall(waits))
+    await asyncio.sleep(0)
+    behind = [asyncio.create_task(timeout.acall(hang)) for _ in range(3)]
+    done, pending = await asyncio.wait([*first, *behind], timeout=5)
+    assert not pending
+    assert {type(task.exception()) for task in done} == {TimeoutExceeded}
+    with pytest.raises(TimeoutExceeded):
+        await asyncio.wait_for(timeout.acall(hang), 5)
+    assert [str(context["exception"]) for context in reported.contexts] == ["cannot be cancelled"]
+    stubborn.set_result("came back")
+    assert await unmoved == "came back"
+
+
+async def test_a_block_whose_cancellation_raises_spares_no_other(in_asyncio: World) -> None:
+    """Blocks of one limit share an alarm as well."""
+    reported, stubborn = Reported(), Stubborn()
+
+    async def unmoved() -> None:
+        async with deadline(SHORT):
+            await stubborn
+
+    async def other() -> None:
+        async with deadline(SHORT):
+            await hang()
+
+    task = asyncio.create_task(unmoved())
+    others = [asyncio.create_task(other()) for _ in range(3)]
+    _, pending = await asyncio.wait(others, timeout=5)
+    assert not pending
+    assert all(isinstance(it.exception(), TimeoutExceeded) for it in others)
+    assert len(reported.contexts) == 1
+    stubborn.set_result("came back")
+    await asyncio.wait([task], timeout=5)
+    assert task.done()
+    task.exception()

@@ -148,6 +148,7 @@ class RetryState:
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
+        self.attempt -= 1  # the refused one called nothing
         _annotate(refusal, _NOTE + self._summary())
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed

@@ -180,7 +180,7 @@ async def test_a_refusal_after_failures_has_their_history_and_the_last_one(world
     assert isinstance(error, BulkheadFull)
     assert error.__context__ is last
     assert len(error.__notes__) == 1
-    assert error.__notes__[0].endswith("in 2 s, failed with Boom(first), Boom(last)")
+    assert error.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
 
 
 async def test_a_circuit_that_another_caller_opens_in_the_wait(world: World, clock: FakeClock) -> None:

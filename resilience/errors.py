@@ -121,7 +121,10 @@ class BulkheadFull(Rejected):
 
 
 class WorkersExhausted(Rejected):
-    """Too many calls that were walked away from are still running; the function was not entered."""
+    """Too many calls that were walked away from are still running, or the system has no thread left.
+
+    The function was not entered.
+    """
 
 
 class TimeoutExceeded(ResilienceError, TimeoutError):

@@ -60,9 +60,7 @@ class BlockingTimer(Timer):
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """Run the function on a worker; walk away from it when the time is over."""
         job = workers.Job(function, arguments, keywords)
-        if not workers.pool.begin(
-            job
-        ):  # what is flushed at the exit is wanted, and this is how it would run without us
+        if not workers.pool.begin(job, self.policy):  # what is flushed at the exit is wanted, and runs as without us
             logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", self.policy)
             return function(*arguments, **keywords)
         if not job.wait(self.deadline - clock.now()):

@@ -168,14 +168,17 @@ class Pool:
                 f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
             )
 
-    def begin(self, job: Job) -> bool:
-        """Have a worker do a job; false where the interpreter shuts down and there can be none any more."""
+    def begin(self, job: Job, policy: str | None = None) -> bool:
+        """Have a worker do a job; false where the interpreter shuts down and there can be none any more.
+
+        :raises WorkersExhausted: if the system has no thread left, or none at all.
+        """
         if sys.is_finalizing():  # daemon threads are gone by then, and none would answer
             return False
         try:
             worker = self.idle.pop()
         except IndexError:
-            return _start_worker(job)
+            return _start_worker(job, policy)
         # Handed over here, where no function of ours begins: Ctrl-C in between would leave a worker without a job.
         worker._job = job
         worker._wake.release()
@@ -204,7 +207,7 @@ class Pool:
                 self.abandoned -= 1
 
 
-def _start_worker(job: Job) -> bool:
+def _start_worker(job: Job, policy: str | None) -> bool:
     worker = Worker(job)
     try:
         contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
@@ -213,7 +216,8 @@ def _start_worker(job: Job) -> bool:
         # versions have an error of its own for it, with the same words.
         if "interpreter shutdown" in str(error):
             return False
-        raise
+        remedy = "`Timeout(..., cooperative=True)` needs none"
+        raise WorkersExhausted(f"no thread for the call: {error}; {remedy}", policy=policy) from error
     return True
 
 

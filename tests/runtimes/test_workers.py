@@ -139,9 +139,9 @@ def test_nested_timeouts_cost_one_hop_per_attempt(monkeypatch: pytest.MonkeyPatc
     taken: list[str] = []
     begin = workers.Pool.begin
 
-    def counting(self: workers.Pool, job: workers.Job) -> bool:
+    def counting(self: workers.Pool, job: workers.Job, policy: str | None) -> bool:
         taken.append(threading.current_thread().name)
-        return begin(self, job)
+        return begin(self, job, policy)
 
     monkeypatch.setattr(workers.Pool, "begin", counting)
     pipeline = Policy.wrap(Timeout(LONG), Timeout(LONG / 2), Retry(3, on=Boom, backoff=[0]), Timeout(LONG / 4))
@@ -806,18 +806,21 @@ def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(mo
     assert time.monotonic() - began < 5
 
 
-def test_where_no_thread_can_be_started_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's own error comes out, what is held comes back, and the next call finds its worker."""
+def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what does without, no circuit counts it, what is held comes back, and the next call finds its worker."""
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
-    bulkhead = Bulkhead(1)
-    pipeline = Policy.wrap(bulkhead, Timeout(LONG))
+    bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
+    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"))
     with monkeypatch.context() as patch:
         patch.setattr(workers.Worker, "start", refused)
-        with pytest.raises(RuntimeError, match="can't start"):
+        with pytest.raises(WorkersExhausted, match=r"can't start new thread.*cooperative=True") as caught:
             pipeline.call(len, "")
+    assert caught.value.policy == "slow"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
     assert pipeline.call(len, "four") == 4

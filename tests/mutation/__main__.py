@@ -29,8 +29,8 @@ _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", 
 _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
 
 _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
-_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks")]
-_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks")]
+_BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
+_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight")]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
@@ -38,12 +38,14 @@ TESTS = {
     "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
     "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
     "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
-    "state/counter.py": ["state/test_counter.py"],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
+    "policies/guard.py": _BREAKER,
+    "policies/live_circuit.py": [*_BREAKER, "policies/test_machines.py", "composition/test_nested_calls.py"],
+    "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/timeout.py": [
         *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),

@@ -210,12 +210,15 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_bars_are_judged_against_whom_they_name() -> None:
     """The best peer is a library; hand-written code is another matter."""
-    retry = Result(
-        "sync, one policy", "retry", "ns", {OURS: [120.0], BY_HAND: [10.0], "nopanic": [100.0], "backoff": [999.0]}
+    refusal = Result(
+        "sync, failure",
+        "open circuit",
+        "ns",
+        {OURS: [120.0], BY_HAND: [10.0], "nopanic": [100.0], "pybreaker": [999.0]},
     )
     five = Result("sync, stack", "five, deadline", "ns", {OURS: [70.0], BY_HAND: [100.0], "nopanic": [10.0]})
     threads = Result("threads on one pipeline of four", "throughput of 16 / of 1", "", {OURS: [0.9], BY_HAND: [0.1]})
-    verdicts = {verdict.bar.cell: verdict for verdict in judge([retry, five, threads])}
+    verdicts = {verdict.bar.cell: verdict for verdict in judge([refusal, five, threads])}
     assert [(it.opponent, it.value, it.met) for it in verdicts.values()] == [
         (BY_HAND, 0.7, True),
         ("nopanic", 1.2, False),

@@ -61,7 +61,7 @@ def test_the_services_print_their_telemetry(runs: dict[str, subprocess.Completed
         r"200  figs: 12",
         r"WARNING stock .* an attempt took longer than the 0\.4 s of attempt",
         r"ERROR circuit depot: closed -> open for 1 s",
-        r"INFO yesterday: yesterday answered instead of CircuitOpen",
+        r"INFO yesterday \(Shop\._ask_depot\): answered instead of CircuitOpen",
         r"200  soap: a few, as of yesterday",
         r"INFO circuit depot: half_open -> closed",
         # Whichever is the first to end what both know to be over: the depot's answer, or the shop's wait for it.

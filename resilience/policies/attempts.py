@@ -30,7 +30,10 @@ class Attempts:
         self._began = clock.now()
         self._state: RetryState | None = None
         self._failed: tuple[Failure, float] | None = None  # what the last block failed with, and the delay after it
-        self._current: Attempt | None = None
+        self._has_begun: bool = False
+        self.was_entered: bool = (
+            False  # the last attempt, which is not kept here: it keeps this, and a cycle lives long
+        )
 
     def __iter__(self) -> Iterator[Attempt]:
         return self
@@ -51,12 +54,12 @@ class Attempts:
         return attempt
 
     async def _next(self, runtime: Runtime) -> Attempt | None:
-        if self._current is None:
+        if not self._has_begun:
             if self._began >= self._ctx.deadline:
                 raise too_late(self._limits.policy)
-            self._current = Attempt(self, 1)
-            return self._current
-        if not self._current.entered:
+            self._has_begun = True
+            return Attempt(self, 1)
+        if not self.was_entered:
             checks.warn(f"{self._limits.policy}: an attempt was not entered, so it is not retried: {_BLOCK}")
         failed, self._failed = self._failed, None
         if failed is None or self._state is None:
@@ -69,8 +72,8 @@ class Attempts:
                 raise failure.error
         finally:
             del failed, failure
-        self._current = Attempt(self, self._state.attempt)
-        return self._current
+        self.was_entered = False
+        return Attempt(self, self._state.attempt)
 
     def holds_back(self, error: Exception) -> bool:
         """Decide what follows a block that failed: another attempt (true), or its error."""
@@ -100,7 +103,7 @@ class Attempt:
     def __enter__(self) -> Attempt:
         if self.entered:
             raise RuntimeError(f"this attempt was entered before, and each is for one block: {_BLOCK}")
-        self.entered = True
+        self.entered = self._attempts.was_entered = True
         self._token = set_ambient(self._ctx)
         return self
 

@@ -31,9 +31,7 @@ class Attempts:
         self._state: RetryState | None = None
         self._failed: tuple[Failure, float] | None = None  # what the last block failed with, and the delay after it
         self._has_begun: bool = False
-        self.was_entered: bool = (
-            False  # the last attempt, which is not kept here: it keeps this, and a cycle lives long
-        )
+        self.was_entered: bool = False  # the last attempt, which is not kept here: it keeps this one, in a cycle
 
     def __iter__(self) -> Iterator[Attempt]:
         return self

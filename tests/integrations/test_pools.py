@@ -1,0 +1,46 @@
+"""Places of httpcore's pool that a cancelled task has left, at the exact instant at which the pool forgets them."""
+
+from __future__ import annotations
+
+import anyio
+import httpcore
+import pytest
+
+from resilience.integrations.httpx.pools import reclaim_places
+
+
+class Cut(Exception):
+    """Stands for a cancellation at the first step of the first request, when the connection has been made."""
+
+
+class Transport:
+    """As an `httpx.AsyncHTTPTransport` has it."""
+
+    def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
+        self._pool = pool
+
+
+async def left_by_a_cut(pool: httpcore.AsyncConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a request end between connecting and sending."""
+
+    async def cut(self: object, request: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(httpcore.AsyncHTTP11Connection, "handle_async_request", cut)
+        with pytest.raises(Cut):
+            await pool.request("GET", "http://example.org/")
+
+
+def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+        network = httpcore.AsyncMockBackend(answer)
+        async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
+            await left_by_a_cut(pool, monkeypatch)
+            assert len(pool.connections) == 1
+            await reclaim_places(Transport(pool))
+            assert pool.connections == []
+            assert (await pool.request("GET", "http://example.org/")).status == 200
+
+    anyio.run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from resilience.integrations.extras import needed_by
 
 #: The extra and module, and what has to be missing.
 NEEDS = {
@@ -88,3 +91,18 @@ def test_requests_is_missed_by_its_own_extra() -> None:
     assert json.loads(done.stdout)["requests"][1].endswith(
         "needs requests: pip install 'resilience-pipeline[requests]'"
     )
+
+
+def test_the_error_in_this_process_names_the_extra_too() -> None:
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"pip install 'resilience-pipeline\[httpx\]'") as caught,
+        needed_by("httpx"),
+    ):
+        importlib.import_module("no_such_third_party")
+    assert caught.value.name == "no_such_third_party"
+
+
+def test_a_broken_module_of_ours_keeps_its_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named 'resilience") as caught, needed_by("httpx"):
+        importlib.import_module("resilience.nothing")
+    assert "pip install" not in str(caught.value)

@@ -17,6 +17,7 @@ from resilience import CircuitBreaker, Fallback, Policy, Retry, Timeout, Timeout
 from resilience.clock import clock as process_clock
 from resilience.errors import Misuse
 from resilience.testing import hang, script, virtual_time
+from resilience.testing.stuck import stuck
 from tests.testing.virtual import in_threads
 
 #: Long enough that a thread which polls is not taken to wait, where the machine is busy.
@@ -214,3 +215,14 @@ def test_the_limit_is_a_number_of_seconds(seconds: object) -> None:
     """Zero would fail at the first look."""
     with pytest.raises((ValueError, TypeError), match="stuck_after"), virtual_time(stuck_after=seconds):  # type: ignore[arg-type]
         pass
+
+
+def test_of_many_threads_a_few_are_named_and_the_others_counted() -> None:
+    """One that has not begun has no place in the code."""
+    threads = [threading.Thread(name=f"worker {number}") for number in range(50)]
+    message = str(stuck(threads, 3.0, 1.5))
+    assert "thread 'worker 0' is about to begin or to end" in message
+    named = message.count("is about to begin")
+    assert 0 < named < 50
+    assert f"and {50 - named} more" in message
+    assert "stuck_after=3" in message

@@ -86,7 +86,7 @@ class Policy(ABC, Generic[D_co]):
         if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
             cls.name = cls.__name__
 
-    if not TYPE_CHECKING:  # to a checker, it would make every name one that may be set
+    if not TYPE_CHECKING:  # pragma: no branch (to a checker, it would make every name one that may be set)
 
         def __setattr__(self, name: str, value: object) -> None:
             if name[:1] != "_" and name != "name":

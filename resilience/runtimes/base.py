@@ -47,13 +47,15 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
         """Whether it cuts off the code that asks, too: also a call inside the call that it was made for."""
         return False
 
+    @abstractmethod
     def start(self) -> None:
         """Begin the block. Where that is interrupted, the block is still to be ended."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def stop(self, error: BaseException | None) -> bool:
         """End the block, which raised `error`, if anything; true where this timer did that, and it is to be dropped."""
-        raise NotImplementedError
+        ...
 
     @final
     def __enter__(self) -> Self:

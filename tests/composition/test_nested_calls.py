@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from typing import Any
 
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, Pipeline, Retry, Timeout
+from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Pipeline, Retry, Timeout
 from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails
 
@@ -35,6 +36,17 @@ async def failure_of(awaitable: Any) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+class Forever:
+    """What can be awaited, and does not end."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+async def never(ctx: Any) -> Any:
+    await Forever()
 
 
 def nested(world: World, breaker: Any, fn: Any, depth: int = 1, run: Any = executed) -> Any:
@@ -359,3 +371,23 @@ async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
     assert await world.execute(breaker, answers) == "instead"
     await fails(world, breaker)
     assert breaker.state is CLOSED
+
+
+def test_a_failure_whose_causes_go_round_in_a_circle_counts() -> None:
+    breaker = CircuitBreaker(1, on=Boom)
+    failed, cause = Boom("no"), Boom("why")
+    failed.__cause__, cause.__cause__ = cause, failed
+    with pytest.raises(Boom), breaker.guard():
+        raise failed
+    assert breaker.state is OPEN
+
+
+async def test_a_call_that_ends_in_other_variables_leaves_nothing_behind(world: World, clock: FakeClock) -> None:
+    """As a coroutine does that another task closes."""
+    breaker = await half_open(world, clock)
+    call = breaker.around(never, Context())
+    contextvars.copy_context().run(call.send, None)
+    call.close()
+    assert breaker.stats().probes == 0
+    await fails(world, breaker)
+    assert breaker.state is OPEN

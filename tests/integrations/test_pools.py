@@ -44,3 +44,13 @@ def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeyp
             assert (await pool.request("GET", "http://example.org/")).status == 200
 
     anyio.run(main)
+
+
+async def reclaims_nothing() -> None:
+    await reclaim_places(object())  # such a transport has no pool
+    async with httpcore.AsyncConnectionPool() as pool:
+        await reclaim_places(Transport(pool))
+
+
+def test_a_transport_without_places_is_left_as_it_is() -> None:
+    anyio.run(reclaims_nothing)

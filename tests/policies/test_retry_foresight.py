@@ -194,6 +194,16 @@ async def test_a_circuit_that_another_caller_opens_in_the_wait(world: World, clo
     assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
+async def test_a_refusal_keeps_the_context_that_it_has(world: World, clock: FakeClock) -> None:
+    cause = KeyError("token")
+    refusal = Rejected("no token", policy="tokens")
+    refusal.__context__ = cause
+    error = await world.attempt(Retry(5, on=Boom, backoff=[1]), Script(Boom("reset"), refusal).function())
+    assert error is refusal
+    assert error.__context__ is cause
+    assert error.__notes__[0].endswith("failed with Boom(reset)")
+
+
 async def test_a_refusal_of_the_first_attempt_carries_nothing(world: World) -> None:
     breaker = CircuitBreaker(1)
     breaker.isolate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -226,3 +227,23 @@ def test_of_many_threads_a_few_are_named_and_the_others_counted() -> None:
     assert 0 < named < 50
     assert f"and {50 - named} more" in message
     assert "stuck_after=3" in message
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what a run leaves that breaks down
+def test_a_trio_run_whose_main_task_cannot_be_interrupted_breaks_down() -> None:
+    """As it can't where it waits for a thread of trio's own."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 60)
+            await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+
+    with (
+        polling(),
+        pytest.raises(trio.TrioInternalError) as caught,
+        virtual_time(patience=PATIENCE, stuck_after=0.2),
+    ):
+        trio.run(main)
+    assert "poller" in str(caught.value.__cause__)
+    del caught
+    gc.collect()

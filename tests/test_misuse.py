@@ -102,7 +102,7 @@ def test_a_fallback_that_was_given_the_function_says_so_when_it_is_called() -> N
     for call in (bare, lambda: bare("url"), lambda: bare(url="url"), lambda: bare(fetch, "url")):
         with refused(TypeError, "answers with fetch", "did you mean @Fallback"):
             call()
-    with pytest.raises(TypeError, match="^a policy decorates callables, not 'url'$"):
+    with pytest.raises(TypeError, match=r"^a policy decorates callables, not 'url'$"):
         Fallback("text")("url")  # type: ignore[call-overload]
     assert bare.call(raising) is fetch
     assert bare(fetch)() == "fetched"

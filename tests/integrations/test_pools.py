@@ -20,14 +20,16 @@ class Transport:
         self._pool = pool
 
 
-async def left_by_a_cut(pool: httpcore.AsyncConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a request end between connecting and sending."""
+async def left_by_a_cut(
+    pool: httpcore.AsyncConnectionPool, monkeypatch: pytest.MonkeyPatch, part: type = httpcore.AsyncHTTP11Connection
+) -> None:
+    """Have a request end where this part of its connection begins: by default, between connecting and sending."""
 
     async def cut(self: object, request: object) -> None:
         raise Cut
 
     with monkeypatch.context() as patch:
-        patch.setattr(httpcore.AsyncHTTP11Connection, "handle_async_request", cut)
+        patch.setattr(part, "handle_async_request", cut)
         with pytest.raises(Cut):
             await pool.request("GET", "http://example.org/")
 
@@ -42,6 +44,16 @@ def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeyp
             await reclaim_places(Transport(pool))
             assert pool.connections == []
             assert (await pool.request("GET", "http://example.org/")).status == 200
+
+    anyio.run(main)
+
+
+def test_the_place_of_a_connection_that_was_not_made_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
+            await left_by_a_cut(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
+            await reclaim_places(Transport(pool))
+            assert pool.connections == []
 
     anyio.run(main)
 

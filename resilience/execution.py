@@ -41,7 +41,7 @@ from resilience.info import BARE, NO_INFO, ExecutionInfo, Listener
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success, unwrap_stop_iteration
 from resilience.record import Record
 from resilience.runtimes.base import EARLIEST, Expired, Runtime, Timer
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING, Suspended, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 
@@ -65,7 +65,7 @@ class Executed(Protocol):
 
     def _resilience_blocking(self) -> Stage: ...
 
-    def _resilience_tasks(self) -> Stage: ...
+    def _resilience_tasks(self, innermost: Stage) -> Stage: ...
 
 
 class Composable(Protocol):
@@ -110,11 +110,6 @@ def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> N
 
 def _is_ours(policy: object) -> bool:
     return type(policy).__module__.startswith("resilience.")
-
-
-def compose_for_tasks(policies: Sequence[Composable]) -> Stage:
-    """Return the stage that runs the policies around what the context carries, to be awaited."""
-    return compose(policies, enter_task)
 
 
 def compose_for_threads(policies: Sequence[Composable]) -> Stage:
@@ -215,13 +210,17 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
     """Call what the context carries, and return what is to be awaited. A coroutine around it would cost 100 ns."""
     if ctx._info is not BARE:
         return _await_in_context(ctx)
-    function, arguments = ctx._function, ctx._arguments
     try:
-        awaitable = function(*((ctx,) if arguments is None else arguments), **ctx._keywords)
+        return ctx._function(*ctx._arguments, **ctx._keywords)  # type: ignore[no-any-return, misc]
     except TypeError as error:
         _refuse_mismatch(ctx, error)
         raise
-    return awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable)
+
+
+async def enter_awaitable(ctx: Context) -> Any:
+    """Do so where the function begins its work when it is called: only once this is awaited."""
+    awaitable = enter_task(ctx)
+    return await (awaitable if type(awaitable) is CoroutineType else _awaited(ctx._function, awaitable))
 
 
 def _refuse_mismatch(ctx: Context, error: TypeError) -> None:
@@ -324,12 +323,12 @@ def protect(
                 chain = partial(_recorded, record, executed, chain)
         try:
             return chain(inner)
-        except StoppedIteration as carrier:
-            stopped = carrier.error
+        except (StoppedIteration, Suspended) as carrier:
+            carried = carrier.error
         try:
-            raise stopped
+            raise carried
         finally:
-            del stopped  # no cycle: error -> traceback -> this frame -> error
+            del carried  # no cycle: error -> traceback -> this frame -> error
 
     return protected
 
@@ -340,10 +339,15 @@ def aprotect(
     ctx: Context | None = None,
     *,
     takes_context: bool = False,
+    begins_late: bool = True,
     runtime: Runtime = TASKS,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the coroutine function that executes `function`, whose result is awaited. The parameters are the same."""
-    stage = executed._resilience_tasks()
+    """Return the coroutine function that executes `function`, whose result is awaited. The parameters are the same.
+
+    :param begins_late: whether to call `function` begins nothing, as with a coroutine function.
+    """
+    innermost = enter_task if begins_late else enter_awaitable
+    stage = executed._resilience_tasks(innermost)
     is_observed = ctx is not None or bool(executed._resilience_listeners)
     info = NO_INFO if takes_context else BARE
 
@@ -361,7 +365,7 @@ def aprotect(
         chain = stage
         if is_observed or subscribers.executions or get_ambient() is not None:
             record = _inherit(inner, executed, ctx)
-            chain = enter_task if subscribers.policies_off else stage
+            chain = innermost if subscribers.policies_off else stage
             if record is not None:
                 chain = partial(_arecorded, record, executed, chain)
         result = await chain(inner)
@@ -440,6 +444,8 @@ def _how_it_ended(
     """Return the outcome; or, of what was cancelled, which is none, by what."""
     if error is None:
         return Success(value), None
+    if isinstance(error, Suspended):
+        error = error.error
     if isinstance(error, Exception):
         return Failure(unwrap_stop_iteration(error)), None
     return None, canceller(error, ctx)

@@ -48,5 +48,6 @@ class ExecutionInfo:
 NO_INFO = ExecutionInfo()
 
 #: That of a context which says no more than a fresh one: its execution inherits nothing, no policy has derived another
-#: one from it, and the function is not handed it. So it need not be made the ambient one.
+#: one from it, and the function is not handed it. So it need not be made the ambient one. In tasks its function is an
+#: `async def`, too, which does nothing before it is awaited.
 BARE = ExecutionInfo()

@@ -32,7 +32,6 @@ from resilience.execution import (
     Stage,
     aprotect,
     compose,
-    compose_for_tasks,
     compose_for_threads,
     protect,
 )
@@ -214,8 +213,8 @@ class Policy(ABC, Generic[D_co]):
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        require_callable(fn)
-        return await aprotect(self, fn)(*args, **kwargs)  # type: ignore[no-any-return]
+        run = aprotect(self, fn, begins_late=is_coroutine_function(fn))
+        return await run(*args, **kwargs)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
@@ -320,8 +319,8 @@ class Policy(ABC, Generic[D_co]):
     def _resilience_blocking(self) -> Stage:
         return compose_for_threads(self._resilience_chain())
 
-    def _resilience_tasks(self) -> Stage:
-        return compose_for_tasks(self._resilience_chain())
+    def _resilience_tasks(self, innermost: Stage) -> Stage:
+        return compose(self._resilience_chain(), innermost)
 
 
 @final
@@ -354,7 +353,7 @@ class Pipeline(Policy[D_co]):
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
-        self._composed: dict[Callable[..., Stage], Stage] = {}
+        self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
@@ -442,16 +441,16 @@ class Pipeline(Policy[D_co]):
 
     @override
     def _resilience_blocking(self) -> Stage:
-        return self._composed_once(compose_for_threads)
+        stage = self._composed.get(None)
+        if stage is None:
+            stage = self._composed[None] = super()._resilience_blocking()
+        return stage
 
     @override
-    def _resilience_tasks(self) -> Stage:
-        return self._composed_once(compose_for_tasks)
-
-    def _composed_once(self, how: Callable[[tuple[Policy[Any], ...]], Stage]) -> Stage:
-        stage = self._composed.get(how)
+    def _resilience_tasks(self, innermost: Stage) -> Stage:
+        stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[how] = how(self._resilience_chain())
+            stage = self._composed[innermost] = super()._resilience_tasks(innermost)
         return stage
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure, Fallback, Policy, Retry, Timeout
 from resilience.errors import SuspensionMisuse
+from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
 from resilience.runtimes.blocking import drive
 from tests.conftest import World, nothing_is_left_unawaited
@@ -144,19 +145,36 @@ class CatchingItself(Policy):
 
 @pytest.mark.parametrize("make", [lambda: Catching().wrap(Forgetful()), CatchingItself], ids=["around it", "in it"])
 def test_a_suspension_is_reported_past_a_policy_that_catches_every_error(
-    make: Callable[[], Policy[Any]], both_ways: str, request: pytest.FixtureRequest
+    make: Callable[[], Policy[Any]],
 ) -> None:
     """A bug is not to be taken for a failure of the call."""
-    if both_ways == "lowered":
-        reason = "a lowered policy is raised the misuse, which is an `Exception`, where a coroutine is closed"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     with pytest.raises(SuspensionMisuse):
         make().execute(lambda ctx: "fine")
 
 
-def test_a_suspension_in_a_policy_that_another_one_runs_names_the_inner_one(
-    both_ways: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_suspension_is_what_the_execution_ended_with() -> None:
+    """In its event and in its record, as in what is raised."""
+    ended: list[ExecutionFinished] = []
+    ctx = Context()
+    pipeline = Catching().wrap(Forgetful(), listeners=[lambda it: ended.append(it)])
+    with pytest.raises(SuspensionMisuse) as caught:
+        pipeline.execute(lambda ctx: "fine", ctx)
+    (event,) = ended
+    assert event.outcome == Failure(caught.value)
+    assert event.cancelled_by is None
+    assert ctx.failures == ()
+
+
+def test_a_suspension_under_a_timeout_is_no_timeout() -> None:
+    """Also where the function that meets it runs in a thread of its own."""
+    inner = Catching().wrap(Forgetful())
+    with pytest.raises(SuspensionMisuse, match=r"^Forgetful suspended"):
+        Timeout(5.0).call(inner.call, lambda: "fine")
+    with pytest.raises(SuspensionMisuse, match=r"^Forgetful suspended"):
+        Timeout(5.0).wrap(inner).call(lambda: "fine")
+
+
+def test_a_suspension_in_a_policy_that_another_one_runs_names_the_inner_one() -> None:
     """The one whose code it is."""
 
     class Running(Policy):
@@ -166,9 +184,6 @@ def test_a_suspension_in_a_policy_that_another_one_runs_names_the_inner_one(
             await self.inner.around(Retry().around, ctx)
             return await call(ctx)
 
-    if both_ways == "lowered":
-        reason = "`drive` names its owner without a look at what has suspended"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     with pytest.raises(SuspensionMisuse, match=r"^Forgetful suspended"):
         Running().execute(lambda ctx: "fine")
 

@@ -13,6 +13,7 @@ import types
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
 from typing import Any, Never
 
@@ -747,15 +748,56 @@ def raises() -> Any:
     raise Boom
 
 
-BEGUN_TOO_EARLY = "without a listener or a context, `enter_task` calls the function before the call is awaited"
-
-
-@pytest.mark.parametrize("listening", [pytest.param(False, marks=pytest.mark.xfail(reason=BEGUN_TOO_EARLY)), True])
+@pytest.mark.parametrize("listening", [False, True])
 async def test_a_call_that_is_awaited_later_has_not_begun(in_asyncio: World, listening: bool) -> None:
     """Whatever the function is: one that raises at once raises where the call is awaited."""
     policy = Beside().wrap(listeners=[repr] * listening)
     assert await policy.acall(answers) == "fine"
     assert await policy.acall(raises) == "caught"
+
+
+class LooksFirst(Policy[Never]):
+    """Makes the call, and awaits it later."""
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        called = call(ctx)
+        begun.append("policy")
+        return await called
+
+
+begun: list[str] = []
+
+
+async def begins() -> None:
+    begun.append("function")
+
+
+def begins_early() -> Any:
+    begun.append("function")
+    return begins()
+
+
+class Begins:
+    def __call__(self) -> Any:
+        return begins_early()
+
+    def plain(self) -> Any:
+        return begins_early()
+
+    async def method(self) -> None:
+        await begins()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [begins, begins_early, lambda: begins_early(), partial(begins_early), Begins(), Begins().plain, Begins().method],
+)
+async def test_no_function_begins_before_its_call_is_awaited(tasks_world: World, function: Any) -> None:
+    """An `async def` begins there by itself; any other callable is only called there."""
+    for run in (lambda: LooksFirst().acall(function), lambda: LooksFirst().aexecute(lambda ctx: function())):
+        begun.clear()
+        await run()
+        assert begun[:2] == ["policy", "function"]
 
 
 # --- without an event loop -------------------------------------------------------------------

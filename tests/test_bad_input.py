@@ -170,6 +170,7 @@ CASES: list[Case] = [
     *table("CircuitBreaker", lambda it: CircuitBreaker(ignore=it), "ignore", **NO_EXCEPTIONS),
     *table("CircuitBreaker", lambda it: CircuitBreaker(on_result=it), "on_result", **NO_PREDICATE),
     *table("CircuitBreaker", lambda it: CircuitBreaker(on_transition=it), "on_transition", **NO_LISTENER),
+    *table("CircuitBreaker", lambda it: CircuitBreaker(observe_only=it), "observe_only", **NO_FLAG),
     *table("CircuitBreaker", lambda it: CircuitBreaker(name=it), "name", **NO_NAME),
     # --- trip conditions
     *table("ConsecutiveFailures", lambda it: ConsecutiveFailures(it), "n", **required(NO_COUNT)),
@@ -192,6 +193,7 @@ CASES: list[Case] = [
         value_errors=[-1],
     ),
     *table("Bulkhead", lambda it: Bulkhead(1, max_wait=it), "max_wait", **NO_DURATION),
+    *table("Bulkhead", lambda it: Bulkhead(1, observe_only=it), "observe_only", **NO_FLAG),
     *table("Bulkhead", lambda it: Bulkhead(1, name=it), "name", **NO_NAME),
     *table("Bulkhead.resize", lambda it: Bulkhead(1).resize(it), "limit", **required(NO_COUNT)),
     # --- Fallback

@@ -190,6 +190,7 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
                 "reason": "CircuitOpen",
                 "retry_after": 20.0,
                 "waited": 0.0,
+                "shadow": False,
             },
         ),
         changed(
@@ -245,6 +246,7 @@ async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, he
         "reason": "BulkheadFull",
         "retry_after": None,
         "waited": 0.0,
+        "shadow": False,
     }
 
 

@@ -4,7 +4,8 @@ AttemptFailed       an attempt under a Retry was not good enough
 RetryScheduled      ... and another one will be made after `delay`
 RetryGaveUp         ... and no other one will be made
 TimedOut            a Timeout cut a call off, or found the budget used up
-CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through
+CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through;
+                    with `shadow`, a policy that only observes would not have let it through
 CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
 ExecutionFinished   a whole execution is over, however it ended

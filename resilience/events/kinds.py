@@ -114,16 +114,18 @@ class TimedOut(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CallRejected(Event):
-    """A call was not let through.
+    """A call was not let through, or, with `shadow`, would not have been.
 
     :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
     :param retry_after: seconds after which a new try may be admitted, None where that can't be known.
     :param waited: seconds that it waited in the queue of a Bulkhead before; 0 where it was turned away at once.
+    :param shadow: whether the policy only observes (`observe_only=True`): the call was made all the same.
     """
 
     reason: str
     retry_after: float | None
     waited: float = 0.0
+    shadow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,8 @@ class CircuitBreaker(Policy[Never]):
     :param ignore: exceptions that say nothing: nothing is recorded. Every other one is a success, as the dependency
         has answered.
     :param on_transition: called with a `CircuitChanged` for each change of state, in order.
+    :param observe_only: true for a circuit that refuses nothing: it goes through its states as if it did, and announces
+        each call that it would have refused (`CallRejected` with `shadow`). What such a call ends with moves nothing.
     :param name: what errors and events call this policy; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
 
@@ -77,6 +79,7 @@ class CircuitBreaker(Policy[Never]):
         on_result: OnResult | None = None,
         ignore: On = (),
         on_transition: Listener | None = None,
+        observe_only: bool = False,
         name: str | None = None,
     ) -> None:
         checks.not_bare("@CircuitBreaker()", trip)
@@ -93,6 +96,7 @@ class CircuitBreaker(Policy[Never]):
             Matcher(on, ignore),
             self._on_result,
             optional_listener("on_transition", on_transition),
+            observe_only=checks.flag("observe_only", observe_only),
         )
         self._machine = self._circuit.machine
         self._is_timed = self._circuit.is_timed
@@ -106,6 +110,7 @@ class CircuitBreaker(Policy[Never]):
             "on_result": on_result,
             "ignore": ignore,
             "on_transition": on_transition,
+            "observe_only": observe_only,
             "name": name,
         }
 
@@ -118,7 +123,7 @@ class CircuitBreaker(Policy[Never]):
         if type(admission) is not Closed or not admission.quiet or ctx._info is not BARE:
             if circuit.is_around():  # it belongs to a call that was admitted
                 return await call(ctx)
-            if type(admission) is Open and (now := clock.now()) < admission.until:
+            if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.observe_only:
                 raise circuit.refusal(admission, now, ctx)
             noted = Admitted(circuit)
             if type(admission) is not Closed:
@@ -149,6 +154,8 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def _resilience_refuses_until(self) -> float:
+        if self._circuit.observe_only:
+            return -inf
         period = self._machine.period
         return period.until if isinstance(period, Open) else inf if isinstance(period, Isolated) else -inf
 
@@ -162,7 +169,7 @@ class CircuitBreaker(Policy[Never]):
         return self._circuit.stats()
 
     def isolate(self) -> None:
-        """Refuse every call until `close` is called."""
+        """Refuse every call until `close` is called. A breaker that only observes announces it."""
         self._circuit.isolate()
 
     def close(self) -> None:
@@ -172,7 +179,7 @@ class CircuitBreaker(Policy[Never]):
     def guard(self) -> Guard:
         """Return a block under this breaker: `with breaker.guard():` or `async with breaker.guard():`.
 
-        Entering it raises `CircuitOpen` where a call would have been refused; what the block raises is recorded
+        Entering it raises `CircuitOpen` where a call is refused; what the block raises is recorded
         as what a call raises is.
         """
         return Guard(self._circuit)
@@ -194,7 +201,9 @@ class CircuitBreaker(Policy[Never]):
             f"{settings['probe_successes']} must succeed to close it"
         )
         timeout = settings["probe_timeout"]
-        return f"{text}; a probe may take {format_number(timeout)} s" if isinstance(timeout, float) else text
+        if isinstance(timeout, float):
+            text += f"; a probe may take {format_number(timeout)} s"
+        return f"{text}; only observes" if settings["observe_only"] else text
 
 
 def _as_open_period(value: object) -> Backoff:

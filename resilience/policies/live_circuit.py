@@ -26,7 +26,7 @@ from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe
 from resilience.state.circuit import Admission, Circuit, Closed, HalfOpen, Isolated, Open, Period, Transition
-from resilience.state.trips import Trip
+from resilience.state.trips import ConsecutiveFailures, Trip
 
 #: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
 _around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
@@ -34,6 +34,9 @@ _around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", de
 #: Where an error keeps its marks (numbers, so that it still pickles), and how many causes of one are looked at.
 _MARKS: Final = "_resilience_counted_by"
 _DEEPEST: Final = 20
+
+#: What a circuit that only observes admits a call by that it would have refused: its result moves nothing.
+PASSED: Final = Closed(ConsecutiveFailures(1).tally())
 
 #: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
 DONE = Success(None)
@@ -91,6 +94,7 @@ class LiveCircuit:
     :param failures: which exceptions are failures.
     :param on_result: which results are; none, if it is None.
     :param on_transition: the owner's callback.
+    :param observe_only: whether calls that it would refuse are made all the same.
     """
 
     def __init__(
@@ -104,6 +108,8 @@ class LiveCircuit:
         failures: Matcher,
         on_result: OnResult | None,
         on_transition: Listener | None,
+        *,
+        observe_only: bool = False,
     ) -> None:
         self._name = name
         self._opening = opening
@@ -112,6 +118,8 @@ class LiveCircuit:
         self._failures = failures
         self._on_result = on_result
         self._on_transition = on_transition
+        #: Whether a call that would be refused is made all the same.
+        self.observe_only: bool = observe_only
         #: Whether slowness counts: only then is the clock read for each call.
         self.is_timed: bool = trip.slower_than < inf
         self._lock = threading.RLock()
@@ -174,7 +182,7 @@ class LiveCircuit:
         return False
 
     def admit(self, ctx: Context) -> Admission:
-        """Admit a call, or raise."""
+        """Admit a call, or raise. A circuit that only observes announces the refusal, and lets the call pass."""
         admission = None
         try:
             with self._lock:
@@ -188,7 +196,10 @@ class LiveCircuit:
                 self.release(admission)
             raise
         if admission is None:
-            raise self.refusal(period, now, ctx)
+            error = self.refusal(period, now, ctx)
+            if not self.observe_only:
+                raise error
+            return PASSED
         return admission
 
     def settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
@@ -196,6 +207,8 @@ class LiveCircuit:
 
         If it says nothing, or a predicate raises, the caller gives the slot of a probe back.
         """
+        if admission is PASSED:
+            return
         counts, failure = self._judge(outcome)
         if counts:
             now = clock.now()
@@ -235,7 +248,14 @@ class LiveCircuit:
         error.state = period.state
         error.last_failure = period.last_failure
         if subscribers.refusals or ctx._info.listeners:
-            emit(CallRejected, self._name, ctx, reason=kind.__name__, retry_after=error.retry_after, waited=0.0)
+            emit(
+                CallRejected,
+                self._name,
+                ctx,
+                reason=kind.__name__,
+                retry_after=error.retry_after,
+                shadow=self.observe_only,
+            )
         return error
 
     def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:

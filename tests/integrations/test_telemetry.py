@@ -53,6 +53,9 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         await world.execute(pipeline, Script(Boom()).function())
     await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
     await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
+    shadow = CircuitBreaker(observe_only=True)
+    shadow.isolate()
+    await world.attempt(shadow, Script(1).function())
     taken += list(Observed(pipeline).gauges())
     assert {it.instrument for it in taken} == set(INSTRUMENTS)
     for it in taken:

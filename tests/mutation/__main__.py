@@ -41,6 +41,7 @@ TESTS = {
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
+    "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
     "policies/guard.py": _BREAKER,
@@ -57,7 +58,7 @@ TESTS = {
 #: has survived the others.
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
-    "policies/bulkhead.py": ["composition/test_processes.py"],
+    "policies/live_permits.py": ["composition/test_processes.py"],
     "policies/circuit_breaker.py": [
         *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
     ],

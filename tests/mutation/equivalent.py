@@ -15,7 +15,7 @@ _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWind
 _ASKED = "return min(checks.seconds({}), FOREVER)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _BUDGET = "budget = inf if ctx._timer is not None and ctx._timer.deadline {} ctx.deadline else ctx.deadline"
-_FULL = 'raise self._full(ctx, f"after {{exact({})}} s in the queue", waited)'
+_FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
 _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
 _BEGAN = "began = clock.now() if self._timed else {}"
 _TOOK = "transitions = self._circuit.record(admission, failure, now - began if self._timed else {}, now)"
@@ -87,21 +87,16 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("return 0.0", "pass", _QUICK_WAY),
         ("return 0.0", "return -1.0", "the larger of this and a delay counts, and no delay is negative"),
     ],
-    "policies/bulkhead.py": [
+    "policies/live_permits.py": [
         ("return False", "pass", _FALSE_ANYWAY),
         (
             _BUDGET.format("<="),
             _BUDGET.format("<"),
             "no timer ends after the deadline that it carries, and of two at one instant the outer one rings first",
         ),
-        (
-            "if not permits.take() and self._bulkhead._may_wait(ctx := block_context()):",
-            "if ((self._bulkhead._may_wait(ctx := block_context()))):",
-            _QUICK_WAY,
-        ),
-        (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or 1.0"), _FOR_CHECKERS),
-        (_FULL.format("self._max_wait or 0.0"), _FULL.format("self._max_wait or -1.0"), _FOR_CHECKERS),
-        (_FULL.format("self._max_wait or 0.0"), _FULL.format("((self._max_wait))"), _FOR_CHECKERS),
+        (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or 1.0"), _FOR_CHECKERS),
+        (_FULL.format("self.max_wait or 0.0"), _FULL.format("self.max_wait or -1.0"), _FOR_CHECKERS),
+        (_FULL.format("self.max_wait or 0.0"), _FULL.format("((self.max_wait))"), _FOR_CHECKERS),
     ],
     "policies/timeout.py": [
         (

@@ -331,15 +331,15 @@ def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
         thread.start()
         return thread
 
-    assert bulkhead._permits.take()
+    assert bulkhead._permits.machine.take()
     first = call("first")
     wait_until(lambda: bulkhead.stats().queued == 1)
-    bulkhead._permits.free.append(None)  # the first half of giving back
+    bulkhead._permits.machine.free.append(None)  # the first half of giving back
     second = call("second")
     first.join(PATIENCE)
     second.join(PATIENCE)
     assert served == ["first", "second"]
-    assert bulkhead._permits.settle() == []  # the second half
+    assert bulkhead._permits.machine.settle() == []  # the second half
     assert facts(bulkhead) == (1, 0, 0, 0)
 
 

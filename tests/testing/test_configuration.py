@@ -41,7 +41,7 @@ def test_a_pipeline_is_told_policy_by_policy() -> None:
         ("Bulkhead", "Bulkhead"),
     ]
     assert data[1]["settings"] == {"seconds": 8.0, "cooperative": False, "on_timeout": None}
-    assert data[3]["settings"] == {"limit": 3, "queue": 0, "max_wait": None}
+    assert data[3]["settings"] == {"limit": 3, "queue": 0, "max_wait": None, "observe_only": False}
     retry = data[2]["settings"]
     assert (retry["attempts"], retry["on"], retry["backoff"]) == (5, ["OSError", "KeyError"], "Constant(2)")
 

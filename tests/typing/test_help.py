@@ -62,7 +62,7 @@ SHOWN = {
     "Retry": f"{' '.join(inspect.signature(Retry).parameters)}: Call again when",
     "Timeout": "seconds cooperative on_timeout name: Give the call so many seconds",
     "CircuitBreaker": f"{' '.join(inspect.signature(CircuitBreaker).parameters)}: Refuse calls for a while",
-    "Bulkhead": "limit queue max_wait name: Let at most",
+    "Bulkhead": "limit queue max_wait observe_only name: Let at most",
     "Fallback": "value handler on on_result ignore on_fallback name: Answer with a value",
     "fetch": "url times: Fetch a page.",
 }

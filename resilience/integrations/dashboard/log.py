@@ -95,7 +95,7 @@ def _key(event: Event) -> object:
         return None
     detail: object = None
     if isinstance(event, CallRejected):
-        detail = event.reason
+        detail = event.reason, event.shadow
     elif isinstance(event, TimedOut):
         detail = scope_of(event)
     elif isinstance(outcome := getattr(event, "outcome", None), Failure):

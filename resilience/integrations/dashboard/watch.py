@@ -128,7 +128,7 @@ class Watch:
             self._finished(event, now)
             return
         name = _COUNTED[type(event)]
-        if name is not None:
+        if name is not None and not getattr(event, "shadow", False):
             self._count(name, event, now)
         self._log.add(event, now)
 

@@ -78,12 +78,14 @@ _AGAIN = "Attempts that were made, or were to be made after a wait, because one 
 _GAVE_UP = "Retries that came to their end without success, by what ran out."
 _TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _REFUSED = "Calls that were not let through, by the error that the caller got."
+_SHADOWED = "Calls that policies which only observe would not have let through, by the error."
 _CHANGED = "Changes of the state of circuits, by the state that they went to."
 
 RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
 GIVE_UPS = _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type")
 TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
 REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
+SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
 FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
 TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
 
@@ -98,7 +100,7 @@ ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
-    *(RETRIES, GIVE_UPS, TIMEOUTS, REJECTIONS, FALLBACKS, TRANSITIONS),
+    *(RETRIES, GIVE_UPS, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, ABANDONED),
 )
 
@@ -120,6 +122,8 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
     """
     if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
         return _ended(event)
+    if isinstance(event, events.CallRejected) and event.shadow:
+        return (_count_one(SHADOW_REJECTIONS, event),)
     counter = _COUNTERS.get(type(event))
     counted = () if counter is None else (_count_one(counter, event),)
     if isinstance(event, events.CallRejected) and event.waited > 0:

@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 from resilience import checks, events
 from resilience.checks import Duration
 from resilience.circuit_state import CircuitState
-from resilience.events import CircuitChanged, Event
+from resilience.events import CallRejected, CircuitChanged, Event
 from resilience.integrations.telemetry.repeats import Repeats, key_of
 from resilience.integrations.telemetry.sentences import sentence
 from resilience.integrations.telemetry.words import Line, facts, kind_of
@@ -23,7 +23,7 @@ DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.RetryScheduled: logging.INFO,
     events.RetryGaveUp: logging.WARNING,
     events.TimedOut: logging.WARNING,
-    events.CallRejected: logging.WARNING,
+    events.CallRejected: logging.WARNING,  # of a policy that only observes: as below
     events.CircuitChanged: logging.ERROR,  # to open; to the other states as below
     events.FallbackUsed: logging.INFO,
     events.ExecutionFinished: logging.DEBUG,
@@ -88,6 +88,8 @@ class Lines:
         level = self._levels[type(event)]
         if level is not None and isinstance(event, CircuitChanged):
             return min(level, _AT_MOST.get(event.new, level))
+        if level is not None and isinstance(event, CallRejected) and event.shadow:
+            return min(level, logging.INFO)  # the call was made
         return level
 
 

@@ -47,6 +47,8 @@ def _timed_out(event: events.TimedOut) -> str:
 def _rejected(event: events.CallRejected) -> str:
     waited = f" after {event.waited:.3g} s in the queue" if event.waited else ""
     later = "" if event.retry_after is None else f"; it may be worth a try in {event.retry_after:.3g} s"
+    if event.shadow:
+        return f"{_subject(event)}only observes, and would have refused a call with {event.reason}"
     return f"{_subject(event)}refused a call with {event.reason}{waited}{later}"
 
 

@@ -13,7 +13,7 @@ from resilience.circuit_state import CircuitState
 from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
 
-_LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline"})
+_LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline", "shadow"})
 
 Fact: TypeAlias = str | int | float | bool
 
@@ -46,6 +46,8 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     """
     found: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
     found |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
+    if getattr(event, "shadow", False):
+        found["shadow"] = True
     if isinstance(event, TimedOut):
         found["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):

@@ -1,0 +1,193 @@
+"""Permits in use: the machine with its waiters, the refusals, and the block that holds a permit.
+
+A part of the rooms of Bulkhead and AdaptiveLimit. The policies take a permit that lies free, and give it back,
+themselves; all the rest goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeAlias, final
+
+from resilience import checks, forks
+from resilience.ambient import block_context
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded, Rejected
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
+from resilience.runtimes.base import Runtime, Waiter
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
+from resilience.state.permits import Permits, Place, Ticket
+
+#: What is appended to the free permits, without a call, to give one back.
+ONE_PERMIT = (None,)
+
+#: Makes the error for a call that gets no permit, of the name of the policy, limit, queue, and why there is none.
+MakeRefusal: TypeAlias = Callable[[str, int, int, str], Rejected]
+
+
+@final
+class LivePermits:
+    """Grants permits, for any number of threads and event loops.
+
+    :param name: what errors and events call its owner.
+    :param queue: how many calls may wait. One that only observes lets none wait: it delays nothing.
+    :param max_wait: how many seconds a call may wait; None for as long as its deadline allows.
+    :param observe_only: whether a call that gets no permit is made all the same.
+    :param refusal: makes the error for a call that gets none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        queue: int,
+        max_wait: Duration | None,
+        observe_only: bool,
+        refusal: MakeRefusal,
+    ) -> None:
+        self.queue: int = checks.whole("queue", queue, least=0)
+        self.max_wait: float | None = checks.optional_seconds("max_wait", max_wait)
+        if self.max_wait is not None and queue == 0:
+            raise ValueError(f"max_wait={max_wait!r} limits a wait in the queue, and there is none: give queue=10, say")
+        self.observe_only: bool = checks.flag("observe_only", observe_only)
+        self.machine: Permits[Waiter] = Permits(limit, 0 if observe_only else queue)
+        self._name = name
+        self._refusal = refusal
+        forks.reset_after_fork(self, LivePermits._reset)
+
+    def take_or_refuse(self, ctx: Context) -> bool:
+        """Take a permit after all where there is no queue, or refuse. False where the call is made without one."""
+        if self.machine.take_or_refuse():
+            return True
+        refusal = self._refused(ctx, "and there is no queue")
+        if not self.observe_only:
+            raise refusal
+        return False
+
+    async def wait(self, ctx: Context, runtime: Runtime) -> None:
+        """Queue for a permit; come back with one or with an error."""
+        began = clock.now()
+        ticket = Ticket(runtime.waiter())
+        gives_up_at = inf if self.max_wait is None else began + self.max_wait
+        # A timer around this call ends the wait by itself, and then the error is its own.
+        budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
+        try:
+            has_joined = self._join(ticket)
+            if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx._timer):
+                self.machine.leave(ticket)
+            if self.machine.take_up(ticket):
+                return
+        except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
+            self.wake(self.machine.abandon(ticket))
+            raise
+        if not has_joined:
+            raise self._refused(ctx, "and the queue is full")
+        waited = clock.now() - began
+        if budget <= gives_up_at:
+            self._report(ctx, "DeadlineExceeded", waited)
+            raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self._name)
+        raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
+
+    def wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
+        """Wake the waiters that were granted a permit. One whose event loop has ended passes it on."""
+        while tickets:
+            ticket = tickets.pop(0)
+            try:
+                ticket.waiter.wake()
+            except RuntimeError:
+                tickets += self.machine.pass_on(ticket) or []
+
+    def resize(self, limit: int) -> None:
+        """Change the limit."""
+        self.wake(self.machine.resize(limit))
+
+    def describe(self) -> str:
+        """Say how many may wait, and how long; and whether it only observes."""
+        text = f"{self.queue} may wait" if self.queue else "no queue"
+        if self.max_wait is not None:
+            text += f", at most {format_number(self.max_wait)} s"
+        return f"{text}; only observes" if self.observe_only else text
+
+    def refuse_copy(self) -> Any:
+        """Refuse to be copied: two would let twice as many calls run."""
+        raise TypeError(f"{self._name} holds permits that all its users share; it cannot be copied or pickled")
+
+    # --- inside ---
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Forget all permits and waiters. A holder that forked gives its permit back to what there was before."""
+        self.machine = Permits(self.machine.limit, self.machine.queue)
+
+    def _join(self, ticket: Ticket[Waiter]) -> bool:
+        """Take a place in the queue, if there is one. Those at its head whose event loop has ended make room."""
+        while (first := self.machine.first_if_full()) is not None and not first.waiter.is_alive():
+            self.machine.drop(first)
+        self.wake(self.machine.join(ticket))
+        return ticket.place is not Place.GONE
+
+    def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
+        limit = self.machine.limit
+        running = "1 call is running" if limit == 1 else f"{limit} calls are running"
+        error = self._refusal(self._name, limit, self.queue, f"{running} {why}")
+        self._report(ctx, type(error).__name__, waited)
+        return error
+
+    def _report(self, ctx: Context, reason: str, waited: float) -> None:
+        if subscribers.refusals or ctx._info.listeners:
+            numbers = {"retry_after": None, "waited": waited, "shadow": self.observe_only}
+            emit(CallRejected, self._name, ctx, reason=reason, **numbers)
+
+
+@final
+class Slot:
+    """A permit held for a block."""
+
+    def __init__(self, permits: LivePermits) -> None:
+        self._permits = permits
+        self._waits = False
+        self._held: Permits[Waiter] | None = None
+
+    def __enter__(self) -> None:
+        drive(self._acquire(BLOCKING))
+
+    def __exit__(self, *exc: object) -> None:
+        machine, self._held = self._held, None
+        if machine is not None:
+            machine.free += ONE_PERMIT
+            if machine.busy:
+                self._permits.wake(machine.settle())
+
+    async def __aenter__(self) -> None:
+        await self._acquire(TASKS)
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.__exit__(*exc)
+
+    async def _acquire(self, runtime: Runtime) -> None:
+        if self._waits or self._held is not None:
+            raise RuntimeError("this slot is in use: ask for another one")
+        machine = self._permits.machine
+        self._waits = True
+        try:
+            try:
+                if not machine.busy:
+                    del machine.free[-1]  # as in `Bulkhead.around`
+                    self._held = machine
+            except IndexError:
+                pass
+            if self._held is None and await self._acquire_slowly(machine, runtime):
+                self._held = machine
+        finally:
+            self._waits = False
+
+    async def _acquire_slowly(self, machine: Permits[Waiter], runtime: Runtime) -> bool:
+        ctx = block_context()
+        if not machine.queue:
+            return self._permits.take_or_refuse(ctx)
+        await self._permits.wait(ctx, runtime)
+        return True

@@ -8,16 +8,18 @@ to the library as the plain blocking functions that they then are.
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -138,6 +140,25 @@ def _turn(*, alone: bool) -> Iterator[None]:
             _lock(door, alone=True)
             _lock(room, alone=alone)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """The workers of xdist compile the tests together,
+
+    Each has to import every file. It begins at another one than the others, writes what it has compiled (also where
+    that is switched off), and finds the rest compiled. An import that fails is reported when pytest repeats it.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    sys.dont_write_bytecode = False
+    asked = [Path(it.partition("::")[0]).absolute() for it in session.config.args]
+    files = [file for it in asked for file in (sorted(it.rglob("test_*.py")) if it.is_dir() else [it])]
+    first = int(worker.removeprefix("gw")) * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in files[first:] + files[:first]:
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,25 +25,10 @@ def execute(path: Path, name: str, folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=run_page.LIMIT + 10, check=False)
 
 
-@pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """What comes of each page that is asked for; two at once, as half of a page's time is waiting."""
-    asked = [
-        it.callspec.params["name"]
-        for it in request.session.items
-        if getattr(it, "function", None) is test_a_page_does_what_it_says
-    ]
-    pool = ThreadPoolExecutor(2)
-    yield {name: pool.submit(execute, ROOT / name, name, tmp_path_factory.mktemp("page")) for name in asked}
-    pool.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_does_what_it_says(name: str, runs: dict[str, Future[subprocess.CompletedProcess[str]]]) -> None:
+def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     """Every Python block runs, in order and in one namespace, and what is shown is what comes out."""
-    done = runs[name].result()
+    done = execute(ROOT / name, name, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -28,10 +28,12 @@ from resilience.policies.bulkhead import Bulkhead, BulkheadStats
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.fallback import Fallback
 from resilience.policies.live_circuit import CircuitStats
+from resilience.policies.repeat_cap import RepeatCap
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Pipeline, Policy
 from resilience.record import FailedAttempt
+from resilience.repeats import RetryBudget
 from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
 
 __all__ = [
@@ -55,9 +57,11 @@ __all__ = [
     "Pipeline",
     "Policy",
     "Rejected",
+    "RepeatCap",
     "ResilienceError",
     "RetriesExhausted",
     "Retry",
+    "RetryBudget",
     "SlowRatio",
     "Success",
     "Timeout",

@@ -392,7 +392,8 @@ def _inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record 
     record = None
     if ctx is not None or executed._resilience_listeners or subscribers.executions:
         record = Record(executed)
-    inner._info = ExecutionInfo(source._info.operation, source._info.properties, (), record)
+    cap = (outer or inner)._info.cap or source._info.cap
+    inner._info = ExecutionInfo(source._info.operation, source._info.properties, (), record, cap)
     if outer is not None and inner.runtime is not BLOCKING:  # a timer of a task cuts off no blocking code in it
         inner._timer = timer_here(outer)
     if ctx is not None and record is not None:

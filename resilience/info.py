@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, final
 
 from resilience.record import Record
+from resilience.repeats import Cap
 
 #: A plain function of one event.
 Listener: TypeAlias = Callable[[Any], object]
@@ -24,9 +25,12 @@ class Called(NamedTuple):
 
 @final
 class ExecutionInfo:
-    """What all contexts of an execution have in common, besides the call. Never written to once it is made."""
+    """What contexts of an execution have in common, besides the call. Never written to once it is made.
 
-    __slots__ = ("listeners", "operation", "properties", "record")
+    :param cap: what the repeats of this execution, and of all inside it, are taken from; None where there is no cap.
+    """
+
+    __slots__ = ("cap", "listeners", "operation", "properties", "record")
 
     def __init__(
         self,
@@ -34,15 +38,21 @@ class ExecutionInfo:
         properties: Mapping[str, Any] = NO_PROPERTIES,
         listeners: tuple[Listener, ...] = (),
         record: Record | None = None,
+        cap: Cap | None = None,
     ) -> None:
         self.operation: str | None = operation
         self.properties: Mapping[str, Any] = properties
         self.listeners: tuple[Listener, ...] = listeners
         self.record: Record | None = record
+        self.cap: Cap | None = cap
 
     def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
         """Return the same, with these listeners added."""
-        return ExecutionInfo(self.operation, self.properties, self.listeners + listeners, self.record)
+        return ExecutionInfo(self.operation, self.properties, self.listeners + listeners, self.record, self.cap)
+
+    def with_cap(self, cap: Cap) -> ExecutionInfo:
+        """Return the same, with a cap on repeats."""
+        return ExecutionInfo(self.operation, self.properties, self.listeners, self.record, cap)
 
 
 NO_INFO = ExecutionInfo()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Retry, Timeout, events
+from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
 from tests.conftest import Boom
 
 KINDS = (
     events.AttemptFailed,
     events.RetryScheduled,
     events.RetryGaveUp,
+    events.BudgetSpent,
     events.TimedOut,
     events.CallRejected,
     events.CircuitChanged,
@@ -38,10 +39,18 @@ def kinds(seen: list[Any]) -> list[type]:
 def everything() -> None:
     """Make an event of each kind."""
     Fallback("x").wrap(Retry(2, on=Boom, backoff=[0])).execute(fails)
+    retry_without_budget().capture(fails)
     Timeout(5.0).capture(fails, Context(timeout=0))
     CircuitBreaker(1).capture(fails)
     full = Bulkhead(1)
     full.execute(lambda ctx: full.capture(fails))
+
+
+def retry_without_budget() -> Retry:
+    """Return a retry whose budget is spent."""
+    budget = RetryBudget(0, saved=1)
+    budget.withdraw()
+    return Retry(2, on=Boom, budget=budget)
 
 
 def fails(ctx: Context) -> None:

@@ -25,7 +25,9 @@ from resilience import (
     FailureRatio,
     Fallback,
     Policy,
+    RepeatCap,
     Retry,
+    RetryBudget,
     SlowRatio,
     Timeout,
     deadline,
@@ -112,6 +114,15 @@ NO_BACKOFF: dict[str, list[Any]] = {
 }
 
 
+NO_SHARE: dict[str, list[Any]] = {"type_errors": ["1", True, [1], None], "value_errors": [-0.1, 1001, NAN, INF]}
+NO_SAVINGS: dict[str, list[Any]] = {"type_errors": ["1", True, None], "value_errors": [0, 0.5, -1, NAN, INF]}
+NO_INCOME: dict[str, list[Any]] = {"type_errors": ["1", True, None], "value_errors": [-0.1, NAN, INF, -INF]}
+NO_BUDGET: dict[str, list[Any]] = {
+    "type_errors": ["0.1", True, object(), RetryBudget, [0.1]],
+    "value_errors": [-0.1, 1001, NAN, INF],
+}
+
+
 def required(wrong: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Of a parameter that has to be given, None is wrong as well."""
     return {**wrong, "type_errors": [*wrong["type_errors"], None]}
@@ -133,10 +144,18 @@ CASES: list[Case] = [
         type_errors=[*NO_DURATION["type_errors"], None],
         value_errors=[0, -1, NAN, -INF, timedelta(0)],
     ),
+    *table("Retry", lambda it: Retry(budget=it), "budget", **NO_BUDGET),
     *table("Retry", lambda it: Retry(wrap=it), "wrap", **NO_FLAG),
     *table("Retry", lambda it: Retry(on_retry=it), "on_retry", **NO_LISTENER),
     *table("Retry", lambda it: Retry(name=it), "name", **NO_NAME),
     *table("Retry", lambda it: Retry(rng=it), "rng", type_errors=[5, "random", 0, False], value_errors=[]),
+    # --- RetryBudget
+    *table("RetryBudget", lambda it: RetryBudget(it), "ratio", **NO_SHARE),
+    *table("RetryBudget", lambda it: RetryBudget(saved=it), "saved", **NO_SAVINGS),
+    *table("RetryBudget", lambda it: RetryBudget(per_second=it), "per_second", **NO_INCOME),
+    # --- RepeatCap
+    *table("RepeatCap", RepeatCap, "repeats", type_errors=["3", 3.0, True, None, NAN], value_errors=[-1]),
+    *table("RepeatCap", lambda it: RepeatCap(1, name=it), "name", **NO_NAME),
     # --- Timeout
     *table("Timeout", lambda it: Timeout(it), "seconds", **required(NO_DURATION)),
     *table("Timeout", lambda it: Timeout(1.0, cooperative=it), "cooperative", **NO_FLAG),

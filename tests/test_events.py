@@ -29,7 +29,7 @@ from resilience import (
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import ASKED_FOR, KINDS, facts, kinds
+from tests.listening import ASKED_FOR, KINDS, facts, kinds, retry_without_budget
 
 # --- each kind with its numbers ----------------------------------------------------------------
 
@@ -504,6 +504,7 @@ async def test_no_event_is_built_while_nobody_listens(
             await world.execute(pipeline, Script(Boom()).function())
         breaker.close()
         await world.attempt(Timeout(60.0), Script("never").function(), Context(timeout=0))
+        await world.attempt(retry_without_budget(), Script(Boom()).function())
 
         async def outer(ctx: Context) -> None:
             assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)

@@ -16,7 +16,7 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Success, Timeout, events
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds
+from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds, retry_without_budget
 
 # --- subscribing -------------------------------------------------------------------------------
 
@@ -379,6 +379,7 @@ def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, hea
     pipeline.execute(fn, Context(operation="op", properties={"a": 1}))
     pipeline.call(fn, Context())  # the circuit is open
     Timeout(60.0).capture(fn, Context(timeout=0))
+    retry_without_budget().capture(fn)
     unsubscribe()
     assert set(kinds(heard)) == {*KINDS, ASKED_FOR}
     for event in heard:

@@ -3,6 +3,7 @@
 AttemptFailed       an attempt under a Retry was not good enough
 RetryScheduled      ... and another one will be made after `delay`
 RetryGaveUp         ... and no other one will be made
+BudgetSpent         ... or a hedge was not made, as the budget of both is spent
 TimedOut            a Timeout cut a call off, or found the budget used up
 CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through;
                     with `shadow`, a policy that only observes would not have let it through
@@ -16,6 +17,7 @@ from resilience.circuit_state import TripCount
 from resilience.events.dispatch import subscribe
 from resilience.events.kinds import (
     AttemptFailed,
+    BudgetSpent,
     CallFinished,
     CallRejected,
     Canceller,
@@ -31,6 +33,7 @@ from resilience.info import Called, Listener
 
 __all__ = [
     "AttemptFailed",
+    "BudgetSpent",
     "CallFinished",
     "CallRejected",
     "Called",

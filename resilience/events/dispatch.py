@@ -17,6 +17,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.kinds import (
     AttemptFailed,
+    BudgetSpent,
     CallFinished,
     CallRejected,
     CircuitChanged,
@@ -37,6 +38,7 @@ _KINDS: tuple[type[Event], ...] = (
     AttemptFailed,
     RetryScheduled,
     RetryGaveUp,
+    BudgetSpent,
     TimedOut,
     CallRejected,
     CircuitChanged,

@@ -88,13 +88,25 @@ class RetryGaveUp(Event):
     :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
         ``"unrepeatable"`` where the failure says that the call must not be made again, ``"retry_after"`` where the
         server asked for a longer wait than `max_retry_after`, ``"circuit_open"`` where a circuit inside would have
-        refused the next attempt.
+        refused the next attempt, ``"budget"`` where the budget of retries is spent, ``"cap"`` where a `RepeatCap` is.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any]
-    reason: Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"]
+    reason: Literal[
+        "attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open", "budget", "cap"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSpent(Event):
+    """A repeat was not made, as the budget that is to pay for it is spent.
+
+    :param repeat: what was not made.
+    """
+
+    repeat: Literal["retry", "hedge"]
 
 
 @dataclass(frozen=True, kw_only=True)

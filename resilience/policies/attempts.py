@@ -76,6 +76,8 @@ class Attempts:
     def holds_back(self, error: Exception) -> bool:
         """Decide what follows a block that failed: another attempt (true), or its error."""
         if not self._failures.handles(error):
+            if self._state is not None:
+                self._state.give_back_if_refused(error)
             return False
         self._state = self._state or RetryState(self._limits, self._ctx, self._began)
         delay = self._state.delay_after(Failure(error))
@@ -84,6 +86,11 @@ class Attempts:
             return False
         self._failed = Failure(error), delay
         return True
+
+    def succeeded(self) -> None:
+        """Note that a block ended well."""
+        if self._limits.budget is not None:
+            self._limits.budget.succeeded()
 
 
 @final
@@ -111,4 +118,6 @@ class Attempt:
         if self._token is not None:
             leave_block(self._ctx, self._token)
             self._token = None
+        if error is None:
+            self._attempts.succeeded()
         return isinstance(error, Exception) and self._attempts.holds_back(error)

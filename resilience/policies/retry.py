@@ -23,6 +23,7 @@ from resilience.outcome import Failure, Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.policy import Call, Policy
+from resilience.repeats import Budget, as_budget
 
 T = TypeVar("T")
 
@@ -53,6 +54,9 @@ class Retry(Policy[Never]):
         the wait to at least that; it does by default.
     :param max_retry_after: the longest such delay that is waited for, 300 seconds by default. Where more is asked for,
         it gives up at once with the failure: no server's word makes a caller wait for a day.
+    :param budget: what pays for retries, over all calls: a `RetryBudget`, perhaps shared with other policies; a ratio
+        (0.1, say), for one of its own; any object with its three methods. None, the default, is no limit. It is asked
+        before the wait. Where it is spent, the failure comes out at once.
     :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself; not by default.
     :param on_retry: called with a `RetryScheduled` before each wait; never after the last failure.
     :param name: what errors and events call this policy; "Retry" by default.
@@ -94,6 +98,7 @@ class Retry(Policy[Never]):
         max_elapsed: Duration | None = None,
         retry_after: bool = True,
         max_retry_after: Duration = 300.0,
+        budget: Budget | float | None = None,
         wrap: bool = False,
         on_retry: Listener | None = None,
         name: str | None = None,
@@ -114,9 +119,11 @@ class Retry(Policy[Never]):
             max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
             retry_after=checks.flag("retry_after", retry_after),
             max_retry_after=checks.seconds("max_retry_after", max_retry_after, infinite=True),
+            budget=as_budget("budget", budget),
             wrap=checks.flag("wrap", wrap),
             on_retry=optional_listener("on_retry", on_retry),
         )
+        self._earn = None if limits.budget is None else limits.budget.succeeded
         self._settings = {
             "attempts": attempts,
             "on": on,
@@ -126,6 +133,7 @@ class Retry(Policy[Never]):
             "max_elapsed": limits.max_elapsed,
             "retry_after": retry_after,
             "max_retry_after": limits.max_retry_after,
+            "budget": budget,
             "wrap": wrap,
             "on_retry": on_retry,
             "name": name,
@@ -158,6 +166,8 @@ class Retry(Policy[Never]):
                         raise
                 else:
                     if self._on_result is None or not self._on_result(result):
+                        if self._earn is not None:
+                            self._earn()
                         return result
                     state = state or RetryState(self._limits, ctx, began)
                     if not await state.wait_for_next(Success(result), ctx.runtime, self._refused_until(ctx)):
@@ -204,4 +214,6 @@ class Retry(Policy[Never]):
         ]
         if self._limits.max_elapsed is not None:
             parts.append(f"none begins after {format_number(self._limits.max_elapsed)} s")
+        if self._limits.budget is not None:
+            parts.append(f"paid for by {self._limits.budget!r}")
         return "; ".join(parts)

@@ -13,16 +13,19 @@ from resilience import checks
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import FOREVER, clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded, RetriesExhausted
+from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
 from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import AttemptFailed, RetryGaveUp, RetryScheduled
+from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.record import History
+from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
 
 _NOTE = "resilience: "
-_Reason: TypeAlias = Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"]
+_Reason: TypeAlias = (
+    Literal["attempts", "deadline", "max_elapsed", "unrepeatable", "retry_after", "circuit_open"] | Refuser
+)
 
 
 class RetryLimits(NamedTuple):
@@ -35,6 +38,7 @@ class RetryLimits(NamedTuple):
     max_elapsed: float | None
     retry_after: bool
     max_retry_after: float
+    budget: Budget | None
     wrap: bool
     on_retry: Listener | None
 
@@ -70,14 +74,20 @@ class RetryState:
 
     async def sleep(self, outcome: Outcome[Any], delay: float, runtime: Runtime) -> None:
         """Close what this failure leaves behind, and wait."""
-        discarded = _discarded(outcome)
-        if discarded is not None:
-            await runtime.close(discarded)
-        await runtime.sleep(delay, self._ctx._timer)
+        try:
+            discarded = _discarded(outcome)
+            if discarded is not None:
+                await runtime.close(discarded)
+            await runtime.sleep(delay, self._ctx._timer)
+        except BaseException:
+            self.give_back()
+            raise
 
     def delay_after(self, outcome: Outcome[Any], refused_until: float = -inf) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; report which."""
         limits, ctx = self._limits, self._ctx
+        if isinstance(outcome, Failure):
+            self.give_back_if_refused(outcome.error)
         self._history.add(outcome)
         ctx._note(outcome)
         elapsed = clock.now() - self._began
@@ -111,21 +121,34 @@ class RetryState:
             return "deadline"
         if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
             return "max_elapsed"
-        return delay
+        refused = take_repeat(ctx._info.cap, limits.budget)
+        if refused == "budget":
+            emit(BudgetSpent, limits.policy, ctx, repeat="retry")
+        return refused or delay
 
     def may_start(self, outcome: Outcome[Any]) -> bool:
         """Begin the next attempt; false if the wait took so long that its time is over."""
         limits, ctx = self._limits, self._ctx
-        if ctx.expired:
-            self._give_up("deadline", outcome)
-            return False
+        late: _Reason | None = "deadline" if ctx.expired else None
         if limits.max_elapsed is not None and clock.now() - self._began >= limits.max_elapsed:
-            self._give_up("max_elapsed", outcome)
+            late = late or "max_elapsed"
+        if late is not None:
+            self.give_back()
+            self._give_up(late, outcome)
             return False
         if ctx._info.record is not None:
             ctx._info.record.expect_failure()
         self.attempt += 1
         return True
+
+    def give_back(self) -> None:
+        """Return the repeat that this retry took, and has not made."""
+        give_back_repeat(self._ctx._info.cap, self._limits.budget)
+
+    def give_back_if_refused(self, error: Exception) -> None:
+        """Do so where a policy inside has refused it: what called nothing costs nothing."""
+        if self.attempt > 1 and isinstance(error, Rejected):
+            self.give_back()
 
     def _give_up(self, reason: _Reason, outcome: Outcome[Any]) -> None:
         emit(
@@ -148,6 +171,7 @@ class RetryState:
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
+        self.give_back_if_refused(refusal)
         self.attempt -= 1  # the refused one called nothing
         _annotate(refusal, _NOTE + self._summary())
         if failed is not None and refusal.__context__ is None:

@@ -14,6 +14,7 @@ from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.listening import retry_without_budget
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     for _ in range(2):
         await world.execute(pipeline, Script(Boom()).function())
     await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
+    await world.attempt(retry_without_budget(), Script(Boom()).function())
     await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()

@@ -30,7 +30,7 @@ _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("
 
 _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
-_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight")]
+_RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
@@ -48,6 +48,13 @@ TESTS = {
     "policies/live_circuit.py": [*_BREAKER, "policies/test_machines.py", "composition/test_nested_calls.py"],
     "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
+    "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
+    "repeats.py": [
+        "test_repeats.py",
+        "policies/test_retry_budget.py",
+        "policies/test_repeat_cap.py",
+        "test_bad_input.py",
+    ],
     "policies/timeout.py": [
         *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),
         *_EVERY_POLICY,

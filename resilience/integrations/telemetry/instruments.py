@@ -76,6 +76,7 @@ ATTEMPT_REMAINING = _seconds(
 
 _AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
 _GAVE_UP = "Retries that came to their end without success, by what ran out."
+_SPENT = "Retries and hedges that were not made, as their budget was spent."
 _TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _REFUSED = "Calls that were not let through, by the error that the caller got."
 _SHADOWED = "Calls that policies which only observe would not have let through, by the error."
@@ -83,6 +84,7 @@ _CHANGED = "Changes of the state of circuits, by the state that they went to."
 
 RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
 GIVE_UPS = _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type")
+BUDGET_SPENT = _count("attempt", "budget.spent", _SPENT, *_WHERE, "repeat")
 TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
 REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
 SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
@@ -100,7 +102,7 @@ ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
-    *(RETRIES, GIVE_UPS, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, TRANSITIONS),
+    *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, ABANDONED),
 )
 
@@ -154,6 +156,7 @@ def _scope(event: events.TimedOut | events.CallRejected) -> str:
 _COUNTERS: dict[type[Event], Instrument] = {
     events.RetryScheduled: RETRIES,
     events.RetryGaveUp: GIVE_UPS,
+    events.BudgetSpent: BUDGET_SPENT,
     events.TimedOut: TIMEOUTS,
     events.CallRejected: REJECTIONS,
     events.FallbackUsed: FALLBACKS,
@@ -167,6 +170,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "operation": lambda event: event.operation or "",
     "error_type": lambda event: error_type(event.outcome),
     "reason": lambda event: event.reason,
+    "repeat": lambda event: event.repeat,
     "scope": _scope,
     "old_state": lambda event: event.old.value,
     "state": lambda event: event.new.value,

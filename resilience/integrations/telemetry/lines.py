@@ -22,6 +22,7 @@ Levels: TypeAlias = Mapping[type[Event], int | None]
 DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.RetryScheduled: logging.INFO,
     events.RetryGaveUp: logging.WARNING,
+    events.BudgetSpent: logging.INFO,  # where it ends a retry, that gives up as well
     events.TimedOut: logging.WARNING,
     events.CallRejected: logging.WARNING,  # of a policy that only observes: as below
     events.CircuitChanged: logging.ERROR,  # to open; to the other states as below

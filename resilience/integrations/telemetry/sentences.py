@@ -17,6 +17,8 @@ _RAN_OUT = {
     "unrepeatable": "it must not be repeated",
     "retry_after": "the server asks for a longer wait than max_retry_after",
     "circuit_open": "a circuit inside is open",
+    "budget": "the budget of retries is spent",
+    "cap": "a RepeatCap allows no other",
 }
 _CANCELLED = {
     "caller": "by its caller",
@@ -33,6 +35,10 @@ def _scheduled(event: events.RetryScheduled) -> str:
 def _gave_up(event: events.RetryGaveUp) -> str:
     reason = _RAN_OUT[event.reason]
     return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event)}"
+
+
+def _spent_budget(event: events.BudgetSpent) -> str:
+    return f"{_subject(event)}made no {event.repeat}, as the budget is spent"
 
 
 def _timed_out(event: events.TimedOut) -> str:
@@ -75,6 +81,7 @@ def _finished(event: events.ExecutionFinished) -> str:
 _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.RetryScheduled: _scheduled,
     events.RetryGaveUp: _gave_up,
+    events.BudgetSpent: _spent_budget,
     events.TimedOut: _timed_out,
     events.CallRejected: _rejected,
     events.CircuitChanged: _changed,

@@ -1,0 +1,58 @@
+"""RepeatCap: at most so many retries and hedges in everything inside, however many layers try again there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.context import Context
+from resilience.policy import Call, Policy
+from resilience.repeats import Cap
+
+T = TypeVar("T")
+
+
+@final
+class RepeatCap(Policy[Never]):
+    """Let at most `repeats` retries and hedges be made in each call, by all policies inside together.
+
+    That includes the executions that the function starts, in its tasks and in threads that get its `contextvars` (as
+    those of `asyncio.to_thread` do), and what stands in a `detached()` block. Three attempts in each of three layers
+    are 27 calls at the bottom, and 3 under a `RepeatCap(2)` around them. The call's own last failure comes out.
+
+    :param repeats: how many, zero or more. Of several caps around one another, each counts.
+    :param name: what events call this policy; "RepeatCap" by default.
+
+    >>> from resilience import RepeatCap, Retry
+    >>> calls = []
+    >>> def flaky():
+    ...     calls.append(1)
+    ...     raise ConnectionError("reset")
+    >>> layer = Retry(3, backoff=[0])
+    >>> RepeatCap(2).wrap(layer).capture(lambda ctx: layer.call(flaky))
+    Failure(error=ConnectionError('reset'))
+    >>> len(calls)
+    3
+    """
+
+    def __init__(self, repeats: int, *, name: str | None = None) -> None:
+        checks.not_bare("@RepeatCap(2)", repeats)
+        self._repeats = checks.whole("repeats", repeats, least=0)
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "RepeatCap"
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        return await call(ctx._with_info(ctx._info.with_cap(Cap(self._repeats, ctx._info.cap))))
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {"repeats": self._repeats, "name": self._given_name}
+
+    @override
+    def describe(self) -> str:
+        times = "1 retry or hedge" if self._repeats == 1 else f"{self._repeats} retries and hedges"
+        return f"{self.name}: at most {times} in everything inside, nested calls included"

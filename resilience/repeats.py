@@ -1,0 +1,214 @@
+"""How many retries and hedges there may be: over all calls (a budget), and in one execution (a cap).
+
+Attempts per call bound what one call does. They do not bound what all calls do together: where a service fails for
+everybody, three attempts are three times the load on what already fails, and that load can keep it down after the cause
+is gone (Bronson et al., "Metastable Failures in Distributed Systems", HotOS 2021). Nor do they bound layers: three
+attempts in each of three layers are 27 calls at the bottom.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from math import inf
+from typing import Any, Literal, Protocol, TypeAlias, final
+
+from resilience import checks, forks
+from resilience.checks import format_number
+from resilience.clock import clock
+
+#: Ten successes at 0.1 pay for one repeat, though ten times 0.1 adds up to a little less than 1.
+_ROUNDING = 1e-9
+
+_METHODS = ("succeeded", "withdraw", "give_back")
+
+
+class Budget(Protocol):
+    """What retries and hedges are paid from. Called from any thread, and never awaited."""
+
+    def succeeded(self) -> object:
+        """Note that a call ended well. Called for every such call, so it has to be quick."""
+        ...
+
+    def withdraw(self) -> bool:
+        """Take a repeat, if there is one."""
+        ...
+
+    def give_back(self) -> object:
+        """Return a repeat that was taken and not made."""
+        ...
+
+
+@final
+class RetryBudget:
+    """Repeats that successful calls pay for: `Retry(budget=...)`, `Hedge(budget=...)`.
+
+    Share one among all policies that call the same dependency. Each policy that holds it pays in for its own calls.
+
+    :param ratio: how much of a repeat each successful call earns, from 0 to 1000. 0.1 by default: in the long run,
+        retries and hedges add at most a tenth to the load.
+    :param saved: how many repeats can be saved up, at least 1; 10 by default. There are so many at the beginning, and
+        again in the child of a fork.
+    :param per_second: how many more are earned each second since it was built, for clients that call rarely; none by
+        default.
+
+    Whatever happens, repeats <= saved + ratio * successes + per_second * seconds. That successes pay, and not
+    requests (as in Finagle and the SRE book), is what ends a storm: where nothing succeeds, nothing is repeated. The
+    token buckets of the AWS SDKs and of gRPC (gRFC A6) are paid like that.
+
+    >>> from resilience import Retry, RetryBudget
+    >>> budget = RetryBudget(0.1, saved=10)
+    >>> users, orders = Retry(budget=budget), Retry(5, budget=budget)
+    >>> budget.balance
+    10.0
+    """
+
+    #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
+    succeeded: Callable[[], object]
+
+    def __init__(self, ratio: float = 0.1, *, saved: float = 10.0, per_second: float = 0.0) -> None:
+        self._ratio = _within("ratio", ratio, 0, 1000)
+        self._saved = _within("saved", saved, 1)
+        self._per_second = _within("per_second", per_second, 0)
+        self._ticks = count()  # one for each success, and one for each time that they are counted
+        self.succeeded = self._ticks.__next__
+        self._lock: threading.RLock
+        self._balance: float
+        self._refused: int
+        self._reset()
+        forks.reset_after_fork(self, RetryBudget._reset)
+
+    def withdraw(self) -> bool:
+        """Take a repeat, if there is one."""
+        with self._lock:
+            self._add_earnings_locked()
+            self._balance -= 1.0  # and only then look: a finalizer may come here between any two calls
+            if self._balance >= -_ROUNDING:
+                return True
+            self._balance += 1.0
+            self._refused += 1
+            return False
+
+    def give_back(self) -> None:
+        """Return a repeat that was taken and not made."""
+        with self._lock:
+            self._balance = min(self._saved, self._balance + 1.0)
+
+    @property
+    def balance(self) -> float:
+        """How many repeats there are now."""
+        with self._lock:
+            self._add_earnings_locked()
+            return max(0.0, self._balance)
+
+    @property
+    def refused(self) -> int:
+        """How many repeats it has refused since it was built."""
+        return self._refused
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._balance = self._saved
+        self._refused = 0
+        self._counted = next(self._ticks)
+        self._as_of = clock.now() if self._per_second else 0.0
+
+    def _add_earnings_locked(self) -> None:
+        tick = next(self._ticks)
+        earned = (tick - self._counted - 1) * self._ratio
+        self._counted = tick
+        if self._per_second:
+            now = clock.now()
+            earned += max(0.0, now - self._as_of) * self._per_second
+            self._as_of = now
+        self._balance = min(self._saved, self._balance + earned)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two budgets would pay for twice as many repeats."""
+        raise TypeError(f"{self!r} is shared by all that hold it; it cannot be copied or pickled")
+
+    def __repr__(self) -> str:
+        parts = [format_number(self._ratio), f"saved={format_number(self._saved)}"]
+        parts += [f"per_second={format_number(self._per_second)}"] if self._per_second else []
+        return f"RetryBudget({', '.join(parts)})"
+
+
+def _within(name: str, value: object, least: float, most: float = inf) -> float:
+    converted = checks.number(name, value)
+    if not least <= converted <= most or converted == inf:
+        limits = "and finite" if most == inf else f"and at most {most:g}"
+        raise ValueError(f"{name} must be at least {least:g} {limits}, not {value!r}")
+    return converted
+
+
+def as_budget(name: str, value: Budget | float | None) -> Budget | None:
+    """Return a budget: the one that is given, one of its own for a ratio, or None."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return RetryBudget(_within(name, value, 0, 1000))
+    missing = [it for it in _METHODS if not callable(getattr(value, it, None))]
+    if missing or isinstance(value, type):
+        lacking = f"; it has no method {missing[0]}()" if missing else ", and not a class"
+        raise TypeError(f"{name} must be a RetryBudget, a ratio or None, not {value!r}{lacking}")
+    return value
+
+
+# --- in one execution ---
+
+
+@final
+class Cap:
+    """So many repeats for an execution and all that runs inside it, in whatever thread or task.
+
+    :param outer: the cap around it, which counts as well.
+    """
+
+    __slots__ = ("_left", "_outer")
+
+    def __init__(self, repeats: int, outer: Cap | None = None) -> None:
+        self._left = [None] * repeats  # `pop` and `append` are one step each, in every thread
+        self._outer = outer
+
+    def take(self) -> bool:
+        """Take a repeat; false if there is none."""
+        if self._outer is not None and not self._outer.take():
+            return False
+        try:
+            self._left.pop()
+        except IndexError:
+            if self._outer is not None:
+                self._outer.give_back()
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Return a repeat that was taken and not made."""
+        self._left.append(None)
+        if self._outer is not None:
+            self._outer.give_back()
+
+
+Refuser: TypeAlias = Literal["cap", "budget"]
+
+
+def take_repeat(cap: Cap | None, budget: Budget | None) -> Refuser | None:
+    """Take a repeat from both, or from none: then say which of them refused it."""
+    if cap is not None and not cap.take():
+        return "cap"
+    allowed = False
+    try:
+        allowed = budget is None or budget.withdraw()
+    finally:  # also where a budget of the user's raises
+        if not allowed and cap is not None:
+            cap.give_back()
+    return None if allowed else "budget"
+
+
+def give_back_repeat(cap: Cap | None, budget: Budget | None) -> None:
+    """Return a repeat that was taken and not made."""
+    if cap is not None:
+        cap.give_back()
+    if budget is not None:
+        budget.give_back()

@@ -1,0 +1,165 @@
+"""RepeatCap: so many repeats at most in everything inside, however many layers try again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from resilience import Context, Policy, RepeatCap, Retry, RetryBudget, current_context, detached, events
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.policies.retries import run
+
+LAYER = Retry(3, on=Boom, backoff=[0])
+
+
+async def calls_through(world: World, *around: Policy[Any], inner: Policy[Any] = LAYER) -> int:
+    """How often the bottom of three layers is called."""
+    script = Script(Boom())
+
+    async def middle(ctx: Context) -> Any:
+        return await world.execute(inner, script.function())
+
+    async def top(ctx: Context) -> Any:
+        return await world.execute(inner, middle)
+
+    await world.attempt(Policy.wrap(*around, inner), top)
+    return script.calls
+
+
+async def test_layers_do_not_multiply(world: World, clock: FakeClock) -> None:
+    """Three attempts in each of three layers: 27 calls, and 1 + 2 under a cap of 2."""
+    assert await calls_through(world, Retry(1)) == 27
+    assert await calls_through(world, RepeatCap(2)) == 3
+    assert await calls_through(world, RepeatCap(0)) == 1
+
+
+async def test_each_call_has_a_cap_of_its_own(world: World, clock: FakeClock) -> None:
+    """A cap remembers nothing between calls."""
+    policy = RepeatCap(1).wrap(LAYER)
+    for _ in range(2):
+        script = Script(Boom())
+        await run(world, policy, script)
+        assert script.calls == 2
+
+
+async def test_a_cap_inside_a_cap_counts_for_both(world: World, clock: FakeClock) -> None:
+    """The tighter one holds, whichever that is."""
+    for outer, inner in ((2, 5), (5, 2)):
+        script = Script(Boom())
+        await run(world, Policy.wrap(RepeatCap(outer), RepeatCap(inner), Retry(9, on=Boom, backoff=[0])), script)
+        assert script.calls == 3
+
+
+async def test_the_cap_is_asked_before_the_budget(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """What the cap refuses costs the budget nothing, and is no spent budget."""
+    budget = RetryBudget(0, saved=5)
+    policy = RepeatCap(1).wrap(Retry(9, on=Boom, backoff=[0], budget=budget))
+    await run(world, policy, Script(Boom()))
+    assert (budget.balance, budget.refused) == (4, 0)
+    assert [event.reason for event in heard if isinstance(event, events.RetryGaveUp)] == ["cap"]
+    assert not [event for event in heard if isinstance(event, events.BudgetSpent)]
+
+
+async def test_a_cap_goes_with_an_explicit_context_and_a_detached_block(world: World, clock: FakeClock) -> None:
+    """Clean-ups are executions inside, too; and a context of one's own does not get rid of the cap."""
+    script = Script(Boom())
+
+    async def fn(ctx: Context) -> None:
+        with detached(timeout=5):
+            await world.attempt(LAYER, script.function())
+        await world.attempt(LAYER, script.function(), Context(timeout=5))
+        await world.attempt(LAYER, script.function(), ctx)
+
+    await world.execute(RepeatCap(1), fn)
+    assert script.calls == 4
+    await world.attempt(LAYER, script.function())
+    assert script.calls == 7
+
+
+async def test_a_cap_goes_with_a_context_that_is_handed_over(world: World, clock: FakeClock) -> None:
+    """To code that has not inherited it: a thread without the variables of its maker."""
+    script = Script(Boom())
+    if not world.blocking:
+        return
+
+    def fn(ctx: Context) -> None:
+        thread = threading.Thread(target=lambda: LAYER.capture(world.native(script.function()), ctx))
+        thread.start()
+        thread.join()
+
+    RepeatCap(1).execute(fn)
+    assert script.calls == 2
+
+
+def test_exactly_so_many_over_threads_and_tasks() -> None:
+    """Threads and two event loops inside one call share one cap."""
+    retry = Retry(None, on=Boom, backoff=[0])
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise Boom
+
+    async def afail() -> None:
+        await anyio.sleep(0)
+        fail()
+
+    async def attempt(function: Any, *args: Any) -> None:
+        with pytest.raises(Boom):
+            await function(*args)
+
+    async def in_thread() -> None:
+        await anyio.to_thread.run_sync(retry.call, fail)
+
+    async def loop() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(attempt, retry.acall, afail)
+                group.start_soon(attempt, in_thread)
+
+    def in_all(ctx: Context) -> None:
+        assert current_context()._info.cap is not None
+        with ThreadPoolExecutor(3) as pool:
+            works: list[Callable[[], object]] = [
+                lambda: anyio.run(loop),
+                lambda: anyio.run(loop, backend="trio"),
+                lambda: retry.capture(lambda ctx: fail()),
+            ]
+            for job in [pool.submit(copy_context().run, work) for work in works]:
+                job.result()
+
+    RepeatCap(500).execute(in_all)
+    assert len(calls) == 17 + 500
+
+
+async def test_what_is_cancelled_in_the_wait_is_given_back(in_asyncio: World) -> None:
+    """As for a budget: the repeat was not made."""
+    script = Script(Boom())
+
+    async def fn(ctx: Context) -> None:
+        task = asyncio.create_task(Retry(2, on=Boom, backoff=[60]).aexecute(script.function()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        await in_asyncio.attempt(LAYER, script.function())
+
+    await in_asyncio.execute(RepeatCap(1), fn)
+    assert script.calls == 3
+
+
+def test_a_cap_says_what_it_does() -> None:
+    """In a line, and as it was written."""
+    assert repr(RepeatCap(2)) == "RepeatCap(repeats=2)"
+    assert (
+        RepeatCap(2, name="cap").describe()
+        == "cap: at most 2 retries and hedges in everything inside, nested calls included"
+    )
+    assert "at most 1 retry or hedge" in RepeatCap(1).describe()

@@ -1,0 +1,191 @@
+"""Retry with a budget: what pays for retries, when it is asked, and when it gets them back."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Rejected,
+    Retry,
+    RetryBudget,
+    events,
+)
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.policies.retries import Response, bad, notes_of, run
+from tests.test_repeats import Own
+
+
+def given_up(heard: list[Any]) -> list[str]:
+    return [event.reason for event in heard if isinstance(event, events.RetryGaveUp)]
+
+
+def spent(heard: list[Any]) -> list[tuple[str, str]]:
+    return [(event.policy, event.repeat) for event in heard if isinstance(event, events.BudgetSpent)]
+
+
+async def test_a_spent_budget_ends_the_attempts_with_the_last_failure(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """The failure comes out as ever, at once, with its note; the event says why."""
+    budget = RetryBudget(0, saved=1)
+    error = await run(world, Retry(3, on=Boom, backoff=[60], budget=budget, name="r"), Script(Boom("a"), Boom("b")))
+    assert error.args == ("b",)
+    assert "2 attempts" in notes_of(error)[0]
+    assert clock.sleeps == [60]
+    assert (given_up(heard), spent(heard)) == (["budget"], [("r", "retry")])
+
+
+async def test_results_that_are_not_good_enough_cost_as_failures_do(world: World, clock: FakeClock) -> None:
+    """And earn nothing."""
+    budget = RetryBudget(1.0, saved=2)
+    result = await run(
+        world, Retry(9, on_result=bad, backoff=[0], budget=budget), Script(*[Response() for _ in range(9)])
+    )
+    assert result.closed == 0
+    assert (budget.balance, budget.refused) == (0, 1)
+
+
+async def test_only_calls_that_end_well_earn(world: World, clock: FakeClock) -> None:
+    """Not failures that `on` does not name, nor refusals."""
+    budget = RetryBudget(0.5, saved=1)
+    retry = Retry(2, on=Boom, backoff=[0], budget=budget)
+    await run(world, retry, Script(Boom()))
+    for error in (ValueError(), CircuitOpen("open")):
+        await run(world, retry, Script(error))
+    assert budget.balance == 0
+    await run(world, retry, Script("fine"))
+    assert budget.balance == 0.5
+
+
+async def test_it_is_asked_after_all_other_reasons_to_stop(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """What ends anyway costs nothing."""
+    budget = RetryBudget(0, saved=1)
+    unrepeatable = Boom()
+    unrepeatable.repeatable = False  # type: ignore[attr-defined]
+    await run(world, Retry(1, on=Boom, budget=budget), Script(Boom()))
+    await run(world, Retry(on=Boom, budget=budget), Script(unrepeatable))
+    await run(world, Retry(on=Boom, backoff=[5], budget=budget), Script(Boom()), Context(timeout=1))
+    await run(world, Retry(on=Boom, backoff=[5], max_elapsed=1, budget=budget), Script(Boom()))
+    open_inside = Retry(on=Boom, backoff=[5], budget=budget).wrap(CircuitBreaker(1, open_for=30))
+    await run(world, open_inside, Script(Boom()))
+    assert given_up(heard) == ["attempts", "unrepeatable", "deadline", "max_elapsed", "circuit_open"]
+    assert (budget.balance, budget.refused) == (1, 0)
+
+
+async def test_a_retry_in_front_of_an_open_circuit_costs_nothing(world: World, clock: FakeClock) -> None:
+    """What was refused inside has called nothing: neither where it is tried again, nor where it comes out."""
+    budget = RetryBudget(0, saved=1)
+    breaker = CircuitBreaker(1, open_for=30)
+    waiting = Retry(5, on=(Boom, Rejected), backoff=[0], retry_after=False, budget=budget).wrap(breaker)
+    assert isinstance(await run(world, waiting, Script(Boom())), CircuitOpen)
+    assert budget.balance == 1
+    assert isinstance(await run(world, waiting, Script(Boom())), CircuitOpen)
+    assert budget.balance == 1
+    refused = Retry(5, on=Boom, backoff=[0], budget=budget)
+    assert isinstance(await run(world, refused, Script(Boom(), Rejected("full"))), Rejected)
+    assert budget.balance == 1
+
+
+class Slow(Boom):
+    """A failure that takes long to clean up."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.response = self
+        self.close = partial(clock.advance, 100)
+
+
+async def test_what_is_late_after_the_wait_is_given_back(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """A wait that took too long: no attempt was made."""
+    budget = RetryBudget(0, saved=2)
+    for limits in (Context(timeout=10), None):
+        retry = Retry(3, on=Boom, backoff=[1], max_elapsed=None if limits else 10, budget=budget)
+        await run(world, retry, Script(Slow(clock)), limits)
+    assert given_up(heard) == ["deadline", "max_elapsed"]
+    assert budget.balance == 2
+    if world.blocking:
+        with pytest.raises(Boom):
+            for attempt in Retry(3, on=Boom, backoff=[1], max_elapsed=10, budget=budget).attempts():
+                with attempt:
+                    raise Slow(clock)
+        assert budget.balance == 2
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_is_cancelled_in_the_wait_is_given_back(backend: str) -> None:
+    """Cancelled by the caller, in both forms."""
+    budget = RetryBudget(0, saved=5)
+    retry = Retry(5, on=Boom, backoff=[60], budget=budget)
+
+    async def block() -> None:
+        async for attempt in retry.attempts():
+            with attempt:
+                raise Boom
+
+    async def main() -> None:
+        for wait in (lambda: retry.aexecute(Script(Boom()).function()), block):
+            with anyio.move_on_after(0.01) as scope:
+                await wait()
+            assert scope.cancelled_caught
+            assert budget.balance == 5
+
+    anyio.run(main, backend=backend)
+
+
+async def test_an_attempt_that_was_made_stays_spent(world: World, clock: FakeClock) -> None:
+    """Also where it ends with what no policy handles, or is cut off."""
+    for last in (ValueError(), DeadlineExceeded("late"), Boom()):
+        budget = RetryBudget(0, saved=1)
+        await run(world, Retry(2, on=Boom, backoff=[0], budget=budget), Script(Boom(), last))
+        assert budget.balance == 0
+
+
+async def test_the_block_form_pays_likewise(threads: World, clock: FakeClock, heard: list[Any]) -> None:
+    """It earns where a block ends well, asks before the wait, and gives back what was refused."""
+    budget = RetryBudget(0.25, saved=2)
+    retry = Retry(9, on=Boom, backoff=[1], budget=budget)
+    with pytest.raises(Boom):
+        for attempt in retry.attempts():
+            with attempt:
+                raise Boom
+    assert (attempt.number, clock.sleeps, given_up(heard)) == (3, [1, 1], ["budget"])
+    assert budget.balance == 0
+    for attempt in retry.attempts():
+        with attempt:
+            pass
+    assert budget.balance == 0.25
+    budget = RetryBudget(0, saved=1)
+    with pytest.raises(Rejected):
+        for attempt in Retry(9, on=Boom, backoff=[1], budget=budget).attempts():
+            with attempt:
+                raise Boom if attempt.number == 1 else Rejected("full")
+    assert budget.balance == 1
+    with contextlib.suppress(Rejected):
+        for attempt in Retry(9, on=Boom, budget=budget).attempts():
+            with attempt:
+                raise Rejected("full")
+    assert budget.balance == 1
+
+
+async def test_a_budget_of_the_users_is_told_and_asked(world: World, clock: FakeClock) -> None:
+    """What it raises comes out, as what a predicate raises."""
+    budget = Own(True, OSError("no answer"))
+    await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom(), "fine"))
+    error = await run(world, Retry(3, on=Boom, backoff=[0], budget=budget), Script(Boom()))
+    assert isinstance(error, OSError)
+    assert budget.told == ["withdraw", "succeeded", "withdraw"]
+
+
+def test_a_retry_tells_what_pays_for_it() -> None:
+    """In `describe`, and in `repr` as it was written."""
+    retry = Retry(3, budget=RetryBudget(0.2, saved=5))
+    assert retry.describe().endswith("; paid for by RetryBudget(0.2, saved=5)")
+    assert repr(Retry(budget=0.1)) == "Retry(budget=0.1)"

@@ -21,7 +21,7 @@ from resilience.events.kinds import CallRejected
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.permits import Permits, Place, Ticket
+from resilience.state.permits import GONE, WAITING, Permits, Ticket
 
 #: What is appended to the free permits, without a call, to give one back.
 ONE_PERMIT = (None,)
@@ -71,16 +71,19 @@ class LivePermits:
 
     async def wait(self, ctx: Context, runtime: Runtime) -> None:
         """Queue for a permit; come back with one or with an error."""
-        began = clock.now()
+        machine, began = self.machine, clock.now()
         ticket = Ticket(runtime.waiter())
         gives_up_at = inf if self.max_wait is None else began + self.max_wait
         # A timer around this call ends the wait by itself, and then the error is its own.
-        budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
+        timer, budget = ctx._timer, ctx.deadline
+        if timer is not None and timer.deadline <= budget:
+            budget = inf
         try:
             has_joined = self._join(ticket)
-            if ticket.place is Place.WAITING and not await ticket.waiter.wait(min(gives_up_at, budget), ctx._timer):
-                self.machine.leave(ticket)
-            if self.machine.take_up(ticket):
+            ends_at = budget if budget < gives_up_at else gives_up_at
+            if ticket.place is WAITING and not await ticket.waiter.wait(ends_at, timer):
+                machine.leave(ticket)
+            if machine.take_up(ticket):
                 return
         except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
             self.wake(self.machine.abandon(ticket))
@@ -95,8 +98,8 @@ class LivePermits:
 
     def wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
         """Wake the waiters that were granted a permit. One whose event loop has ended passes it on."""
-        while tickets:
-            ticket = tickets.pop(0)
+        tickets = tickets or []
+        for ticket in tickets:
             try:
                 ticket.waiter.wake()
             except RuntimeError:
@@ -127,8 +130,10 @@ class LivePermits:
         """Take a place in the queue, if there is one. Those at its head whose event loop has ended make room."""
         while (first := self.machine.first_if_full()) is not None and not first.waiter.is_alive():
             self.machine.drop(first)
-        self.wake(self.machine.join(ticket))
-        return ticket.place is not Place.GONE
+        granted = self.machine.join(ticket)
+        if granted:
+            self.wake(granted)
+        return ticket.place is not GONE
 
     def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
         limit = self.machine.limit

@@ -7,7 +7,7 @@ they are awaited, so they never suspend; a task suspends in its event loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
@@ -80,7 +80,7 @@ class Waiter(Protocol):
         """Whether its event loop still runs. Asked where a queue is full, to drop those that will never come."""
         ...
 
-    async def wait(self, deadline: float, timer: Timer | None) -> bool:
+    def wait(self, deadline: float, timer: Timer | None) -> Awaitable[bool]:
         """Wait until woken (true) or until `deadline`, an instant on the process clock (false).
 
         :param timer: the tightest timer around, which cuts the wait off.

@@ -16,7 +16,7 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
-from resilience.runtimes.tasks import TaskWaiter
+from resilience.runtimes.tasks import AsyncioWaiter
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
 from tests.policies.bulkheads import LONG, SHORT, facts, wait_until
@@ -169,14 +169,14 @@ def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.
     )
     thread.start()
     wait_until(lambda: bulkhead.stats().queued == 1)
-    is_alive = TaskWaiter.is_alive
+    is_alive = AsyncioWaiter.is_alive
 
-    def meanwhile(waiter: TaskWaiter) -> bool:
+    def meanwhile(waiter: AsyncioWaiter) -> bool:
         slot.__exit__(None, None, None)
         thread.join(PATIENCE)  # served, and its loop closed
         return is_alive(waiter)
 
-    monkeypatch.setattr(TaskWaiter, "is_alive", meanwhile)
+    monkeypatch.setattr(AsyncioWaiter, "is_alive", meanwhile)
     bulkhead.capture(lambda ctx: None)
     assert facts(bulkhead)[1:3] == (0, 0)
     monkeypatch.undo()

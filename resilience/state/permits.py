@@ -129,9 +129,7 @@ class Permits(Generic[W]):
                     granted.append(ticket)
                 else:  # thrown away between these lines
                     free.append(None)
-            self.busy = False  # first: it is raised without the lock
-            if waiting or self._made > self.limit:
-                self.busy = True
+            self.busy = bool(waiting) or self._made > self.limit
         return granted
 
     # --- the queue ---
@@ -145,14 +143,11 @@ class Permits(Generic[W]):
 
     def join(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
         """Join the queue with a new ticket. It may be granted at once, and is gone if the queue is full."""
-        waiting = self._waiting
-        waiting.append(ticket)
-        self.busy = True
-        if len(waiting) <= self.queue and not self.free and self._made >= self.limit:
-            return None
         with self._lock:
-            granted = self.settle()
-            if len(waiting) > self.queue and self._withdraw_locked(ticket):
+            self._waiting.append(ticket)
+            self.busy = True
+            granted = self.settle() if self.free or self._made < self.limit else None
+            if len(self._waiting) > self.queue and self._withdraw_locked(ticket):
                 self._rejected += 1
         return granted
 
@@ -205,12 +200,6 @@ class Permits(Generic[W]):
 
     # --- inside ---
 
-    def _lower_flag_locked(self) -> None:
-        """Lower the flag where nothing is left to settle. It is raised without the lock: so lower first, look second."""
-        self.busy = False
-        if self._waiting or self._made > self.limit:
-            self.busy = True
-
     def _take_free(self) -> bool:
         if not self.free:  # most often, and `pop` would take 200 ns to say so
             return False
@@ -238,5 +227,5 @@ class Permits(Generic[W]):
         ticket.place = GONE  # nothing is called in between: it is not granted meanwhile
         with contextlib.suppress(ValueError):  # it is just being granted: the code that does that will see
             self._waiting.remove(ticket)
-        self._lower_flag_locked()
+        self.busy = bool(self._waiting) or self._made > self.limit
         return True

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from resilience import Bulkhead, BulkheadFull
-from resilience.runtimes.tasks import TaskWaiter
+from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from resilience.state.permits import Permits, Place, Ticket
 from tests.conftest import Script
 from tests.contention.beside import PATIENCE
@@ -30,14 +30,15 @@ def test_a_loop_that_has_ended_before_its_waiter_is_woken_gives_nothing_back_twi
     def waiter() -> None:
         results.append(anyio.run(bulkhead.aexecute, Script("fine").function(), backend=backend))
 
-    slot, wake = bulkhead.slot(), TaskWaiter.wake
+    kind: Any = {"asyncio": AsyncioWaiter, "trio": TrioWaiter}[backend]
+    slot, wake = bulkhead.slot(), kind.wake
     slot.__enter__()
     thread = threading.Thread(target=waiter, daemon=True)
     thread.start()
     wait_until(lambda: bulkhead.stats().queued == 1)
     raised: list[str] = []
 
-    def late(it: TaskWaiter) -> None:
+    def late(it: Any) -> None:
         thread.join(PATIENCE)
         try:
             wake(it)
@@ -45,7 +46,7 @@ def test_a_loop_that_has_ended_before_its_waiter_is_woken_gives_nothing_back_twi
             raised.append(str(error))
             raise
 
-    monkeypatch.setattr(TaskWaiter, "wake", late)
+    monkeypatch.setattr(kind, "wake", late)
     slot.__exit__(None, None, None)
     assert results == ["fine"]
     assert len(raised) == 1

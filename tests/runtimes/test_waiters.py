@@ -1,0 +1,166 @@
+"""Waiters of tasks: woken directly by a task of the same loop, and through the loop's socket by all else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from resilience import Bulkhead
+from resilience.clock import clock
+from resilience.runtimes.base import Waiter
+from resilience.runtimes.tasks import TASKS
+from tests.conftest import Script, World
+from tests.contention.beside import PATIENCE
+from tests.policies.bulkheads import facts
+
+
+@pytest.fixture
+def posted(tasks_world: World, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was posted to a loop from outside."""
+    posts: list[object] = []
+    kind, name = {
+        "asyncio": (asyncio.BaseEventLoop, "call_soon_threadsafe"),
+        "trio": (trio.lowlevel.TrioToken, "run_sync_soon"),
+    }[tasks_world.name]
+    post: Any = getattr(kind, name)
+
+    def noting(self: Any, function: Any, *args: Any, **options: Any) -> Any:
+        posts.append(function)
+        return post(self, function, *args, **options)
+
+    monkeypatch.setattr(kind, name, noting)
+    return posts
+
+
+async def waiting(group: anyio.abc.TaskGroup, results: list[Any], seconds: float = PATIENCE) -> Waiter:
+    """Return the waiter of a task that waits."""
+    waiters: list[Waiter] = []
+
+    async def wait() -> None:
+        waiters.append(TASKS.waiter())
+        results.append(await waiters[0].wait(clock.now() + seconds, None))
+
+    group.start_soon(wait)
+    while not waiters:
+        await anyio.lowlevel.checkpoint()
+    return waiters[0]
+
+
+async def test_a_task_of_the_same_loop_wakes_without_the_socket(tasks_world: World, posted: list[object]) -> None:
+    """A write to the socket by which a loop is reached from outside takes longer than all the rest of a wait."""
+    results: list[Any] = []
+    async with anyio.create_task_group() as group:
+        (await waiting(group, results)).wake()
+        assert posted == []
+    assert results == [True]
+
+
+async def test_another_thread_wakes_through_the_socket(tasks_world: World, posted: list[object]) -> None:
+    """It may run a loop of its own, and be in a task of that."""
+    results: list[Any] = []
+    async with anyio.create_task_group() as group:
+        waiter = await waiting(group, results)
+
+        async def wake() -> None:
+            waiter.wake()
+
+        thread = threading.Thread(target=anyio.run, args=[wake], kwargs={"backend": tasks_world.name})
+        thread.start()
+    thread.join(PATIENCE)
+    assert results == [True]
+    assert posted
+
+
+async def test_what_is_woken_or_cancelled_already_is_left_alone(tasks_world: World) -> None:
+    """A wake comes after the end of the wait, after a cancellation, and before the wait."""
+    results: list[Any] = []
+    async with anyio.create_task_group() as group:
+        late = await waiting(group, results, 0.001)
+        while not results:
+            await anyio.sleep(0.001)
+        late.wake()
+    assert results == [False]
+
+    async with anyio.create_task_group() as group:
+        cancelled = await waiting(group, results)
+        group.cancel_scope.cancel()
+        cancelled.wake()
+    early = TASKS.waiter()
+    early.wake()
+    assert await early.wait(clock.now() + PATIENCE, None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_handler_wakes_a_loop_that_waits_for_its_sockets(backend: str) -> None:
+    """The loop has looked at what is ready already, and the handler runs in its thread: only the socket ends its wait.
+
+    The same goes for a finalizer, which may run between that look and the wait.
+    """
+    bulkhead = Bulkhead(1, queue=1)
+    slot = bulkhead.slot()
+    slot.__enter__()
+
+    def give_back(*_: object) -> None:
+        slot.__exit__(None, None, None)
+
+    async def main() -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with anyio.move_on_after(5):
+            return await bulkhead.aexecute(Script("fine").function())
+
+    before = signal.signal(signal.SIGALRM, give_back)
+    try:
+        began = clock.now()
+        assert anyio.run(main, backend=backend) == "fine"
+        assert clock.now() - began < 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_two_loops_and_ten_threads_hand_one_permit_on(backend: str) -> None:
+    """From a loop to itself, to the other loop, to threads and back: all get in, one at a time."""
+    bulkhead = Bulkhead(1, queue=100)
+    inside: list[int] = []
+    done: list[int] = []
+
+    def enter(ctx: object) -> None:
+        inside.append(1)
+        assert len(inside) == 1
+        done.append(inside.pop())
+
+    async def enter_task(ctx: object) -> None:
+        inside.append(1)
+        await anyio.lowlevel.checkpoint()
+        assert len(inside) == 1
+        done.append(inside.pop())
+
+    async def client() -> None:
+        for _ in range(20):
+            await bulkhead.aexecute(enter_task)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(client)
+
+    def thread() -> None:
+        for _ in range(20):
+            bulkhead.execute(enter)
+
+    threads = [threading.Thread(target=anyio.run, args=[main], kwargs={"backend": backend}) for _ in range(2)]
+    threads += [threading.Thread(target=thread) for _ in range(10)]
+    for it in threads:
+        it.start()
+    for it in threads:
+        it.join(PATIENCE)
+    assert len(done) == 30 * 20
+    assert facts(bulkhead) == (1, 0, 0, 0)

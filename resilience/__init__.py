@@ -25,6 +25,7 @@ from resilience.errors import (
 from resilience.network_errors import transient
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policies.bulkhead import Bulkhead, BulkheadStats
+from resilience.policies.chaos import Chaos
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.fallback import Fallback
 from resilience.policies.live_circuit import CircuitStats
@@ -41,6 +42,7 @@ __all__ = [
     "BulkheadFull",
     "BulkheadStats",
     "Call",
+    "Chaos",
     "CircuitBreaker",
     "CircuitIsolated",
     "CircuitOpen",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
+from resilience import Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
 from tests.conftest import Boom
 
 KINDS = (
@@ -17,6 +17,7 @@ KINDS = (
     events.CallRejected,
     events.CircuitChanged,
     events.FallbackUsed,
+    events.ChaosInjected,
     events.ExecutionFinished,
 )
 
@@ -42,6 +43,9 @@ def everything() -> None:
     retry_without_budget().capture(fails)
     Timeout(5.0).capture(fails, Context(timeout=0))
     CircuitBreaker(1).capture(fails)
+    chaos = Chaos(result=None)
+    with chaos.injecting(rate=1.0):
+        chaos.execute(fails)
     full = Bulkhead(1)
     full.execute(lambda ctx: full.capture(fails))
 

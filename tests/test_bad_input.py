@@ -19,6 +19,7 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
@@ -97,6 +98,7 @@ NO_DURATION: dict[str, list[Any]] = {
 NO_DELAY = {"type_errors": ["1", True, [1]], "value_errors": [-1, -0.5, NAN, INF, timedelta(seconds=-1)]}
 NO_COUNT = {"type_errors": ["3", 3.0, True, False, [3], NAN], "value_errors": [0, -1]}
 NO_RATIO = {"type_errors": ["0.5", True, None, [0.5]], "value_errors": [0, -0.1, 1.1, NAN, INF]}
+NO_RATE = {"type_errors": ["0.5", True, [0.5]], "value_errors": [-0.1, 1.1, NAN, INF]}
 NO_FLAG = {"type_errors": [1, 0, "yes", None], "value_errors": []}
 NO_NAME = {"type_errors": [5, b"db", ["db"]], "value_errors": [""]}
 NO_LISTENER: dict[str, list[Any]] = {
@@ -224,6 +226,27 @@ CASES: list[Case] = [
     *table("Fallback", lambda it: Fallback(on_result=it), "on_result", **NO_PREDICATE),
     *table("Fallback", lambda it: Fallback(on_fallback=it), "on_fallback", **NO_LISTENER),
     *table("Fallback", lambda it: Fallback(name=it), "name", **NO_NAME),
+    # --- Chaos
+    *table("Chaos", lambda it: Chaos(it, result=1), "rate", **required(NO_RATE)),
+    *table("Chaos.on", lambda it: Chaos(result=1).on(it), "rate", **NO_RATE),
+    *table(
+        "Chaos",
+        lambda it: Chaos(error=it),
+        "error",
+        type_errors=[5, "boom", KeyboardInterrupt, KeyboardInterrupt(), int, later],
+        value_errors=[],
+    ),
+    *table("Chaos", lambda it: Chaos(delay=it), "delay", **{**NO_DURATION, "type_errors": ["1", True, [1], later]}),
+    *table("Chaos", lambda it: Chaos(action=it), "action", type_errors=[5, "x", [plain], False], value_errors=[]),
+    *table("Chaos", lambda it: Chaos(result=1, when=it), "when", **NO_PREDICATE),
+    *table("Chaos", lambda it: Chaos(result=1, name=it), "name", **NO_NAME),
+    *table("Chaos", lambda it: Chaos(result=1, rng=it), "rng", type_errors=[5, "random", 0, False], value_errors=[]),
+    *table(
+        "Chaos.on",
+        lambda it: Chaos(result=1).on(lasts=it),
+        "lasts",
+        **{**required(NO_DURATION), "value_errors": [0, -1, NAN, INF, 86_400.1, 1e9]},
+    ),
     # --- backoffs
     *table("Constant", lambda it: Constant(it), "delay", **required(NO_DELAY)),
     *table("Linear", lambda it: Linear(it), "step", **required(NO_DELAY)),
@@ -333,8 +356,8 @@ def test_the_message_says_what_would_have_been_right(make: Callable[[], object],
 
 def test_the_table_leaves_no_parameter_out() -> None:
     """Each parameter of each constructor is in it, but those that take anything."""
-    takes_anything = {("Fallback", "value")}
-    kinds = [Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, ConsecutiveFailures, FailureRatio, SlowRatio]
+    takes_anything = {("Fallback", "value"), ("Chaos", "result")}
+    kinds = [Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, Chaos, ConsecutiveFailures, FailureRatio, SlowRatio]
     kinds += [Constant, Linear, Exponential, Decorrelated, Context, deadline]
     expected = {
         (kind.__name__, name) for kind in kinds for name in list(inspect.signature(kind).parameters)

@@ -14,6 +14,7 @@ import pytest
 from resilience import (
     Bulkhead,
     BulkheadFull,
+    Chaos,
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
@@ -497,6 +498,7 @@ async def test_no_event_is_built_while_nobody_listens(
         monkeypatch.setattr(kind, "__init__", init)
     breaker = CircuitBreaker(2, open_for=60.0)
     full = Bulkhead(1)
+    chaos = Chaos(result="x")
     pipeline = Fallback("x").wrap(Retry(on=(Boom, CircuitOpen), backoff=[0]), breaker, Timeout(60.0))
 
     async def main() -> None:
@@ -510,6 +512,8 @@ async def test_no_event_is_built_while_nobody_listens(
             assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)
 
         await world.execute(full, outer)
+        with chaos.injecting(rate=1.0):
+            await world.execute(chaos, Script("never").function())
 
     await main()
     assert built == []

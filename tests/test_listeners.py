@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Success, Timeout, events
+from resilience import Chaos, CircuitBreaker, CircuitState, Context, Fallback, Policy, Retry, Success, Timeout, events
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import ASKED_FOR, KINDS, everything, facts, kinds, retry_without_budget
 
@@ -380,6 +380,9 @@ def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, hea
     pipeline.call(fn, Context())  # the circuit is open
     Timeout(60.0).capture(fn, Context(timeout=0))
     retry_without_budget().capture(fn)
+    chaos = Chaos(result="x")
+    with chaos.injecting(rate=1.0):
+        chaos.execute(fn)
     unsubscribe()
     assert set(kinds(heard)) == {*KINDS, ASKED_FOR}
     for event in heard:

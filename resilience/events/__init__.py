@@ -9,6 +9,7 @@ CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker 
                     with `shadow`, a policy that only observes would not have let it through
 CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
+ChaosInjected       a Chaos does something to a call
 ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
@@ -21,6 +22,7 @@ from resilience.events.kinds import (
     CallFinished,
     CallRejected,
     Canceller,
+    ChaosInjected,
     CircuitChanged,
     Event,
     ExecutionFinished,
@@ -38,6 +40,7 @@ __all__ = [
     "CallRejected",
     "Called",
     "Canceller",
+    "ChaosInjected",
     "CircuitChanged",
     "Event",
     "ExecutionFinished",

@@ -20,6 +20,7 @@ from resilience.events.kinds import (
     BudgetSpent,
     CallFinished,
     CallRejected,
+    ChaosInjected,
     CircuitChanged,
     Event,
     ExecutionFinished,
@@ -43,6 +44,7 @@ _KINDS: tuple[type[Event], ...] = (
     CallRejected,
     CircuitChanged,
     FallbackUsed,
+    ChaosInjected,
     ExecutionFinished,
 )
 

@@ -174,6 +174,16 @@ class FallbackUsed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChaosInjected(Event):
+    """A Chaos does something to a call.
+
+    :param effect: what: `"error"`, `"result"` (both instead of the call), `"delay"` or `"action"` (both before it).
+    """
+
+    effect: Literal["error", "result", "delay", "action"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutionFinished(Event):
     """A whole execution is over.
 

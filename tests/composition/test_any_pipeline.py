@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience import Bulkhead, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
 from tests.composition.test_cancellation import (
     LONG,
     WAYS,
@@ -54,6 +54,11 @@ def bulkhead(limit: int, queue: int) -> Piece:
     return it, partial(all_free, it)
 
 
+def injecting(chaos: Chaos[Any]) -> Policy[Any]:
+    chaos.on(rate=1.0)
+    return chaos
+
+
 PIECES: dict[str, Callable[[], Piece]] = {
     "retry": lambda: (Retry(on=BaseException, backoff=[0.0001]), untouched),
     "timeout": lambda: (Timeout(LONG), untouched),
@@ -64,6 +69,7 @@ PIECES: dict[str, Callable[[], Piece]] = {
     "open breaker": open_breaker,
     "bulkhead": lambda: bulkhead(1, 0),
     "bulkhead with a queue": lambda: bulkhead(2, 3),
+    "chaos": lambda: (injecting(Chaos(action=lambda ctx: None)), untouched),
     "pipeline": lambda: (Policy.wrap(Retry(on=Boom), Timeout(LONG), listeners=[lambda event: None]), untouched),
 }
 

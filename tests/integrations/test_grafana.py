@@ -55,7 +55,10 @@ def test_every_query_obeys_the_variables(title: str, query: str) -> None:
 def test_every_instrument_but_a_few_has_a_panel() -> None:
     """What is left out is left out on purpose."""
     shown = {SERIES[name] for _, query in QUERIES for name in re.findall(r"resilience_\w+", query)}
-    assert {it.name for it in set(INSTRUMENTS) - shown} == {"resilience.circuit.transitions"}
+    assert {it.name for it in set(INSTRUMENTS) - shown} == {
+        "resilience.chaos.injections",
+        "resilience.circuit.transitions",
+    }
 
 
 def test_legends_name_labels_that_are_there() -> None:

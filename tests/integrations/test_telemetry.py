@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
@@ -55,6 +55,9 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
     await world.attempt(retry_without_budget(), Script(Boom()).function())
     await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
+    chaos = Chaos(result=1)
+    with chaos.injecting(rate=1.0):
+        await world.attempt(chaos, Script(1).function())
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()
     await world.attempt(shadow, Script(1).function())

@@ -13,6 +13,7 @@ from resilience import (
     Bulkhead,
     BulkheadStats,
     Call,
+    Chaos,
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
@@ -66,6 +67,7 @@ def settings() -> None:
     CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
     CircuitBreaker(ConsecutiveFailures(5), open_for=[1, 2, timedelta(seconds=4)], probe_timeout=5)
     Bulkhead(10, queue=100, max_wait=timedelta(milliseconds=50))
+    Chaos(0.01, error=ConnectionError, when=lambda ctx: ctx.attempt == 1).on(0.5, lasts=timedelta(seconds=5))
     Constant(1, jitter="equal")
     Context(timeout=5, operation="get-user", properties={"tenant": "acme"})
 
@@ -86,6 +88,11 @@ def told() -> None:
     assert_type(Bulkhead(1).stats(), BulkheadStats)
     assert_type(Bulkhead(1).stats().queued, int)
     assert_type(Timeout.abandoned(), int)
+    assert_type(Chaos(error=lambda ctx: OSError(ctx.operation)), Chaos[Never])
+    assert_type(Chaos(result="x"), Chaos[str])
+    assert_type(Chaos(result="x").call(int), int | str)
+    assert_type(Chaos(delay=1.0).call(int), int)
+    assert_type(Chaos(action=print).is_on, bool)
     assert_type(ConsecutiveFailures(1) | FailureRatio(0.5), Trip)
 
 

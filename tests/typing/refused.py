@@ -10,6 +10,7 @@ from typing import Never, TypeVar
 from resilience import (
     Bulkhead,
     Call,
+    Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
@@ -109,6 +110,9 @@ def settings() -> None:
     Bulkhead(1, 2)  # type: ignore[call-arg]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
+    Chaos()  # type: ignore[call-overload]
+    Chaos(error=OSError, delay=1)  # type: ignore[call-overload]
+    Chaos(error=KeyboardInterrupt)  # type: ignore[arg-type]
     Exponential(1, jitter="half")  # type: ignore[arg-type]
     Context(5.0)  # type: ignore[call-arg]
     Context(timeout="5")  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ _COUNTED: dict[type[Event], str | None] = {
     events.CallRejected: "rejections",
     events.CircuitChanged: None,
     events.FallbackUsed: "fallbacks",
+    events.ChaosInjected: None,
 }
 _Kinds: TypeAlias = tuple[type[Event], ...]
 _Listening: TypeAlias = tuple[float, Callable[[], object]]  # since when, and what ends it

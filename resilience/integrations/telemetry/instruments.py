@@ -89,6 +89,7 @@ TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
 REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
 SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
 FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
+INJECTIONS = _count("call", "chaos.injections", "Calls that a Chaos has done something to.", *_WHERE, "effect")
 TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
 
 _STATE = "1 for the state that a circuit is in, 0 for the others."
@@ -102,7 +103,7 @@ ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
-    *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, TRANSITIONS),
+    *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, ABANDONED),
 )
 
@@ -160,6 +161,7 @@ _COUNTERS: dict[type[Event], Instrument] = {
     events.TimedOut: TIMEOUTS,
     events.CallRejected: REJECTIONS,
     events.FallbackUsed: FALLBACKS,
+    events.ChaosInjected: INJECTIONS,
     events.CircuitChanged: TRANSITIONS,
 }
 
@@ -172,6 +174,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "reason": lambda event: event.reason,
     "repeat": lambda event: event.repeat,
     "scope": _scope,
+    "effect": lambda event: event.effect,
     "old_state": lambda event: event.old.value,
     "state": lambda event: event.new.value,
 }

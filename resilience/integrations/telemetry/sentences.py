@@ -68,6 +68,10 @@ def _fell_back(event: events.FallbackUsed) -> str:
     return f"{_subject(event)}answered instead of {_what(event)}"
 
 
+def _injected(event: events.ChaosInjected) -> str:
+    return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
+
+
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
@@ -86,6 +90,7 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.CallRejected: _rejected,
     events.CircuitChanged: _changed,
     events.FallbackUsed: _fell_back,
+    events.ChaosInjected: _injected,
     events.ExecutionFinished: _finished,
 }
 

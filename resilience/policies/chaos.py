@@ -1,0 +1,342 @@
+"""Chaos: do to a few calls, on purpose, what a dependency will do to many one day.
+
+As Netflix's Chaos Monkey (2011) did to machines, and Polly's Simmy to calls. Off until it is switched on, for a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
+
+from typing_extensions import override
+
+from resilience import backoff, checks, forks
+from resilience.backoff import Randomness
+from resilience.callables import name_of
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import DeadlineExceeded
+from resilience.events.dispatch import emit
+from resilience.events.kinds import ChaosInjected
+from resilience.policy import Call, Policy
+
+T = TypeVar("T")
+A_co = TypeVar("A_co", covariant=True)
+
+#: An exception, a class of them, or a function of the context that returns one.
+ErrorLike: TypeAlias = Exception | type[Exception] | Callable[[Context], Exception]
+
+_Effect: TypeAlias = Literal["error", "result", "delay", "action"]
+
+#: The default of `result`: None is a result.
+_NOT_GIVEN: Final[Any] = ...
+
+#: What is set to "off" where there must be no chaos.
+VARIABLE: Final = "RESILIENCE_CHAOS"
+_A_DAY: Final = 86_400.0
+
+
+@final
+class Switch:
+    """One time for which a Chaos was switched on.
+
+    :param before: what it goes back to when this one is over: a block ends as it has found it.
+    """
+
+    __slots__ = ("before", "epoch", "is_over", "rate", "until")
+
+    def __init__(self, rate: float, until: float, epoch: int, before: Switch | None) -> None:
+        self.rate: float = rate
+        self.until: float = until
+        self.epoch: int = epoch
+        self.before: Switch | None = before
+        self.is_over: bool = False
+
+
+@final
+class Chaos(Policy[A_co], Generic[A_co]):
+    """Let a share of the calls fail, answer something else, take longer, or begin with an action of yours.
+
+    It does nothing until it is switched on, with `on()` or for a block, `with chaos.injecting():`, and is off again
+    after a time. `Chaos.stop_all()` ends it everywhere in the process. With `RESILIENCE_CHAOS=off` in the environment
+    it cannot be switched on. Give exactly one of `error`, `result`, `delay` and `action`.
+
+    :param rate: the share of the calls that it happens to while it is on, from 0 to 1; 0.01 by default.
+    :param error: what is raised instead of making the call: an `Exception`, a class of them, or a function of the
+        context that returns one. Calls that share one exception share its traceback: better give a class.
+    :param result: what is returned instead of making the call.
+    :param delay: seconds before the call is made, or a function of the context that returns them. Timeouts around cut
+        the wait off; one for which the deadline leaves no time ends at the deadline, with `DeadlineExceeded`.
+    :param action: a function of the context that is called before the call is made. May be asynchronous in asynchronous
+        code. What it raises comes out.
+    :param when: a predicate over the context: which calls it may happen to; all by default.
+    :param name: what events call this policy; "Chaos" by default.
+    :param rng: source of randomness, `random` by default; `random.Random(seed)` makes it repeatable.
+
+    Innermost, next to the function, so that all policies around it have to cope. In a simulation it is seeded.
+
+    >>> from resilience import Chaos, Retry
+    >>> chaos = Chaos(error=ConnectionError)
+    >>> with chaos.injecting(rate=1.0):
+    ...     chaos.capture(lambda ctx: "fine")
+    Failure(error=ConnectionError())
+    >>> chaos.capture(lambda ctx: "fine")
+    Success(value='fine')
+    """
+
+    _epoch: ClassVar[int] = 0  # raised by `stop_all`: what was switched on before is over
+
+    @overload
+    def __init__(
+        self: Chaos[Never],
+        rate: float = 0.01,
+        *,
+        error: ErrorLike,
+        when: Callable[[Context], object] | None = None,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        rate: float = 0.01,
+        *,
+        result: A_co,
+        when: Callable[[Context], object] | None = None,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Chaos[Never],
+        rate: float = 0.01,
+        *,
+        delay: Duration | Callable[[Context], Duration],
+        when: Callable[[Context], object] | None = None,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Chaos[Never],
+        rate: float = 0.01,
+        *,
+        action: Callable[[Context], object],
+        when: Callable[[Context], object] | None = None,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        rate: float = 0.01,
+        *,
+        error: ErrorLike | None = None,
+        result: Any = _NOT_GIVEN,
+        delay: Duration | Callable[[Context], Duration] | None = None,
+        action: Callable[[Context], object] | None = None,
+        when: Callable[[Context], object] | None = None,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None:
+        self._rate = _share("rate", rate)
+        given: dict[_Effect, Any] = {"error": error, "result": result, "delay": delay, "action": action}
+        given = {key: value for key, value in given.items() if value is not (... if key == "result" else None)}
+        if len(given) != 1:
+            those = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "none of them"
+            raise ValueError(f"give exactly one of error, result, delay and action, not {those}")
+        [(self._effect, value)] = given.items()
+        self._value = _CHECKS[self._effect](value)
+        self._when = None if when is None else checks.plain_function("when", when, ("ctx",))
+        if rng is not None and not callable(getattr(rng, "uniform", None)):
+            raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
+        self._rng = rng
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Chaos"
+        self._begin_anew()
+        forks.reset_after_fork(self, Chaos._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._switch: Switch | None = None
+        self._injected = 0
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T | A_co:
+        if self._switch is None or not self._happens(ctx):
+            return await call(ctx)
+        emit(ChaosInjected, self.name, ctx, effect=self._effect)
+        if self._effect == "error":
+            raise self._make_error(ctx)
+        if self._effect == "result":
+            return cast("A_co", self._value)
+        if self._effect == "delay":
+            await self._wait(ctx)
+        else:
+            await ctx.runtime.run(self._value, ctx)
+        return await call(ctx)
+
+    # --- switching ---
+
+    def on(self, rate: float | None = None, lasts: Duration = 300.0) -> None:
+        """Switch it on.
+
+        :param rate: the share of the calls that it happens to; that of the constructor by default.
+        :param lasts: after how many seconds it is off again; 300 by default, a day at most.
+        :raises RuntimeError: where `RESILIENCE_CHAOS=off` in the environment forbids it.
+        """
+        switch = self._make_switch(rate, lasts, None)
+        with self._lock:
+            self._switch = switch
+
+    def off(self) -> None:
+        """Switch it off."""
+        with self._lock:
+            self._switch = None
+
+    @contextmanager
+    def injecting(self, rate: float | None = None, lasts: Duration = 300.0) -> Iterator[None]:
+        """Switch it on for a block: a test, say. After that it is as it was; off, if it was switched off meanwhile.
+
+        :param rate: as in `on`.
+        :param lasts: as in `on`.
+        """
+        with self._lock:
+            switch = self._switch = self._make_switch(rate, lasts, self._switch)
+        try:
+            yield
+        finally:
+            switch.is_over = True
+            self._find_switch()
+
+    @staticmethod
+    def stop_all() -> None:
+        """Switch off every `Chaos` in this process."""
+        Chaos._epoch += 1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether something may happen to calls now."""
+        return self._find_switch() is not None
+
+    @property
+    def injected(self) -> int:
+        """How many calls something was done to since it was built."""
+        return self._injected
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: a copy would not be switched off with it."""
+        raise TypeError(f"{self.name} is switched on and off for all its users; it cannot be copied or pickled")
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        changed = {self._effect: self._value, "when": self._when, "name": self._given_name, "rng": self._rng}
+        return {"rate": self._rate, **changed}
+
+    @override
+    def describe(self) -> str:
+        switch = self._find_switch()
+        rate = self._rate if switch is None else switch.rate
+        state = "off" if switch is None else f"on for {max(0.0, switch.until - clock.now()):.0f} s more"
+        return f"{self.name}: {_told(self._effect, self._value)} {format_number(100 * rate)} % of the calls; {state}"
+
+    # --- inside ---
+
+    def _make_switch(self, rate: float | None, lasts: Duration, before: Switch | None) -> Switch:
+        share = self._rate if rate is None else _share("rate", rate)
+        seconds = checks.seconds("lasts", lasts)
+        if seconds > _A_DAY:
+            raise ValueError(f"lasts must be at most a day, {_A_DAY:g} s, not {lasts!r}: chaos has to end by itself")
+        if os.environ.get(VARIABLE, "").lower() in {"off", "0", "false", "no"}:
+            raise RuntimeError(f"{VARIABLE}={os.environ[VARIABLE]} in the environment forbids to switch {self.name} on")
+        return Switch(share, clock.now() + seconds, Chaos._epoch, before)
+
+    def _find_switch(self) -> Switch | None:
+        """Return what it was switched on with, if it still is; what is over is forgotten."""
+        if self._switch is None:
+            return None
+        with self._lock:
+            switch: Switch | None = self._switch
+            now = clock.now()
+            while switch is not None and (switch.is_over or now >= switch.until or switch.epoch != Chaos._epoch):
+                switch = switch.before
+            self._switch = switch
+        return switch
+
+    def _happens(self, ctx: Context) -> bool:
+        """Draw whether something is done to this call, and count it."""
+        switch = self._find_switch()
+        if switch is None or (self._when is not None and not self._when(ctx)):
+            return False
+        source = backoff.SHARED_RANDOMNESS if self._rng is None else self._rng
+        if source.uniform(0.0, 1.0) >= switch.rate:
+            return False
+        with self._lock:
+            self._injected += 1
+        return True
+
+    def _make_error(self, ctx: Context) -> Exception:
+        error = self._value
+        if not _is_error(error):
+            error = error(ctx)
+            if not _is_error(error):
+                raise TypeError(f"error(ctx) must return an Exception, not {error!r}")
+        if isinstance(error, type):
+            return cast("Exception", error())
+        return cast("Exception", error.with_traceback(None))  # else it would gather those of all calls
+
+    async def _wait(self, ctx: Context) -> None:
+        seconds = self._value
+        if callable(seconds):
+            seconds = checks.seconds("what delay(ctx) returned", seconds(ctx), zero=True)
+        # A timer around this call ends the wait by itself, and then the error is its own.
+        is_timed = ctx._timer is not None and ctx._timer.deadline <= ctx.deadline
+        if is_timed or seconds <= (left := ctx.remaining()):
+            await ctx.sleep(seconds)
+            return
+        await ctx.sleep(left)
+        raise DeadlineExceeded("the deadline passed in a delay that was injected", policy=self.name)
+
+
+def _share(name: str, value: object) -> float:
+    converted = checks.number(name, value)
+    if not 0 <= converted <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, not {value!r}")
+    return converted
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, Exception) or (isinstance(value, type) and issubclass(value, Exception))
+
+
+def _checked_error(value: Any) -> Any:
+    if _is_error(value):
+        return value
+    if isinstance(value, (type, BaseException)) or not callable(value):
+        raise TypeError(f"error must be an Exception, a class of them or a function that returns one, not {value!r}")
+    return checks.plain_function("error", value, ("ctx",))
+
+
+def _checked_delay(value: Any) -> Any:
+    return checks.plain_function("delay", value, ("ctx",)) if callable(value) else checks.seconds("delay", value)
+
+
+_CHECKS: dict[_Effect, Callable[[Any], Any]] = {
+    "error": _checked_error,
+    "result": lambda value: value,
+    "delay": _checked_delay,
+    "action": lambda value: checks.optional_callable("action", value, ("ctx",)),
+}
+
+
+def _told(effect: _Effect, value: Any) -> str:
+    if effect == "error":
+        return f"raises {repr(value) if isinstance(value, Exception) else name_of(value)} in"
+    if effect == "result":
+        return f"returns {value!r} in"
+    if effect == "delay":
+        return f"delays by {name_of(value) if callable(value) else f'{format_number(value)} s'}"
+    return f"calls {name_of(value)} before"

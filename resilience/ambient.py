@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import TypeAlias
 
-from resilience.context import NO_KEYWORDS, Context, derive
+from resilience.context import NO_KEYWORDS, BareContext, Context, derive
 from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]
@@ -54,7 +54,7 @@ def leave_ambient(token: AmbientToken) -> None:
         return
 
 
-class BlockContext(Context):  # type: ignore[misc]  # final to everybody else
+class BlockContext(BareContext):  # type: ignore[misc]  # final to everybody else
     """The context of a block: it has a beginning and an end, and may be found after that."""
 
     __slots__ = ("is_over", "outer")

@@ -217,13 +217,21 @@ class Context:
             self._info.record.note(outcome, instead_of=instead_of)
 
 
-_new: Any = object.__new__
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None, kind: type[Context] = Context) -> Any:
+class BareContext(Context):  # type: ignore[misc]  # final to everybody else
+    """A context that the library makes, which sets every attribute: what users give takes twice the time."""
+
+    __slots__ = ()
+    __init__ = object.__init__
+
+
+def derive(
+    parent: Context, deadline: float, attempt: int, timer: Timer | None, kind: type[BareContext] = BareContext
+) -> Any:
     """Make the context to hand inwards, of the class `kind`."""
-    child = _new(kind)  # without `__init__`, which takes what users give: half the time
+    child = kind()
     child.deadline = deadline
     child.attempt = attempt
     child.runtime = parent.runtime

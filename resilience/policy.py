@@ -434,29 +434,31 @@ class Pipeline(Policy[D_co]):
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
-        heard: tuple[Policy[Any], ...] = ()
-        if self._resilience_listeners:
-            heard = (_Heard(self._resilience_listeners),)
-        return sum((part._resilience_chain() for part in self._parts), heard)
+        heard = (_Heard(self._resilience_listeners),) if self._resilience_listeners else ()
+        return heard + self._inside()
 
     @override
     def _resilience_blocking(self) -> Stage:
         stage = self._composed.get(None)
         if stage is None:
-            stage = self._composed[None] = super()._resilience_blocking()
+            stage = self._composed[None] = compose_for_threads(self._inside())
         return stage
 
     @override
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[innermost] = super()._resilience_tasks(innermost)
+            stage = self._composed[innermost] = compose(self._inside(), innermost)
         return stage
+
+    def _inside(self) -> tuple[Policy[Any], ...]:
+        """Return the policies that a call meets whose execution knows the listeners: it is this pipeline's own."""
+        return sum((part._resilience_chain() for part in self._parts), ())
 
 
 @final
 class _Heard(Policy[Never]):
-    """Lets a pipeline's listeners hear what happens inside it."""
+    """Lets the listeners of a pipeline inside another one hear what happens in it."""
 
     def __init__(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners

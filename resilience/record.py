@@ -79,13 +79,12 @@ class Executed(Protocol):
 class Record:
     """What happened in one execution. Kept only where it can be read afterwards."""
 
-    __slots__ = ("_history", "_noted", "attempt_began", "attempts", "began", "ended", "executed")
+    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed")
 
     def __init__(self, executed: Executed) -> None:
         self.executed: Executed = executed
         self.attempts: int = 0
         self.began: float = clock.now()
-        self.attempt_began: float = self.began
         self.ended: float | None = None
         self._history: History | None = None
         self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
@@ -97,11 +96,10 @@ class Record:
             self._history = History()
         return self._history
 
-    def begin_attempt(self, now: float) -> None:
+    def begin_attempt(self) -> None:
         """Count an attempt that enters the function."""
         self.attempts += 1
-        self.attempt_began = now
-        self.expect_failure()
+        self._noted = None  # as in `expect_failure`
 
     def expect_failure(self) -> None:
         """Note the next failure as one of its own, even if its error is made where the last one lay."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from resilience import checks, forks
 from resilience.clock import clock
@@ -34,6 +34,7 @@ from resilience.info import Listener
 logger: logging.Logger = logging.getLogger("resilience")
 
 _Listeners: TypeAlias = tuple[Listener, ...]
+_set: Any = object.__setattr__
 
 _KINDS: tuple[type[Event], ...] = (
     AttemptFailed,
@@ -173,18 +174,19 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
     """Build an event of the numbers of its kind and what every event says, and call each of these listeners with it.
 
     What one raises is logged; the next is called all the same.
+
+    :param numbers: all fields of the kind, also those that have a default.
     """
-    record = None if ctx is None else ctx._info.record
-    event = kind(
-        policy=policy,
-        operation=None if ctx is None else ctx.operation,
-        time=clock.now(),
-        properties={} if ctx is None else dict(ctx.properties),  # plain, so that an event can be copied and pickled
-        pipeline=None if record is None else record.executed.name,
-        **numbers,
-    )
+    operation = pipeline = called = None
+    properties: dict[str, Any] = {}
     if ctx is not None:
-        vars(event)["_called"] = ctx.called
+        info, operation, called = ctx._info, ctx.operation, ctx.called
+        pipeline = None if info.record is None else info.record.executed.name
+        if info.properties:
+            properties = dict(info.properties)  # plain, so that an event can be copied and pickled
+    event = kind.__new__(kind)  # and not by the `__init__` of a frozen dataclass: that takes a quarter of the call
+    facts = {"policy": policy, "operation": operation, "time": clock.now(), "properties": properties}
+    _set(event, "__dict__", {**facts, "pipeline": pipeline, "_called": called, **numbers})
     for listener in listeners:
         try:
             listener(event)

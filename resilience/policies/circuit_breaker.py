@@ -120,7 +120,7 @@ class CircuitBreaker(Policy[Never]):
         since = circuit.failures
         began = clock.now() if self._is_timed else 0.0
         admission: Any = self._machine.period
-        if type(admission) is not Closed or not admission.quiet or ctx._info is not BARE:
+        if not admission.quiet or ctx._info is not BARE:
             if circuit.is_around():  # it belongs to a call that was admitted
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.observe_only:

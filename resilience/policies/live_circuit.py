@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -30,6 +31,7 @@ from resilience.state.trips import ConsecutiveFailures, Trip
 
 #: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
 _around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
+_get_around: Callable[[], tuple[Admitted, ...]] = _around.get
 
 #: Where an error keeps its marks (numbers, so that it still pickles), and how many causes of one are looked at.
 _MARKS: Final = "_resilience_counted_by"
@@ -73,7 +75,7 @@ class Admitted:
         self.circuit: LiveCircuit = circuit
         #: None before and after the call, so that it counts for nothing, should an interrupt come in between.
         self.admission: Admission | None = None
-        around = _around.get()
+        around = _get_around()
         self._token = _around.set((*[it for it in around if it.admission is not None], self) if around else (self,))
 
     def leave(self) -> None:
@@ -166,7 +168,7 @@ class LiveCircuit:
 
     def is_around(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
-        around = _around.get()
+        around = _get_around()
         return bool(around) and any(it.circuit is self and it.admission is not None for it in around)
 
     def has_counted(self, error: BaseException | None, since: int) -> bool:
@@ -248,14 +250,8 @@ class LiveCircuit:
         error.state = period.state
         error.last_failure = period.last_failure
         if subscribers.refusals or ctx._info.listeners:
-            emit(
-                CallRejected,
-                self._name,
-                ctx,
-                reason=kind.__name__,
-                retry_after=error.retry_after,
-                shadow=self.observe_only,
-            )
+            numbers = {"retry_after": error.retry_after, "waited": 0.0, "shadow": self.observe_only}
+            emit(CallRejected, self._name, ctx, reason=kind.__name__, **numbers)
         return error
 
     def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:

@@ -45,6 +45,7 @@ class Open:
 
     __slots__ = ("last_failure", "lasts", "until", "why")
     state: ClassVar[CircuitState] = CircuitState.OPEN
+    quiet: ClassVar[bool] = False
 
     def __init__(self, lasts: float, until: float, last_failure: str | None) -> None:
         self.lasts: float = lasts
@@ -59,6 +60,7 @@ class HalfOpen:
 
     __slots__ = ("last_failure", "probe_timeout", "probes", "successes", "why")
     state: ClassVar[CircuitState] = CircuitState.HALF_OPEN
+    quiet: ClassVar[bool] = False
 
     def __init__(self, probe_timeout: float, last_failure: str | None) -> None:
         self.probe_timeout: float = probe_timeout
@@ -74,6 +76,7 @@ class Isolated:
 
     __slots__ = ("last_failure",)
     state: ClassVar[CircuitState] = CircuitState.ISOLATED
+    quiet: ClassVar[bool] = False
     why: ClassVar[str] = "the circuit was opened manually"
 
     def __init__(self) -> None:

@@ -144,7 +144,7 @@ def _turn(*, alone: bool) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """The workers of xdist compile the tests together,
+    """The workers of xdist compile the tests together.
 
     Each has to import every file. It begins at another one than the others, writes what it has compiled (also where
     that is switched off), and finds the rest compiled. An import that fails is reported when pytest repeats it.

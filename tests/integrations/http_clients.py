@@ -1,6 +1,6 @@
 """Every HTTP client that has an integration, behind one face: the rules that they share are tested once.
 
-A test is an `async def main()`, run by `client.run(main)` in the client's world, and opens the client with a policy:
+A test is `async def test_x(client)`, which runs in the client's world, and opens the client with a policy:
 
     async with client.open(policy, rules=...) as send:
         reply = await send("PUT", url, data=b"...", headers={...})   # a `Reply`, or what the client raises

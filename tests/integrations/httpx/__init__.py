@@ -1,0 +1,1 @@
+"""`resilience.integrations.httpx` against httpx and httpx2 themselves, in threads, asyncio and trio."""

@@ -1,0 +1,223 @@
+"""httpx and httpx2 in every world: what their tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+
+from resilience import (
+    Context,
+    Policy,
+    Retry,
+)
+from resilience.integrations.http import TransientStatus
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from tests.conftest import World
+from tests.integrations.servers import Answer, FlakyServer
+
+QUICK = Retry(3, backoff=[0])
+NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and no test needs them
+PATIENT = 10.0  # seconds: longer than any test waits
+
+
+class Kit:
+    """One of the two libraries, in one world: sync calls in threads, async ones elsewhere."""
+
+    def __init__(self, library: ModuleType, world: World) -> None:
+        self.library = library
+        self.world = world
+        self.blocking = world.blocking
+
+    def __repr__(self) -> str:
+        return f"{self.library.__name__}-{self.world}"
+
+    def run(self, main: Any) -> Any:
+        return self.world.run(main)
+
+    def network(self, **options: Any) -> Any:
+        kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
+        return kind(verify=NO_TLS, **options)
+
+    def network_that_first(self, does: Any, *, after: bool = False, **options: Any) -> Any:
+        """The network, but `does()` comes before the first request, or after its response has come."""
+        begun: list[Any] = []
+
+        class Blocking(self.library.HTTPTransport):  # type: ignore[name-defined, misc]
+            def handle_request(self, request: Any) -> Any:
+                first = not begun
+                begun.append(request)
+                if first and not after:
+                    does()
+                response = super().handle_request(request)
+                if first and after:
+                    does()
+                return response
+
+        class Tasks(self.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
+            async def handle_async_request(self, request: Any) -> Any:
+                if not begun:
+                    begun.append(request)
+                    does()
+                return await super().handle_async_request(request)
+
+        return (Blocking if self.blocking else Tasks)(verify=NO_TLS, **options)
+
+    def mock(self, *steps: Any) -> Any:
+        """A transport that takes one step for each request: a status, a response, an error."""
+        script = iter(steps)
+
+        def handler(request: Any) -> Any:
+            step = next(script)
+            if isinstance(step, BaseException):
+                raise step
+            return self.library.Response(step) if isinstance(step, int) else step
+
+        return self.library.MockTransport(handler)
+
+    def transport(self, policy: Any, inner: Any = None, **options: Any) -> Any:
+        return (ResilienceTransport if self.blocking else AsyncResilienceTransport)(policy, inner, **options)
+
+    @contextlib.asynccontextmanager
+    async def client(self, policy: Any = QUICK, inner: Any = None, **options: Any) -> AsyncIterator[Sender]:
+        own = {name: options.pop(name) for name in ("rules", "propagate_to", "read_body") if name in options}
+        transport = self.transport(policy, inner or self.network(), **own)
+        if self.blocking:
+            with self.library.Client(transport=transport, **options) as client:
+                yield Sender(self, client)
+        else:
+            async with self.library.AsyncClient(transport=transport, **options) as client:
+                yield Sender(self, client)
+
+    def chunks(self, *chunks: bytes) -> Any:
+        """A generator for a body."""
+        if self.blocking:
+            return (chunk for chunk in chunks)
+
+        async def generate() -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+
+        return generate()
+
+
+class Sender:
+    """A client whose methods are awaited in every world."""
+
+    def __init__(self, kit: Kit, client: Any) -> None:
+        self.kit = kit
+        self.client = client
+
+    async def request(self, method: str, url: str, **options: Any) -> Any:
+        response = self.client.request(method, url, **options)
+        return response if self.kit.blocking else await response
+
+    async def get(self, url: str, **options: Any) -> Any:
+        return await self.request("GET", url, **options)
+
+    async def post(self, url: str, **options: Any) -> Any:
+        return await self.request("POST", url, **options)
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        response = self.client.send(request, **options)
+        return response if self.kit.blocking else await response
+
+    async def failure(self, method: str, url: str, **options: Any) -> Any:
+        """Return what a request raised."""
+        try:
+            response = await self.request(method, url, **options)
+        except Exception as error:
+            return error
+        raise AssertionError(f"{response} came back")
+
+    @contextlib.asynccontextmanager
+    async def stream(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
+        if self.kit.blocking:
+            with self.client.stream(method, url, **options) as response:
+                yield response
+        else:
+            async with self.client.stream(method, url, **options) as response:
+                yield response
+
+    async def read(self, response: Any) -> bytes:
+        return bytes(response.read() if self.kit.blocking else await response.aread())
+
+    async def close(self, response: Any) -> None:
+        if self.kit.blocking:
+            response.close()
+        else:
+            await response.aclose()
+
+
+@pytest.fixture(params=[httpx, httpx2], ids=["httpx", "httpx2"])
+def library(request: pytest.FixtureRequest) -> ModuleType:
+    it: ModuleType = request.param
+    return it
+
+
+@pytest.fixture
+def kit(library: ModuleType, world: World) -> Kit:
+    """Both libraries in every world."""
+    return Kit(library, world)
+
+
+@pytest.fixture
+def some_kit(world: World) -> Kit:
+    """Every world, and one of the libraries: for what takes time, and is the same code in both."""
+    return Kit(httpx if world.name == "asyncio" else httpx2, world)
+
+
+@pytest.fixture
+def sync_kit(library: ModuleType, threads: World) -> Kit:
+    return Kit(library, threads)
+
+
+@pytest.fixture
+def tasks_kit(library: ModuleType, tasks_world: World) -> Kit:
+    return Kit(library, tasks_world)
+
+
+def note(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+class Stubborn(Policy):
+    """Calls twice, whatever anybody says."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        with contextlib.suppress(TransientStatus):
+            return await call(ctx)
+        return await call(ctx)
+
+
+@contextlib.contextmanager
+def full_port() -> Iterator[str]:
+    """The URL of a port that takes no more connections."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(4):  # fills the queue
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"http://127.0.0.1:{full.getsockname()[1]}/"
+
+
+def dripping(server: FlakyServer) -> str:
+    """A body that comes a byte at a time, for longer than anybody waits; never for long without a byte."""
+    return server.script("/drip", Answer(200, body=[b"."] * 1000, drip=Tick()))  # type: ignore[arg-type]
+
+
+class Tick(threading.Event):
+    """An event that comes about after a while, each time that it is waited for."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        time.sleep(0.02)
+        return True

@@ -1,0 +1,300 @@
+"""The clients of httpx around a transport: what stays theirs, and wrong arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+import requests
+
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    current_context,
+    integrations,
+)
+from resilience.integrations.http.exchange import Exchange
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
+from tests.conftest import World, no_collector
+from tests.integrations.httpx.conftest import (
+    NO_TLS,
+    PATIENT,
+    QUICK,
+    Kit,
+    Sender,
+    Stubborn,
+)
+from tests.integrations.servers import Answer, FlakyServer
+
+
+async def test_redirects_cookies_and_auth_are_the_clients(kit: Kit, server: FlakyServer) -> None:
+    """Each hop is a request of its own to us: each has attempts of its own."""
+    server.script("/a", 503, Answer(302, {"Location": "/b", "Set-Cookie": "k=v"}))
+    server.script("/b", 503, Answer(200, body=b"there"))
+    async with kit.client(follow_redirects=True, auth=("user", "password")) as client:
+        response = await client.get(f"{server.url}/a")
+        assert response.content == b"there"
+        assert [it.status_code for it in response.history] == [302]
+    assert [it.path for it in server.requests] == ["/a", "/a", "/b", "/b"]
+    assert server.requests[-1].headers["Cookie"] == "k=v"
+    assert server.requests[-1].headers["Authorization"].startswith("Basic ")
+
+
+async def test_without_a_transport_it_uses_the_clients_own(kit: Kit, server: FlakyServer) -> None:
+    """That of the library that the first request belongs to; one transport of ours can serve both libraries."""
+    url = server.script("/", 503, 200)
+    transport = kit.transport(QUICK)
+    kind = kit.library.Client if kit.blocking else kit.library.AsyncClient
+    async with contextlib.AsyncExitStack() as stack:
+        if kit.blocking:
+            client = Sender(kit, stack.enter_context(kind(transport=transport)))
+        else:
+            client = Sender(kit, await stack.enter_async_context(kind(transport=transport)))
+        assert (await client.get(url)).status_code == 200
+
+
+def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> None:
+    """Its policy is then shared by both."""
+    breaker = CircuitBreaker(2)
+    transport = ResilienceTransport(breaker)
+    url = server.script("/", 503)
+    with httpx.Client(transport=transport) as one, httpx2.Client(transport=transport) as two:
+        assert [type(it.get(url)) for it in (one, two)] == [httpx.Response, httpx2.Response]
+        with pytest.raises(CircuitOpen):
+            one.get(url)
+
+
+async def test_it_is_closed_with_its_client(kit: Kit) -> None:
+    """And entered with it."""
+    calls: list[str] = []
+
+    class Noting(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+        def handle_request(self, request: Any) -> Any:
+            return kit.library.Response(200)
+
+        async def handle_async_request(self, request: Any) -> Any:
+            return kit.library.Response(200)
+
+        def __enter__(self) -> Any:
+            calls.append("enter")
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            calls.append("exit")
+
+        async def __aenter__(self) -> Any:
+            return self.__enter__()
+
+        async def __aexit__(self, *error: object) -> None:
+            self.__exit__()
+
+        def close(self) -> None:
+            calls.append("close")
+
+        async def aclose(self) -> None:
+            self.close()
+
+    async with kit.client(QUICK, Noting()) as client:
+        await client.get("http://example.org/")
+    transport = kit.transport(QUICK, Noting())
+    if kit.blocking:
+        transport.close()
+    else:
+        await transport.aclose()
+    assert calls == ["enter", "exit", "close"]
+
+
+async def test_it_can_be_mounted_for_some_urls(kit: Kit) -> None:
+    """Others of the client go as they went."""
+    mounts = {"http://flaky.example": kit.transport(QUICK, kit.mock(503, 200))}
+    async with kit.client(Stubborn(), kit.mock(404, 404), mounts=mounts) as client:
+        assert (await client.get("http://flaky.example/")).status_code == 200
+        assert (await client.get("http://example.org/")).status_code == 404
+
+
+def test_many_threads_share_a_client(sync_kit: Kit, server: FlakyServer) -> None:
+    """As they may without us."""
+    url = server.script("/", 503, 503, 200)
+    results: list[int] = []
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        threads = [threading.Thread(target=lambda: results.append(client.get(url).status_code)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [200] * 8
+
+
+def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
+    """Its response and error are gone when the last reference is, and not when the collector comes."""
+    left: list[weakref.ref[Any]] = []
+
+    def handler(request: Any) -> Any:
+        response = kit.library.Response(503, headers={"Retry-After": "0"})
+        left.append(weakref.ref(response))
+        return response
+
+    async def main() -> None:
+        async with kit.client(Policy.wrap(Timeout(PATIENT), QUICK), kit.library.MockTransport(handler)) as client:
+            await client.get("http://example.org/")
+
+    with no_collector():
+        kit.run(main)
+        if kit.library is httpx:
+            left.pop()  # httpx binds a response that it returns to its own stream
+        assert all(it() is None for it in left)
+
+
+def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer) -> None:
+    """It looks at its exchange, which does not look back."""
+    left: list[weakref.ref[Any]] = []
+
+    async def main() -> None:
+        request = kit.library.Request("GET", server.url)
+        transport = kit.transport(Timeout(PATIENT), kit.network())
+        if kit.blocking:
+            response = transport.handle_request(request)
+            assert response.read() == b"ok"
+            transport.close()
+        else:
+            response = await transport.handle_async_request(request)
+            assert await response.aread() == b"ok"
+            await transport.aclose()
+        left.append(weakref.ref(response))
+
+    with no_collector():
+        kit.run(main)
+        assert left[0]() is None
+
+
+async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: FlakyServer) -> None:
+    """It keeps the exchange that it was made in; the request, its body and the response are let go."""
+    contexts: list[Context] = []
+    sent: list[weakref.ref[Any]] = []
+
+    class Keeping(tasks_kit.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            contexts.append(current_context())
+            return await super().handle_async_request(request)
+
+    transport = tasks_kit.transport(Timeout(PATIENT), Keeping(verify=NO_TLS))
+    request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"much")
+    response = await transport.handle_async_request(request)
+    assert await response.aread() == b"ok"
+    sent.extend(weakref.ref(it) for it in (request.stream, request, response))
+    del request, response
+    gc.collect()
+    assert [it() for it in sent] == [None] * 3
+    await transport.aclose()
+    [ctx] = contexts
+    assert ctx.called is not None
+    assert isinstance(ctx.called.function, Exchange)
+
+
+async def test_many_attempts_keep_few_responses(kit: Kit) -> None:
+    """An execution that goes on for hours holds no more than one of a minute."""
+    answered: list[weakref.ref[Any]] = []
+    most_alive = 0
+
+    def handler(request: Any) -> Any:
+        nonlocal most_alive
+        most_alive = max(most_alive, sum(it() is not None for it in answered))
+        response = kit.library.Response(503)
+        answered.append(weakref.ref(response))
+        return response
+
+    async with kit.client(Retry(50, backoff=[0]), kit.library.MockTransport(handler)) as client:
+        assert (await client.get("http://example.org/")).status_code == 503
+    assert len(answered) == 50
+    assert most_alive <= 2
+
+
+# --- wrong arguments -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"transport": "http://"}, "transport must have a method handle"),
+        ({"read_body": 1}, "read_body must be True or False, not 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ResilienceTransport, AsyncResilienceTransport])
+def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], message: str) -> None:
+    """By the constructor, with the value."""
+    with pytest.raises(TypeError, match=message):
+        kind(**{"policy": QUICK, **arguments})
+
+
+@pytest.fixture
+def imported_without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Import our module anew where one cannot import some others."""
+    name = "resilience.integrations.httpx"
+
+    def import_it(*missing: str) -> ModuleType:
+        monkeypatch.setattr(integrations, "httpx", sys.modules[name])  # is put back after the test
+        for module in [it for it in sys.modules if it == name or it.startswith(f"{name}.")]:
+            monkeypatch.delitem(sys.modules, module)
+        for module in missing:
+            monkeypatch.setitem(sys.modules, module, None)
+        return importlib.import_module(name)
+
+    return import_it
+
+
+@pytest.mark.parametrize(("there", "missing"), [(httpx, "httpx2"), (httpx2, "httpx")])
+def test_one_of_the_libraries_is_enough(there: Any, missing: str, imported_without: Callable[..., Any]) -> None:
+    """The transports are those of the library that is there."""
+    ours = imported_without(missing)
+    assert issubclass(ours.ResilienceTransport, there.BaseTransport)
+    assert issubclass(ours.AsyncResilienceTransport, there.AsyncBaseTransport)
+    calls: list[Any] = []
+
+    def handler(request: Any) -> Any:
+        calls.append(request)
+        return there.Response(200) if len(calls) == 2 else there.Response(503)
+
+    with there.Client(transport=ours.ResilienceTransport(Retry(2, backoff=[0]), there.MockTransport(handler))) as one:
+        assert one.get("http://example.org/").status_code == 200
+
+
+def test_without_either_library_the_error_says_what_to_install(imported_without: Callable[..., Any]) -> None:
+    """In the words of pip."""
+    with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'resilience-pipeline[httpx]'")):
+        imported_without("httpx", "httpx2")
+
+
+@pytest.mark.parametrize("request_", ["GET http://example.org/", None, requests.Request("GET", "http://example.org/")])
+def test_what_is_no_request_of_either_library_is_refused(tasks_world: World, request_: Any) -> None:
+    """By both transports, before any policy has heard of it."""
+    called: list[object] = []
+    policy = Fallback(handler=lambda failure, ctx: called.append(failure))
+    with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
+        ResilienceTransport(policy).handle_request(request_)
+    with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
+        tasks_world.run(lambda: AsyncResilienceTransport(policy).handle_async_request(request_))
+    assert called == []
+
+
+def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:
+    """It would fail at the first request."""
+    with pytest.raises(TypeError, match="transport must have a method handle_request"):
+        ResilienceTransport(QUICK, library.AsyncHTTPTransport(verify=NO_TLS))
+    with pytest.raises(TypeError, match="transport must have a method handle_async_request"):
+        AsyncResilienceTransport(QUICK, library.HTTPTransport(verify=NO_TLS))

@@ -1,0 +1,160 @@
+"""Connections of httpx are given back, and responses closed."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from resilience import (
+    Fallback,
+    Policy,
+    RetriesExhausted,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
+from resilience.integrations.http import TransientStatus
+from resilience.integrations.httpx import ResilienceTransport
+from tests.integrations.httpx.conftest import (
+    NO_TLS,
+    PATIENT,
+    QUICK,
+    Kit,
+    Tick,
+    dripping,
+)
+from tests.integrations.servers import Answer, FlakyServer
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Fallback(on=TransientStatus, handler=lambda failure, ctx: None), Retry(2, backoff=[0], wrap=True)],
+    ids=["fallback", "wrapped"],
+)
+async def test_a_response_that_nobody_gets_is_closed(kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
+    """One that a fallback answered for, or that is inside of another error."""
+    url = server.script("/", Answer(503, body=b"x" * 1_000_000))
+    inner = kit.network(limits=kit.library.Limits(max_connections=1))
+    async with kit.client(policy, inner) as client:
+        for _ in range(3):
+            error = await client.failure("GET", url, timeout=PATIENT)
+            assert isinstance(error, (TypeError, RetriesExhausted))
+
+
+async def test_a_fallback_answers_with_a_response(kit: Kit, server: FlakyServer) -> None:
+    """Which the client takes for the server's."""
+    url = server.script("/", 503)
+    policy = Fallback(handler=lambda failure, ctx: kit.library.Response(203, json={"from": "cache"}))
+    async with kit.client(policy) as client:
+        response = await client.get(url)
+        assert (response.status_code, response.json()) == (203, {"from": "cache"})
+
+
+async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: FlakyServer) -> None:
+    """With `read_body` a body that breaks off is a failure; the response is what it would have been."""
+    packed = gzip.compress(b"fine")
+    url = server.script(
+        "/",
+        Answer(200, body=[b"a", b"b"], fault="cut"),
+        Answer(503, body=b"x" * 100_000),
+        Answer(200, {"Content-Encoding": "gzip"}, packed),
+    )
+    inner = kit.network(limits=kit.library.Limits(max_connections=1))
+    async with kit.client(QUICK, inner, read_body=True) as client:
+        response = await client.get(url)
+        assert (response.content, response.request.method) == (b"fine", "GET")
+        assert response.elapsed.total_seconds() > 0
+        async with client.stream("GET", url) as response:
+            raw = response.iter_raw() if kit.blocking else [it async for it in response.aiter_raw()]
+            assert b"".join(raw) == packed
+    assert server.connections == 2  # the body of the 503 was read, so its connection could be used again
+
+
+async def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
+    """Whatever the transport inside does when its stream fails."""
+    closed: list[str] = []
+
+    class Failing(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"a"
+            raise kit.library.ReadError("broken")
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self:
+                yield chunk
+
+        def close(self) -> None:
+            closed.append("closed")
+
+        async def aclose(self) -> None:
+            closed.append("closed")
+
+    inner = kit.mock(kit.library.Response(200, stream=Failing()), 204)
+    async with kit.client(QUICK, inner, read_body=True) as client:
+        assert (await client.get("http://example.org/")).status_code == 204
+    assert closed == ["closed"]
+
+
+async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: Kit) -> None:
+    """What comes after 101 belongs to whoever asked for it."""
+    read: list[str] = []
+
+    class Frames(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            read.append("read")
+            yield b""
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self:
+                yield chunk
+
+    inner = kit.mock(kit.library.Response(101, stream=Frames()))
+    async with (
+        kit.client(QUICK, inner, read_body=True) as client,
+        client.stream("GET", "http://example.org/") as response,
+    ):
+        assert response.status_code == 101
+    assert read == []
+
+
+async def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: FlakyServer) -> None:
+    """And tried again, with `read_body`."""
+    server.script("/drip", Answer(200, body=[b"."] * 1000, drip=Tick()), Answer(200, body=b"fine"))
+    async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), read_body=True) as client:
+        assert (await client.get(f"{server.url}/drip")).content == b"fine"
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+async def test_a_body_without_an_end_is_not_read_for_ever(
+    some_kit: Kit, server: FlakyServer, cooperative: bool
+) -> None:
+    """Neither by the caller, where nothing cuts an attempt off, nor by a thread that was left behind."""
+    policy = Timeout(0.1, cooperative=cooperative)
+    async with some_kit.client(policy, read_body=True) as client:
+        assert type(await client.failure("GET", dripping(server))) is TimeoutExceeded
+        server.wait_until(lambda: server.open_connections == 0)
+        assert Timeout.abandoned() == 0
+
+
+def test_the_wait_for_a_body_has_what_the_headers_have_left(server: FlakyServer) -> None:
+    """In blocking code, where nothing else ends it."""
+    seen: list[dict[str, Any]] = []
+
+    class Slow(httpx.HTTPTransport):
+        def handle_request(self, request: Any) -> Any:
+            response = super().handle_request(request)
+            seen.append(request.extensions["timeout"])
+            time.sleep(0.3)
+            return response
+
+    url = server.script("/", Answer(200, body=[b"a", b"b"], drip=threading.Event()))
+    transport = ResilienceTransport(Timeout(0.5, cooperative=True), Slow(verify=NO_TLS), read_body=True)
+    with httpx.Client(transport=transport) as client, pytest.raises(TimeoutExceeded):
+        client.get(url)
+    assert 0 < seen[0]["read"] <= 0.2

@@ -1,0 +1,240 @@
+"""What a transport of httpx sends again, and with which body."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+)
+from tests.conftest import FakeClock
+from tests.integrations.httpx.conftest import (
+    QUICK,
+    Kit,
+    full_port,
+    note,
+)
+from tests.integrations.servers import Answer, FlakyServer
+from tests.integrations.upload_bodies import ONCE, Asynchronous
+
+# --- statuses --------------------------------------------------------------------------------
+
+
+async def test_on_result_sees_the_other_responses(kit: Kit) -> None:
+    """A status that is not transient is a result, for a policy to judge; what is judged is closed."""
+    responses: list[Any] = []
+
+    def is_bad(response: Any) -> bool:
+        responses.append(response)
+        return bool(response.status_code == 500)
+
+    async with kit.client(Retry(backoff=[0], on_result=is_bad), kit.mock(500, 200)) as client:
+        assert (await client.get("http://example.org/")).status_code == 200
+    assert [it.is_closed for it in responses] == [True, True]
+
+
+# --- what may be sent again ------------------------------------------------------------------
+
+
+async def test_a_post_that_a_policy_inside_has_refused_was_never_sent(kit: Kit, clock: FakeClock) -> None:
+    """Transports nest, and a refusal of the inner one is no doubt."""
+    breaker = CircuitBreaker(1, open_for=5)
+    inner = kit.transport(breaker, kit.mock(503, 200))
+    async with kit.client(Retry(2, on=CircuitOpen, backoff=[0]), inner) as client:
+        assert (await client.post("http://example.org/")).status_code == 503
+        assert (await client.post("http://example.org/")).status_code == 200
+    assert clock.sleeps == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [("ConnectError", True), ("ConnectTimeout", True), ("PoolTimeout", True)]
+    + [(name, False) for name in ("ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError")],
+)
+def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again: bool) -> None:
+    """Those of connecting. After any other one the request may have arrived."""
+    inner = sync_kit.mock(getattr(sync_kit.library, name)("no"), 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, inner)) as client:
+        try:
+            assert client.post("http://example.org/").status_code == 200
+            assert again
+        except sync_kit.library.TransportError:
+            assert not again
+
+
+# --- bodies ----------------------------------------------------------------------------------
+
+
+async def test_a_stream_of_the_users_own_make_is_sent_once(kit: Kit, server: FlakyServer) -> None:
+    """Nobody but its author knows whether it can be produced a second time."""
+
+    class Own(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"payload"
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"payload"
+
+    url = server.script("/", 503, 200)
+    async with kit.client() as client:
+        headers = {"Host": "localhost", "Content-Length": "7"}
+        request = kit.library.Request("PUT", url, stream=Own(), headers=headers)
+        assert (await client.send(request)).status_code == 503
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
+class Unsized(io.RawIOBase):
+    """A file of which nobody knows the length, as a pipe is one."""
+
+    def __init__(self, content: bytes) -> None:
+        self.left = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self.left.readinto(buffer)
+
+
+class Reader:
+    """Something to read from that is neither a file nor an iterator, as the bodies of some clients are."""
+
+    def __init__(self, content: bytes) -> None:
+        self.left = io.BytesIO(content)
+
+    def read(self, size: int = -1) -> bytes:
+        return self.left.read(size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.left)
+
+
+BODIES = {
+    "bytes": lambda: {"content": b"payload"},
+    "text": lambda: {"content": "payload"},
+    "json": lambda: {"json": {"p": "payload"}},
+    "form": lambda: {"data": {"p": "payload"}},
+    "multipart": lambda: {"files": {"p": ("p.txt", b"payload")}, "data": {"a": "b"}},
+    "multipart-file": lambda: {"files": {"p": ("p.txt", io.BytesIO(b"payload"))}},
+    "multipart-memory": lambda: {"files": {"p": ("p.txt", "payload")}},
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_a_body_in_memory_is_sent_again(some_kit: Kit, server: FlakyServer, body: str) -> None:
+    """The same bytes, each time."""
+    url = server.script("/", 503, Answer(fault="reset"), 200)
+    async with some_kit.client() as client:
+        assert (await client.request("PUT", url, **BODIES[body]())).status_code == 200
+    sent = [it.body for it in server.requests]
+    assert len(sent) == 3
+    assert len(set(sent)) == 1
+    assert b"payload" in sent[0]
+
+
+def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
+    """It can be iterated as often as one likes; an iterator over it cannot."""
+    url = server.script("/", 503, 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        assert client.put(url, content=[b"pay", b"load"]).status_code == 200
+    assert [it.body for it in server.requests] == [b"payload", b"payload"]
+
+
+ONE_SHOTS = {
+    "pipe": lambda: {"content": Unsized(b"payload")},
+    "reader": lambda: {"content": Reader(b"payload")},
+    "iterator": lambda: {"content": iter([b"pay", b"load"])},
+    "multipart-pipe": lambda: {"files": {"p": ("p.txt", Unsized(b"payload"))}},
+}
+
+
+@pytest.mark.parametrize("failure", [503, Answer(fault="reset")], ids=["503", "reset"])
+@pytest.mark.parametrize("body", ONE_SHOTS)
+def test_a_body_that_is_used_up_is_not_sent_again(sync_kit: Kit, server: FlakyServer, body: str, failure: Any) -> None:
+    """An empty one would arrive, and be answered with 200; an Idempotency-Key changes nothing in that."""
+    url = server.script("/", failure, 200)
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        options = {**ONE_SHOTS[body](), "headers": {"Idempotency-Key": "4711"}}
+        if failure == 503:
+            assert client.put(url, **options).status_code == 503
+        else:
+            with pytest.raises(sync_kit.library.TransportError) as caught:
+                client.put(url, **options)
+            assert "its body can be sent only once" in note(caught.value)
+    (request,) = server.requests
+    assert b"payload" in request.body
+
+
+async def test_a_generator_that_nobody_has_begun_is_still_there(kit: Kit, server: FlakyServer) -> None:
+    """Where no connection could be made, the whole body goes out with the next attempt."""
+    url = server.script("/", 200)
+
+    def fail() -> None:
+        raise kit.library.ConnectError("not yet")
+
+    async with kit.client(QUICK, kit.network_that_first(fail)) as client:
+        assert (await client.post(url, content=kit.chunks(b"pay", b"load"))).status_code == 200
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
+async def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit, server: FlakyServer) -> None:
+    """The same request, once there is a server."""
+
+    def fail() -> None:
+        raise kit.library.ConnectError("not yet")
+
+    async with kit.client(Retry(1), kit.network_that_first(fail)) as client:
+        request = client.client.build_request("POST", server.url, content=kit.chunks(b"pay", b"load"))
+        with pytest.raises(kit.library.ConnectError):
+            await client.send(request)
+        assert (await client.send(request)).status_code == 200
+        with pytest.raises(kit.library.StreamConsumed):
+            await client.send(request)
+    assert [it.body for it in server.requests] == [b"payload"]
+
+
+def test_a_file_that_its_user_winds_back_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
+    """In another call: it has a length, so the client would not send it empty either."""
+    with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
+        file = io.BytesIO(b"payload")
+        request = client.build_request("PUT", server.url, content=file)
+        for _ in range(2):
+            assert client.send(request).status_code == 200
+            file.seek(0)
+    assert [it.body for it in server.requests] == [b"payload", b"payload"]
+
+
+async def test_an_iterator_that_a_timeout_kept_from_being_sent_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
+    """Once there is a server that takes connections."""
+    body = Asynchronous()
+    async with tasks_kit.client(Timeout(0.2)) as client:
+        with full_port() as url, pytest.raises(TimeoutExceeded):
+            await client.post(url, content=body, timeout=None)
+        assert (await client.post(server.url, content=body)).status_code == 200
+    assert [it.body for it in server.requests] == [ONCE]
+
+
+def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
+    """The client hands the next hop the same stream; by itself it would send it empty."""
+    url = server.script("/from", Answer(307, {"Location": "/to"}))
+    with sync_kit.library.Client(
+        transport=sync_kit.transport(QUICK, sync_kit.network()), follow_redirects=True
+    ) as client:
+        for body in (Unsized(b"payload"), iter([b"payload"])):
+            with pytest.raises(sync_kit.library.StreamConsumed):
+                client.put(url, content=body)
+        assert client.put(url, content=b"payload").status_code == 200
+    assert [(it.path, it.body) for it in server.requests] == [
+        ("/from", b"payload"),
+        ("/from", b"payload"),
+        ("/from", b"payload"),
+        ("/to", b"payload"),
+    ]

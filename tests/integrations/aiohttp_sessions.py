@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,16 +17,6 @@ from tests.integrations.servers import PATIENCE
 QUICK = Retry(3, backoff=[0])
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a test; nothing may hang for ever."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await main()
-
-    asyncio.run(bounded())
-
-
 @contextlib.asynccontextmanager
 async def session(
     policy: Policy[Any] = QUICK,
@@ -35,13 +25,13 @@ async def session(
     read_body: bool = False,
     **options: Any,
 ) -> AsyncIterator[Any]:
-    """A session with one connection at most, so that who does not give it back is found out.
+    """A session with one connection at most, so that who does not give it back is found out; and nothing may hang.
 
     :param inside: middlewares between ours and the connection.
     """
     middleware = resilience_middleware(policy, rules=rules or Rules(), read_body=read_body)
     options.setdefault("connector", aiohttp.TCPConnector(limit=1))
-    async with aiohttp.ClientSession(middlewares=(middleware, *inside), **options) as it:
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(middlewares=(middleware, *inside), **options) as it:
         yield it
 
 

@@ -15,97 +15,77 @@ from resilience import (
     TimeoutExceeded,
 )
 from resilience.integrations.aiohttp import resilience_middleware
-from tests.integrations.aiohttp_sessions import QUICK, attempt, run, session
+from tests.integrations.aiohttp_sessions import QUICK, attempt, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 # --- statuses ---------------------------------------------------------------------------------
 
 
-def test_raise_for_status_of_the_session(server: FlakyServer) -> None:
+async def test_raise_for_status_of_the_session(server: FlakyServer) -> None:
     """aiohttp raises after the policy has done what it can, and for the last response only."""
-
-    async def main() -> None:
-        async with session(raise_for_status=True) as one:
-            assert (await attempt(one.get(server.script("/", 503, 200)))).status == 200
-            error = await attempt(one.get(server.script("/down", 503)))
-            assert isinstance(error, aiohttp.ClientResponseError)
-            assert error.status == 503
-            assert (await attempt(one.get(server.script("/", 404)))).status == 404
-
-    run(main)
+    async with session(raise_for_status=True) as one:
+        assert (await attempt(one.get(server.script("/", 503, 200)))).status == 200
+        error = await attempt(one.get(server.script("/down", 503)))
+        assert isinstance(error, aiohttp.ClientResponseError)
+        assert error.status == 503
+        assert (await attempt(one.get(server.script("/", 404)))).status == 404
     assert len(server.requests_to("/down")) == 3
 
 
-def test_a_fallback_asks_somebody_else(server: FlakyServer) -> None:
+async def test_a_fallback_asks_somebody_else(server: FlakyServer) -> None:
     """What it answers is the session's response, open; the one that lost is closed."""
-
-    async def main() -> None:
-        mirror = aiohttp.ClientSession()
-        policy = Fallback(handler=lambda failure, ctx: mirror.get(server.script("/mirror", Answer(body=b"fine"))))
-        async with mirror, session(policy) as one:
-            url = server.script("/", Answer(503, body=b"x" * 1_000_000))
-            for _ in range(2):  # with one connection
-                async with one.get(url) as response:
-                    assert await response.read() == b"fine"
-
-    run(main)
+    mirror = aiohttp.ClientSession()
+    policy = Fallback(handler=lambda failure, ctx: mirror.get(server.script("/mirror", Answer(body=b"fine"))))
+    async with mirror, session(policy) as one:
+        url = server.script("/", Answer(503, body=b"x" * 1_000_000))
+        for _ in range(2):  # with one connection
+            async with one.get(url) as response:
+                assert await response.read() == b"fine"
 
 
 # --- responses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_body_that_is_read_in_the_attempt(server: FlakyServer, chunked: bool) -> None:
+async def test_a_body_that_is_read_in_the_attempt(server: FlakyServer, chunked: bool) -> None:
     """Where the policy covers the body, one that breaks off is a failure like any other."""
-
-    async def main() -> None:
-        cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
-        slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
-        async with session(QUICK, read_body=True) as one:
-            response = await one.get(server.script("/", cut, 503, Answer(body=b'{"a": 1}')))
-            assert await response.json(content_type=None) == {"a": 1}
-        async with session(QUICK.wrap(Timeout(0.1)), read_body=True) as one:
-            assert type(await attempt(one.get(server.script("/", slow)))) is TimeoutExceeded
-
-    run(main)
+    cut = Answer(body=[b"first", b"rest"], fault="cut", chunked=chunked)
+    slow = Answer(body=[b"first", b"rest"], drip=threading.Event(), chunked=chunked)
+    async with session(QUICK, read_body=True) as one:
+        response = await one.get(server.script("/", cut, 503, Answer(body=b'{"a": 1}')))
+        assert await response.json(content_type=None) == {"a": 1}
+    async with session(QUICK.wrap(Timeout(0.1)), read_body=True) as one:
+        assert type(await attempt(one.get(server.script("/", slow)))) is TimeoutExceeded
 
 
-def test_connections_are_kept_where_bodies_are_read(server: FlakyServer) -> None:
+async def test_connections_are_kept_where_bodies_are_read(server: FlakyServer) -> None:
     """A response that was read whole gives its connection back, discarded or not."""
-
-    async def main() -> None:
-        async with session(QUICK, read_body=True) as one:
-            assert (await attempt(one.get(server.script("/", 503, 503, 200)))).status == 200
-
-    run(main)
+    async with session(QUICK, read_body=True) as one:
+        assert (await attempt(one.get(server.script("/", 503, 503, 200)))).status == 200
     assert server.connections == 1
 
 
 # --- a session as usual -----------------------------------------------------------------------
 
 
-def test_a_middleware_for_one_request(server: FlakyServer) -> None:
+async def test_a_middleware_for_one_request(server: FlakyServer) -> None:
     """It can be given with a request, and stands beside others in either order."""
+    seen: list[int] = []
 
-    async def main() -> None:
-        seen: list[int] = []
+    async def watching(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        response = await handler(request)
+        seen.append(response.status)
+        return response
 
-        async def watching(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
-            response = await handler(request)
-            seen.append(response.status)
-            return response
-
-        ours = resilience_middleware(QUICK)
-        async with aiohttp.ClientSession() as one:
-            for middlewares in ((ours, watching), (watching, ours)):
-                await attempt(one.get(server.script("/", 503, 200), middlewares=middlewares))
-        assert seen == [503, 200, 200]
-
-    run(main)
+    ours = resilience_middleware(QUICK)
+    async with aiohttp.ClientSession() as one:
+        for middlewares in ((ours, watching), (watching, ours)):
+            await attempt(one.get(server.script("/", 503, 200), middlewares=middlewares))
+    assert seen == [503, 200, 200]
 
 
 @pytest.mark.parametrize("read_body", [True, False])
-def test_websockets(read_body: bool) -> None:
+async def test_websockets(read_body: bool) -> None:
     """The handshake of a websocket is a request like others; what follows it is left alone."""
 
     async def echo(request: web.Request) -> web.StreamResponse:
@@ -119,24 +99,20 @@ def test_websockets(read_body: bool) -> None:
         return socket
 
     answers: list[int] = []
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_get("/", echo)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port = runner.addresses[0][1]
-            policy = QUICK.wrap(Timeout(PATIENCE))
-            async with (
-                session(policy, read_body=read_body) as one,
-                one.ws_connect(f"http://127.0.0.1:{port}/") as socket,
-            ):
-                await socket.send_str("hello")
-                assert await socket.receive_str() == "hello"
-        finally:
-            await runner.cleanup()
-
-    run(main)
+    app = web.Application()
+    app.router.add_get("/", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        policy = QUICK.wrap(Timeout(PATIENCE))
+        async with (
+            session(policy, read_body=read_body) as one,
+            one.ws_connect(f"http://127.0.0.1:{port}/") as socket,
+        ):
+            await socket.send_str("hello")
+            assert await socket.receive_str() == "hello"
+    finally:
+        await runner.cleanup()
     assert answers == [503, 101]

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anthropic
-import anyio
 import httpx2
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, Timeout, deadline, transient
 from resilience.integrations.anthropic import protect
+from tests.conftest import World
 from tests.integrations import llm_server as llm
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 
@@ -202,26 +202,21 @@ def test_an_earlier_reply_in_a_message_can_be_sent_again(server: FlakyServer) ->
     assert first == second
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, backend: str) -> None:
+async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, tasks_world: World) -> None:
     """Errors, answers, streams, pages and copies as in blocking code."""
-
-    async def main() -> None:
-        async with aprotected(server.url, SOON) as client:
-            assert type(client) is anthropic.AsyncAnthropic
-            server.script(PATH, llm.anthropic_error(529), Answer(fault="reset"), llm.message())
-            assert text(await ask(client.messages)) == "fine"
-            server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
-            async with client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream:  # type: ignore[arg-type]
-                assert [it async for it in stream.text_stream] == ["a", "b"]
-            server.script(PATH, llm.anthropic_error(401))
-            with pytest.raises(anthropic.AuthenticationError):
-                await ask(client.with_options(max_retries=4).messages)
-            models = {"data": [{"id": "m", "type": "model"}], "has_more": False, "first_id": "m", "last_id": "m"}
-            server.script("/v1/models", llm.anthropic_error(503), llm.reply(models))
-            assert [it.id async for it in client.models.list()] == ["m"]
-
-    anyio.run(main, backend=backend)
+    async with aprotected(server.url, SOON) as client:
+        assert type(client) is anthropic.AsyncAnthropic
+        server.script(PATH, llm.anthropic_error(529), Answer(fault="reset"), llm.message())
+        assert text(await ask(client.messages)) == "fine"
+        server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
+        async with client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream:  # type: ignore[arg-type]
+            assert [it async for it in stream.text_stream] == ["a", "b"]
+        server.script(PATH, llm.anthropic_error(401))
+        with pytest.raises(anthropic.AuthenticationError):
+            await ask(client.with_options(max_retries=4).messages)
+        models = {"data": [{"id": "m", "type": "model"}], "has_more": False, "first_id": "m", "last_id": "m"}
+        server.script("/v1/models", llm.anthropic_error(503), llm.reply(models))
+        assert [it.id async for it in client.models.list()] == ["m"]
     assert len(server.requests) == 3 + 2 + 1 + 2
 
 

@@ -227,7 +227,7 @@ class Collecting(Policy[Any]):
 
 
 @pytest.mark.parametrize("stuck", [False, True])
-def test_a_cancelled_exchange_closes_all_its_responses(
+async def test_a_cancelled_exchange_closes_all_its_responses(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
     """Each of them to its end: the wait in one close is neither cut off nor the reason to leave out the next one.
@@ -242,12 +242,9 @@ def test_a_cancelled_exchange_closes_all_its_responses(
             await anyio.sleep(60 if stuck and self.status == 201 else 0.01)
             closed.append(self.status)
 
-    async def main() -> None:
-        with anyio.fail_after(10), anyio.move_on_after(0.05) as scope:
-            await AsyncScripted(Collecting(), Slow(200), Slow(201)).run()
-        assert scope.cancelled_caught
-
-    tasks_world.run(main)
+    with anyio.fail_after(10), anyio.move_on_after(0.05) as scope:
+        await AsyncScripted(Collecting(), Slow(200), Slow(201)).run()
+    assert scope.cancelled_caught
     assert closed == ([200] if stuck else [201, 200])
 
 
@@ -318,18 +315,15 @@ def test_all_else_is_sent_once(make: Any) -> None:
         source.close()
 
 
-def test_a_file_that_cannot_say_where_it_stands_is_sent_once(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_say_where_it_stands_is_sent_once(tmp_path: Path) -> None:
     """Nor one whose answers have to be awaited."""
 
     class Unknown(io.BytesIO):
         def tell(self) -> int:
             raise OSError("no idea")
 
-    async def main() -> None:
-        async with await anyio.open_file(tmp_path / "file", "wb+") as file:
-            assert not body_of(file).can_be_sent_again
-
-    anyio.run(main)
+    async with await anyio.open_file(tmp_path / "file", "wb+") as file:
+        assert not body_of(file).can_be_sent_again
     assert not body_of(Unknown(ONCE)).can_be_sent_again
 
 

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import anyio
 import httpx
 import httpx2
 import openai
@@ -20,7 +19,7 @@ import pytest
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import NotRepeatable, PerHost
 from resilience.integrations.openai import protect
-from tests.conftest import no_collector
+from tests.conftest import World, no_collector
 from tests.integrations import llm_server as llm
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 
@@ -511,7 +510,7 @@ class Upload(io.BytesIO):
     """A file of which a test can tell whether it is still kept."""
 
 
-def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
+async def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
     """Also where a context is kept, which keeps the function that it calls."""
     contexts: list[Context] = []
 
@@ -520,64 +519,47 @@ def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
             contexts.append(ctx)
             return await call(ctx)
 
-    async def main() -> None:
-        async with aprotected(server.url, Keeping()) as client:
-            server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
-            upload = Upload(b"much")
-            sent = weakref.ref(upload)
-            await client.files.create(file=upload, purpose="assistants")
-            del upload
-            gc.collect()
-            assert sent() is None
-
-    anyio.run(main)
+    async with aprotected(server.url, Keeping()) as client:
+        server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
+        upload = Upload(b"much")
+        sent = weakref.ref(upload)
+        await client.files.create(file=upload, purpose="assistants")
+        del upload
+        gc.collect()
+        assert sent() is None
     assert len(contexts) == len(server.requests) == 1
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, backend: str) -> None:
+async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, tasks_world: World) -> None:
     """Errors, answers, pages and copies as in blocking code; and one protection around another."""
     breaker = CircuitBreaker(1)
-
-    async def main() -> None:
-        async with aprotected(server.url, SOON) as client:
-            assert type(client) is openai.AsyncOpenAI
-            server.script(PATH, llm.openai_error(429), Answer(fault="reset"), llm.completion())
-            assert text(await aask(client)) == "fine"
-            server.script(PATH, llm.openai_error(401))
-            with pytest.raises(openai.AuthenticationError):
-                await aask(protect(client.with_options(max_retries=4), breaker))
-            assert breaker.state.name == "CLOSED"
-            server.script("/v1/models", llm.openai_error(503), llm.reply({"object": "list", "data": [{"id": "m"}]}))
-            assert [it.id async for it in client.models.list()] == ["m"]
-
-    anyio.run(main, backend=backend)
+    async with aprotected(server.url, SOON) as client:
+        assert type(client) is openai.AsyncOpenAI
+        server.script(PATH, llm.openai_error(429), Answer(fault="reset"), llm.completion())
+        assert text(await aask(client)) == "fine"
+        server.script(PATH, llm.openai_error(401))
+        with pytest.raises(openai.AuthenticationError):
+            await aask(protect(client.with_options(max_retries=4), breaker))
+        assert breaker.state.name == "CLOSED"
+        server.script("/v1/models", llm.openai_error(503), llm.reply({"object": "list", "data": [{"id": "m"}]}))
+        assert [it.id async for it in client.models.list()] == ["m"]
     assert len(server.requests) == 3 + 1 + 2
 
 
-def test_an_async_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
+async def test_an_async_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
     """In asyncio alone: under trio the SDK leaves generators of its own to the garbage collector, with a warning."""
-
-    async def main() -> None:
-        server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
-        async with aprotected(server.url, SOON) as client, await aask(client, stream=True) as stream:
-            assert [it.choices[0].delta.content async for it in stream] == ["a", "b"]
-
-    anyio.run(main)
+    server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
+    async with aprotected(server.url, SOON) as client, await aask(client, stream=True) as stream:
+        assert [it.choices[0].delta.content async for it in stream] == ["a", "b"]
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, backend: str) -> None:
+async def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, tasks_world: World) -> None:
     """By the client's own timeout, or by the `Timeout`: whichever is first."""
-
-    async def main() -> None:
-        server.script(PATH, Answer(delay=20))
-        async with aprotected(server.url, Timeout(0.1)) as client:
-            with pytest.raises((openai.APITimeoutError, TimeoutError)):
-                await aask(client)
-
-    anyio.run(main, backend=backend)
+    server.script(PATH, Answer(delay=20))
+    async with aprotected(server.url, Timeout(0.1)) as client:
+        with pytest.raises((openai.APITimeoutError, TimeoutError)):
+            await aask(client)
 
 
 # --- wrong arguments ---

@@ -34,28 +34,22 @@ async def left_by_a_cut(
             await pool.request("GET", "http://example.org/")
 
 
-def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
-        network = httpcore.AsyncMockBackend(answer)
-        async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
-            await left_by_a_cut(pool, monkeypatch)
-            assert len(pool.connections) == 1
-            await reclaim_places(Transport(pool))
-            assert pool.connections == []
-            assert (await pool.request("GET", "http://example.org/")).status == 200
-
-    anyio.run(main)
+async def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+    network = httpcore.AsyncMockBackend(answer)
+    async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
+        await left_by_a_cut(pool, monkeypatch)
+        assert len(pool.connections) == 1
+        await reclaim_places(Transport(pool))
+        assert pool.connections == []
+        assert (await pool.request("GET", "http://example.org/")).status == 200
 
 
-def test_the_place_of_a_connection_that_was_not_made_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
-            await left_by_a_cut(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
-            await reclaim_places(Transport(pool))
-            assert pool.connections == []
-
-    anyio.run(main)
+async def test_the_place_of_a_connection_that_was_not_made_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
+        await left_by_a_cut(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
+        await reclaim_places(Transport(pool))
+        assert pool.connections == []
 
 
 async def reclaims_nothing() -> None:

@@ -166,7 +166,11 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     timer: Any = ctx._timer  # in blocking code a `BlockingTimer`, or None
     record = ctx._info.record
     if timer is not None:
-        _check_before_start(timer, ctx)
+        try:
+            timer.check_before_start()
+        except WorkersExhausted:
+            _report_refusal(timer, ctx)
+            raise
     began = clock.now() if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
@@ -176,7 +180,15 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
         if timer is None:
             result = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
         else:
-            result = timer.run(function, arguments, ctx._keywords)
+            try:
+                job = timer.begin(function, arguments, ctx._keywords)
+            except WorkersExhausted:  # there is no thread: the function was not entered after all
+                if record is not None:
+                    record.attempts -= 1
+                    record = None
+                _report_refusal(timer, ctx)
+                raise
+            result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
         if record is not None:
             _end_attempt(record, ctx, began, None, error)
@@ -195,13 +207,9 @@ def _raise_if_expired(timer: Timer | None, error: BaseException) -> None:
         raise Expired(timer) from error
 
 
-def _check_before_start(timer: Any, ctx: Context) -> None:
-    try:
-        timer.check_before_start()
-    except WorkersExhausted:
-        numbers = {"retry_after": None, "waited": 0.0, "shadow": False}
-        emit(CallRejected, timer.policy, ctx, reason="WorkersExhausted", **numbers)
-        raise
+def _report_refusal(timer: Any, ctx: Context) -> None:
+    numbers = {"retry_after": None, "waited": 0.0, "shadow": False}
+    emit(CallRejected, timer.policy, ctx, reason="WorkersExhausted", **numbers)
 
 
 def enter_task(ctx: Context) -> Awaitable[Any]:

@@ -57,12 +57,22 @@ class BlockingTimer(Timer):
             raise Expired(self)
         workers.pool.refuse_if_exhausted(self.policy, self.max_abandoned)
 
-    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """Run the function on a worker; walk away from it when the time is over."""
+    def begin(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> workers.Job | None:
+        """Begin the function on a worker; None where the caller has to run it.
+
+        :raises WorkersExhausted: if there is no thread for it.
+        """
         job = workers.Job(function, arguments, keywords)
-        if not workers.pool.begin(job, self.policy):  # what is flushed at the exit is wanted, and runs as without us
-            logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", self.policy)
-            return function(*arguments, **keywords)
+        if workers.pool.begin(job, self.policy):
+            return job
+        # What is flushed at the exit is wanted, and runs as without us.
+        logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", self.policy)
+        return None
+
+    def wait_for(self, job: workers.Job) -> Any:
+        """Return what a worker's function returns; walk away from it when the time is over."""
         if not job.wait(self.deadline - clock.now()):
             raise Expired(self)
         return job.result()

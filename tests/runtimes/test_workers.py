@@ -37,6 +37,7 @@ from resilience import (
     TimeoutExceeded,
     WorkersExhausted,
     current_context,
+    events,
 )
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
@@ -788,6 +789,33 @@ def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
     assert told == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
 
 
+def test_a_refusal_for_want_of_a_thread_inside_a_function_is_an_error_of_that_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The function was entered: it counts as an attempt, and is reported as refused once, by the Timeout inside."""
+    heard: list[Any] = []
+    inner = Timeout(LONG, name="inner")
+
+    def nested() -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers.Worker, "start", refused)
+            return inner.call(len, "")
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    ctx = Context()
+    unsubscribe = events.subscribe(heard.append, events.CallRejected)
+    try:
+        with pytest.raises(WorkersExhausted):
+            Timeout(LONG, name="outer").execute(lambda ctx: nested(), ctx)
+    finally:
+        unsubscribe()
+    assert ctx.attempts == len(ctx.failures) == 1
+    assert [it.policy for it in heard] == ["inner"]
+
+
 def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """No attempt begins after it, and no wait outlasts it, in whatever thread the function runs."""
     calls: list[float] = []
@@ -814,13 +842,18 @@ def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.
 
     monkeypatch.setattr(workers, "pool", workers.Pool())
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
-    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"))
+    heard: list[Any] = []
+    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda it: heard.append(it)])
+    ctx = Context()
     with monkeypatch.context() as patch:
         patch.setattr(workers.Worker, "start", refused)
         with pytest.raises(WorkersExhausted, match=r"can't start new thread.*cooperative=True") as caught:
-            pipeline.call(len, "")
+            pipeline.execute(lambda ctx: 4, ctx)
     assert caught.value.policy == "slow"
     assert isinstance(caught.value.__cause__, RuntimeError)
+    assert (ctx.attempts, ctx.failures) == (0, ())
+    rejected, ended = heard
+    assert (rejected.reason, rejected.policy, ended.attempts) == ("WorkersExhausted", "slow", 0)
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
     assert pipeline.call(len, "four") == 4

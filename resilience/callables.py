@@ -184,13 +184,15 @@ def mismatch(
             return None  # it was entered, or a function around it was
         traceback = traceback.tb_next
     try:
-        inspect.signature(fn).bind(*args, **kwargs)
+        signature = inspect.signature(fn)
+    except Exception:  # it has none, as many builtins, or a foreign `__signature__` is no such thing
+        return None
+    try:
+        signature.bind(*args, **kwargs)
     except TypeError:
         hint = "; use `call` or `acall` for a function that takes no context" if takes_context else ""
         what = "the context" if takes_context else "these arguments"
         return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
-    except Exception:  # it has no signature
-        return None
     return None
 
 

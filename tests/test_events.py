@@ -7,7 +7,7 @@ import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Never
 
 import anyio
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from resilience import (
     Bulkhead,
     BulkheadFull,
+    Call,
     Chaos,
     CircuitBreaker,
     CircuitOpen,
@@ -127,6 +128,38 @@ async def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: 
     await world.attempt(alone, hang)
     told = [(event.pipeline, event.scope) for event in heard if isinstance(event, events.TimedOut)]
     assert told == [("p", "attempt"), ("p", "attempt"), ("p", "total"), ("Timeout", "total")]
+
+
+class HandingOn(Policy[Never]):
+    """Hands its call on to another policy."""
+
+    def __init__(self, other: Policy[Any]) -> None:
+        self._other = other
+
+    async def around(self, call: Call[Any], ctx: Context) -> Any:
+        return await self._other.around(call, ctx)
+
+
+async def test_a_timeout_whose_place_is_not_known_says_nothing_of_what_it_limits(
+    world: World, heard: list[Any]
+) -> None:
+    """Another policy handed its call on to it, outside of a Retry or inside; or it stands in both places."""
+
+    async def hang(ctx: Context) -> None:
+        await world.hang()
+
+    twice = Timeout(0.01)
+    for policy in (
+        HandingOn(Timeout(0.01)),
+        HandingOn(Timeout(0.01)).wrap(Retry(1)),
+        Retry(1).wrap(HandingOn(Timeout(0.01))),
+        HandingOn(Retry(1).wrap(Timeout(0.01))),
+        twice.wrap(Retry(1), twice),
+    ):
+        heard.clear()
+        await world.attempt(policy, hang)
+        (timed_out,) = [event for event in heard if isinstance(event, events.TimedOut)]
+        assert (timed_out.pipeline, timed_out.scope) == (policy.name, None)
 
 
 async def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) -> None:

@@ -161,3 +161,12 @@ def test_a_function_without_a_signature_is_left_alone() -> None:
     with pytest.raises(TypeError) as caught:
         anything.call(min)
     assert not isinstance(caught.value, Misuse)
+
+
+async def test_a_broken_signature_says_nothing(world: World) -> None:
+    """A `TypeError` of a callable whose signature cannot be read is one of its own."""
+    fn = functools.partial(len, 5)  # type: ignore[arg-type]
+    fn.__signature__ = "no such thing"  # type: ignore[attr-defined]
+    it = Counted()
+    assert (it.pipeline.call(fn) if world.blocking else await it.pipeline.acall(fn)) == "instead"
+    assert it.breaker.state is OPEN

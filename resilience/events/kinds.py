@@ -115,8 +115,8 @@ class TimedOut(Event):
 
     :param timeout: the limit that was exceeded, in seconds.
     :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
-    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None where
-        `pipeline` is None.
+    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None where that
+        can't be known: `pipeline` is None, or does not name the policy, to which another one has handed its call on.
     """
 
     timeout: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
 from typing import ClassVar, Literal, Never, TypeVar, final
 
 from typing_extensions import override
@@ -129,13 +128,18 @@ class Timeout(Policy[Never]):
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:
-        """Say what this policy limits in an execution, from where it stands in what is executed."""
-        record = ctx._info.record
-        if record is None:
-            return None
-        policies = getattr(record.executed, "policies", ())
-        outside = takewhile(lambda policy: policy is not self, policies)
-        return "attempt" if any(policy._resilience_repeats for policy in outside) else "total"
+        """Say what this policy limits in an execution, from where it stands in what is executed.
+
+        None where it does not stand there, as another policy has handed its call on to it, or stands there twice.
+        """
+        found: set[Literal["attempt", "total"]] = set()
+        executed = ctx._info.record and ctx._info.record.executed
+        is_repeated = False
+        for policy in getattr(executed, "policies", (executed,)):
+            if policy is self:
+                found.add("attempt" if is_repeated else "total")
+            is_repeated = is_repeated or getattr(policy, "_resilience_repeats", False)
+        return found.pop() if len(found) == 1 else None
 
     def _look_for_overrun(self, ctx: Context, began: float, deadline: float) -> None:
         """Warn of a call that took more than twice its time, and a second more than it."""

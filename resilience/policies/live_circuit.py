@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any, Final, final
@@ -26,7 +26,17 @@ from resilience.events.kinds import CallRejected, CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe
-from resilience.state.circuit import Admission, Circuit, Closed, HalfOpen, Isolated, Open, Period, Transition
+from resilience.state.circuit import (
+    Admission,
+    Circuit,
+    Closed,
+    HalfOpen,
+    Isolated,
+    Open,
+    Period,
+    Transition,
+    failure_type_of,
+)
 from resilience.state.trips import ConsecutiveFailures, Trip
 
 #: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
@@ -51,18 +61,21 @@ class CircuitStats:
 
     :param state: the state of the circuit.
     :param retry_after: seconds until an open circuit admits a probe; None in the other states.
-    :param last_failure: type and message of the failure that opened it; None while it is closed.
+    :param last_failure: type and message of the failure that opened it; None while it is closed. Not shown by `repr`:
+        the message may hold anything.
     :param probes: how many probes are out.
     :param opened: how many times it has opened since it was built.
     :param rejected: how many calls it has refused since it was built.
+    :param failure_type: the name of the type of `last_failure`; None where there is none, as after slow calls.
     """
 
     state: CircuitState
     retry_after: float | None
-    last_failure: str | None
+    last_failure: str | None = field(repr=False)
     probes: int
     opened: int
     rejected: int
+    failure_type: str | None = None
 
 
 @final
@@ -143,10 +156,12 @@ class LiveCircuit:
         now = clock.now()
         with self._lock:
             period = self.machine.period
+            last_failure = None if isinstance(period, Closed) else period.last_failure
             return CircuitStats(
                 state=period.state,
                 retry_after=max(0.0, period.until - now) if isinstance(period, Open) else None,
-                last_failure=None if isinstance(period, Closed) else period.last_failure,
+                last_failure=last_failure,
+                failure_type=failure_type_of(last_failure),
                 probes=len(period.probes) if isinstance(period, HalfOpen) else 0,
                 opened=self._opened,
                 rejected=int(repr(self._rejected)[6:-1]),  # count(3)

@@ -219,9 +219,14 @@ class Circuit:
         if old.state is period.state:
             return []  # a new epoch of the same state: closed manually while closed
         last_failure = None if isinstance(period, Closed) else period.last_failure
-        kind, separator, _ = (last_failure or "").partition(": ")
-        failure_type = kind if separator else None
+        failure_type = failure_type_of(last_failure)
         return [Transition(old.state, period.state, retry_after, last_failure, reason, failure_type, count)]
+
+
+def failure_type_of(failure: str | None) -> str | None:
+    """Return the name of the type of a failure; None for what is none, as slow calls."""
+    kind, separator, _ = (failure or "").partition(": ")
+    return kind if separator else None
 
 
 def _without_message(failure: str | None) -> str:

@@ -121,8 +121,13 @@ async def test_stats_tell_what_the_breaker_knows(world: World, clock: FakeClock)
         probe.let_go()
         await probe.result()
     assert facts() == (OPEN, pytest.approx(5.0), "Boom: again", 0, 2, 4)
+    stats = breaker.stats()
+    assert stats.failure_type == "Boom"
+    assert "Boom" in repr(stats)
+    assert "again" not in repr(stats)
     breaker.isolate()
     assert facts() == (ISOLATED, None, None, 0, 2, 4)
+    assert breaker.stats().failure_type is None
     breaker.close()
     assert facts() == (CLOSED, None, None, 0, 2, 4)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
+
+from resilience.outcome import describe_error
 
 _HTTPX = frozenset(
     {"TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout", "PoolTimeout"}
@@ -63,6 +66,17 @@ _PERMANENT_ERRORS: dict[str, frozenset[str]] = {
     "botocore": frozenset({"SSLError"}),
 }
 
+#: What clients raise where a proxy has not connected them.
+_PROXY_ERRORS = frozenset(
+    {("aiohttp", "ClientHttpProxyError"), ("requests", "ProxyError"), ("urllib3", "ProxyError")}
+    | {(package, "ProxyError") for package in ("httpx", "httpx2", "httpcore", "httpcore2")}
+)
+
+#: The status of a proxy's answer in messages of http.client and of httpcore; and words of one that asks for a login.
+_TUNNEL = "Tunnel connection failed: "
+_STATUS = re.compile(rf"(?:{_TUNNEL})?([1-5][0-9]{{2}})\b")
+_LOGIN = re.compile(r"username|password|auth", re.IGNORECASE)
+
 _NONE: frozenset[str] = frozenset()
 
 #: How many causes of an error are looked at.
@@ -84,7 +98,8 @@ def transient(error: Exception) -> bool:
     connecting (no route, unreachable, timed out, a name that could not be resolved for now), and for the connection
     and timeout errors of http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3, aiohttp, anyio,
     trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and SQLAlchemy
-    (connections that were invalidated). An exception group is transient if all its leaves are.
+    (connections that were invalidated). An exception group is transient if all its leaves are. A proxy that did not
+    connect is no connection, so that is transient, unless it asks for a login (407) or forbids it (another 4xx).
 
     Certificate and authentication errors are not transient, wherever they stand in the chain of causes. Nor is
     an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
@@ -102,7 +117,7 @@ def _says_network(error: Exception) -> bool:
         if isinstance(error, socket.gaierror):
             return error.errno == socket.EAI_AGAIN
         if type(error) is OSError and error.errno is None:
-            return _says_all_addresses_failed(error)
+            return _says_no_connection(error)
         if error.errno in _NETWORK_NUMBERS:
             return True
     kind = type(error)
@@ -114,10 +129,15 @@ def _says_network(error: Exception) -> bool:
     return any(test(error) for test in tests)
 
 
-def _says_all_addresses_failed(error: OSError) -> bool:
-    """asyncio, anyio and trio try every address of a host, and raise a plain `OSError` for all of them together."""
-    cause = error.__cause__
-    return transient(cause) if isinstance(cause, Exception) else str(error).startswith("Multiple exceptions: ")
+def _says_no_connection(error: OSError) -> bool:
+    """asyncio, anyio and trio try every address of a host, and raise a plain `OSError` for all of them together.
+
+    So does http.client, where a proxy has not connected.
+    """
+    cause, text = error.__cause__, str(error)
+    if text.startswith(_TUNNEL):
+        return _proxy_may_connect(error)
+    return transient(cause) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
 
 
 def _hides_a_certificate(error: BaseException | None) -> bool:
@@ -142,6 +162,8 @@ def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
     lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
     if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
         return ()
+    if not _PROXY_ERRORS.isdisjoint(lineage):
+        return (_proxy_may_connect,)
     if any(name in _NETWORK_ERRORS.get(package, _NONE) for package, name in lineage):
         return (_always,)
     return tuple([test for key, test in _BY_CONTENT.items() if key in lineage])
@@ -149,6 +171,20 @@ def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
 
 def _always(error: Any) -> bool:
     return True
+
+
+def _proxy_may_connect(error: Any) -> bool:
+    """A proxy has not connected: so there was no connection. To ask it again brings no login, and no permission."""
+    inner = next((it for it in error.args if isinstance(it, Exception)), None)
+    if inner is not None:  # as requests and urllib3 wrap it
+        return transient(inner)
+    status = getattr(error, "status", None)
+    if not isinstance(status, int):
+        match = _STATUS.match(text := describe_error(error))
+        if match is None:
+            return not _LOGIN.search(text)
+        status = int(match[1])
+    return status >= 500 or status in {408, 425, 429}
 
 
 def _is_unavailable(error: Any) -> bool:

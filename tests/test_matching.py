@@ -14,6 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
+import httpcore
+import httpx
 import httpx2
 import pytest
 import requests
@@ -629,6 +632,52 @@ def test_the_real_errors_of_requests(kind: type[Exception], expected: bool) -> N
     """Its classes are where the table says that they are."""
     error = kind("no", "{", 0) if kind is requests.JSONDecodeError else kind("no")
     assert transient(error) is expected
+
+
+#: What a proxy answers to CONNECT, and whether another try may be answered.
+PROXY_ANSWERS = {
+    "503 Service Unavailable": True,
+    "502 Bad Gateway": True,
+    "500 Unable to connect": True,
+    "429 Too Many Requests": True,
+    "407 Proxy Authentication Required": False,
+    "403 Forbidden": False,
+    "400 Bad Request": False,
+}
+
+
+def proxy_errors(answer: str) -> dict[str, Exception]:
+    """What clients raise for it."""
+    pool: Any = None
+    tunnel = OSError(f"Tunnel connection failed: {answer}")
+    refused = urllib3.exceptions.ProxyError("Unable to connect to proxy", tunnel)
+    request: Any = None
+    return {
+        "http.client": tunnel,
+        "urllib": urllib.error.URLError(tunnel),
+        "urllib3": refused,
+        "urllib3, out of retries": urllib3.exceptions.MaxRetryError(pool, "/", refused),
+        "requests": requests.exceptions.ProxyError(urllib3.exceptions.MaxRetryError(pool, "/", refused)),
+        "httpx": httpx.ProxyError(answer),
+        "httpx2": httpx2.ProxyError(answer),
+        "httpcore": httpcore.ProxyError(answer),
+        "aiohttp": aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:]),
+    }
+
+
+@pytest.mark.parametrize("client", proxy_errors("503 Service Unavailable"))
+@pytest.mark.parametrize(("answer", "expected"), PROXY_ANSWERS.items(), ids=lambda it: str(it)[:3])
+def test_a_proxy_that_has_not_connected_is_no_connection(client: str, answer: str, expected: bool) -> None:
+    """The same for all clients: transient, unless it asks for a login or forbids it."""
+    assert transient(proxy_errors(answer)[client]) is expected
+
+
+def test_a_proxy_whose_answer_is_no_status() -> None:
+    """Of a SOCKS proxy, and one that could not be reached itself."""
+    assert transient(httpx.ProxyError("Proxy Server could not connect: Host unreachable."))
+    assert not transient(httpx.ProxyError("Invalid username/password"))
+    assert transient(urllib3.exceptions.ProxyError("Unable to connect to proxy", ConnectionRefusedError()))
+    assert not transient(urllib3.exceptions.ProxyError("Unable", urllib3.exceptions.SSLError("bad certificate")))
 
 
 def test_what_requests_really_raises_when_nobody_listens(unused_port: int) -> None:

@@ -167,13 +167,12 @@ class RetryState:
         """Put the note on the last exception, or raise what stands for it."""
         if self._limits.wrap:
             raise self._exhausted(Failure(error)) from error
-        _annotate(error, _NOTE + self._summary())
+        _annotate(error, _NOTE + self._summary(self.attempt))
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
         self.give_back_if_refused(refusal)
-        self.attempt -= 1  # the refused one called nothing
-        _annotate(refusal, _NOTE + self._summary())
+        _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused one called nothing
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed
 
@@ -183,10 +182,10 @@ class RetryState:
             raise self._exhausted(Success(result))
 
     def _exhausted(self, last: Outcome[Any]) -> RetriesExhausted:
-        return RetriesExhausted(self._summary(), policy=self._limits.policy, attempts=self.attempt, last=last)
+        return RetriesExhausted(self._summary(self.attempt), policy=self._limits.policy, attempts=self.attempt, last=last)
 
-    def _summary(self) -> str:
-        times = "1 attempt" if self.attempt == 1 else f"{self.attempt} attempts"
+    def _summary(self, attempts: int) -> str:
+        times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return f"{times} in {clock.now() - self._began:.3g} s, failed with {self._history}"
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: would be longer, an exponential without a cap at its thousandth attempt, is cut to this.
 FOREVER = 9_000_000_000.0
 
+#: The longest timeout that every client can take, in seconds (24.8 days): many count milliseconds in 31 bits.
+LONGEST_OF_CLIENTS = 2_147_483.0
+
 #: How long a thread waits at most before it notices Ctrl-C under Windows, in seconds.
 _SLICE = 0.1
 

@@ -15,7 +15,7 @@ from typing import Any, final
 from resilience import checks
 from resilience.callables import name_of
 from resilience.checks import Duration
-from resilience.clock import clock
+from resilience.clock import LONGEST_OF_CLIENTS, clock
 from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
 from resilience.outcome import Outcome
@@ -153,7 +153,8 @@ class Context:
         """Return the timeout to hand to a client: the smaller of `limit` and what is left, in seconds.
 
         None where there is neither. Where nothing is left it raises `DeadlineExceeded`: a timeout of 0
-        means "for ever" to aiohttp, redis, grpc and SQL drivers.
+        means "for ever" to aiohttp, redis, grpc and SQL drivers. Never more than 2,147,483 seconds (24 days): many
+        clients count milliseconds in 31 bits, and fail with what is longer.
         """
         seconds = inf if limit is None else checks.seconds("limit", limit, infinite=True)
         if self.deadline != inf:
@@ -161,7 +162,7 @@ class Context:
             seconds = min(seconds, self.deadline - clock.now())
             if seconds <= 0:  # it passed between the two readings
                 raise DeadlineExceeded("the deadline of the execution has passed")
-        return None if seconds == inf else seconds
+        return None if seconds == inf else min(seconds, LONGEST_OF_CLIENTS)
 
     # --- what happened ---
 

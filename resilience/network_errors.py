@@ -174,7 +174,7 @@ def _always(error: Any) -> bool:
 
 
 def _proxy_may_connect(error: Any) -> bool:
-    """A proxy has not connected: so there was no connection. To ask it again brings no login, and no permission."""
+    """Say whether a proxy that has not connected may do so at another try, which brings no login and no permission."""
     inner = next((it for it in error.args if isinstance(it, Exception)), None)
     if inner is not None:  # as requests and urllib3 wrap it
         return transient(inner)

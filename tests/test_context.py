@@ -115,6 +115,15 @@ def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_what_is_left(c
     assert Context().timeout(INF) is None
 
 
+def test_the_timeout_for_a_client_is_one_that_it_can_take(clock: FakeClock) -> None:
+    """Many count milliseconds in 31 bits, and fail, or time out at once, beyond that."""
+    longest = 2_147_483.0
+    assert Context(timeout=1e10).timeout() == Context(timeout=1e300).timeout() == longest
+    assert Context().timeout(1e10) == Context(timeout=1e10).timeout(1e9) == longest
+    assert Context(timeout=longest).timeout() == longest
+    assert Context(timeout=1e10).timeout(2.0) == 2.0
+
+
 def test_the_timeout_for_a_client_is_never_zero(clock: FakeClock) -> None:
     """0 means "for ever" to aiohttp, redis, grpc and SQL: where nothing is left it raises."""
     ctx = Context(timeout=1.0)

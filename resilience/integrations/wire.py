@@ -58,9 +58,6 @@ HEADERS: Final = (ENVOY_EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONNECT_TIMEOUT)
 #: Seconds for a request that does not say, and the most that one may ask for, where a server has set neither.
 DEFAULT_SECONDS: Final = 60.0
 
-#: The longest timeout in seconds that every client can take, 24 days: many count milliseconds in 31 bits.
-LONGEST: Final = 2_147_483.0
-
 _MOST_MILLISECONDS = 9_999_999_999  # ten digits: 115 days
 _MILLISECONDS = re.compile(r"[0-9]{1,10}")
 _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -296,12 +293,6 @@ class Acceptance:
     def granted(self, asked: float | None) -> float:
         """Return the seconds for a request that asks for so many, None if it does not say."""
         return self.default if asked is None else min(asked, self.cap)
-
-
-def timeout_for_client(ctx: Context) -> float | None:
-    """Return what is left as a client can take it; None without a deadline."""
-    left = ctx.timeout()
-    return None if left is None else min(left, LONGEST)
 
 
 def budget(seconds: float) -> Context:

@@ -182,7 +182,8 @@ class RetryState:
             raise self._exhausted(Success(result))
 
     def _exhausted(self, last: Outcome[Any]) -> RetriesExhausted:
-        return RetriesExhausted(self._summary(self.attempt), policy=self._limits.policy, attempts=self.attempt, last=last)
+        attempts = self.attempt
+        return RetriesExhausted(self._summary(attempts), policy=self._limits.policy, attempts=attempts, last=last)
 
     def _summary(self, attempts: int) -> str:
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"

@@ -285,13 +285,6 @@ class TestBudget:
             assert budget(inf).deadline == outer.deadline
             assert budget(0.5).deadline < outer.deadline
 
-    @pytest.mark.parametrize(("timeout", "handed"), [(None, None), (5.0, 5.0), (1e10, 2_147_483.0)])
-    def test_is_handed_to_a_client_as_far_as_that_can_take_it(
-        self, clock: Any, timeout: float | None, handed: float | None
-    ) -> None:
-        """Many count milliseconds in 31 bits, and raise, or time out at once, beyond that."""
-        assert wire.timeout_for_client(Context(timeout=timeout)) == handed
-
     def test_is_ambient_in_its_block(self) -> None:
         """Inside it is found; outside, also after an error, it is gone."""
         ctx = budget(5.0)

@@ -19,7 +19,6 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
-from resilience.integrations.wire import timeout_for_client
 from resilience.runtimes.blocking import drive
 from resilience.runtimes.workers import Job, pool
 
@@ -115,7 +114,7 @@ class SQLiteLimits:
 
 def milliseconds_left(ctx: Context) -> int:
     """Return the limit for a database; never 0, which means no limit."""
-    return max(1, int((timeout_for_client(ctx) or 0) * 1000))
+    return max(1, int((ctx.timeout() or 0) * 1000))
 
 
 #: The statement that shows the limit that there is. It begins no snapshot, so an isolation level may still be chosen.

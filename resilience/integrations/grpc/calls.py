@@ -25,7 +25,6 @@ from resilience.context import Context
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
-from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 
 #: A server of gRPC says when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
@@ -175,7 +174,7 @@ class Call:
 
     def _begin(self, ctx: Context) -> Any:
         """Begin an attempt with the time that is left. What has been sent, and may not be sent twice, is refused."""
-        timeout = timeout_for_client(ctx)
+        timeout = ctx.timeout()
         if not self.repeatable:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
         self._has_begun = True

@@ -16,7 +16,6 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
-from resilience.integrations.wire import timeout_for_client
 from resilience.policy import Policy
 from resilience.runtimes.blocking import drive
 
@@ -196,7 +195,7 @@ class _BlockingConnection(_Connection):
         call = self._call()
         if call is None or call.ctx is None or not (limit is None or (isinstance(limit, (int, float)) and limit > 0)):
             return limit
-        left = timeout_for_client(call.ctx)
+        left = call.ctx.timeout()
         return limit if left is None or (limit is not None and limit < left) else left
 
 

@@ -25,12 +25,15 @@ from resilience.errors import (
 from resilience.network_errors import transient
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policies.bulkhead import Bulkhead, BulkheadStats
+from resilience.policies.cache import Cache, CacheStats
 from resilience.policies.chaos import Chaos
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.fallback import Fallback
+from resilience.policies.keyed import Keyed, KeyedStats
 from resilience.policies.live_circuit import CircuitStats
 from resilience.policies.repeat_cap import RepeatCap
 from resilience.policies.retry import Retry
+from resilience.policies.single_flight import SingleFlight, SingleFlightStats
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Pipeline, Policy
 from resilience.record import FailedAttempt
@@ -41,6 +44,8 @@ __all__ = [
     "Bulkhead",
     "BulkheadFull",
     "BulkheadStats",
+    "Cache",
+    "CacheStats",
     "Call",
     "Chaos",
     "CircuitBreaker",
@@ -55,6 +60,8 @@ __all__ = [
     "Failure",
     "FailureRatio",
     "Fallback",
+    "Keyed",
+    "KeyedStats",
     "Outcome",
     "Pipeline",
     "Policy",
@@ -64,6 +71,8 @@ __all__ = [
     "RetriesExhausted",
     "Retry",
     "RetryBudget",
+    "SingleFlight",
+    "SingleFlightStats",
     "SlowRatio",
     "Success",
     "Timeout",

@@ -181,6 +181,10 @@ class AwaitableMisuse(Misuse, TypeError):
     """A function and the way it was executed disagree about whether there is something to await."""
 
 
+class KeyMisuse(Misuse, TypeError):
+    """A call has no key, or one that cannot be hashed."""
+
+
 class BlockMisuse(Misuse, RuntimeError):
     """A block is entered where it could not be left."""
 

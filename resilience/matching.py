@@ -35,12 +35,13 @@ class Matcher:
 
     :param own: whether `Rejected` and `DeadlineExceeded` are exceptions like others (Fallback), or
         have to be named (Retry, CircuitBreaker).
+    :param name: what the parameter is called that `on` comes from.
     """
 
     __slots__ = ("_above", "_ignored", "_named", "_names_groups", "_on")
 
-    def __init__(self, on: On, ignore: On, *, own: bool = False) -> None:
-        self._on = _condition("on", on)
+    def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
+        self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
         self._above = (Misuse,) if own else (Misuse, *_OWN)
         types = on if isinstance(on, tuple) else (on,)

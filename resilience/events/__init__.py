@@ -10,6 +10,7 @@ CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker 
 CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
 ChaosInjected       a Chaos does something to a call
+CacheUsed           a Cache or SingleFlight answered without calling
 ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
@@ -19,6 +20,7 @@ from resilience.events.dispatch import subscribe
 from resilience.events.kinds import (
     AttemptFailed,
     BudgetSpent,
+    CacheUsed,
     CallFinished,
     CallRejected,
     Canceller,
@@ -36,6 +38,7 @@ from resilience.info import Called, Listener
 __all__ = [
     "AttemptFailed",
     "BudgetSpent",
+    "CacheUsed",
     "CallFinished",
     "CallRejected",
     "Called",

@@ -18,6 +18,7 @@ from resilience.context import Context
 from resilience.events.kinds import (
     AttemptFailed,
     BudgetSpent,
+    CacheUsed,
     CallFinished,
     CallRejected,
     ChaosInjected,
@@ -46,6 +47,7 @@ _KINDS: tuple[type[Event], ...] = (
     CircuitChanged,
     FallbackUsed,
     ChaosInjected,
+    CacheUsed,
     ExecutionFinished,
 )
 
@@ -67,6 +69,7 @@ class Subscribers:
         self.refusals: bool = False
         self.retries: bool = False
         self.fallback: bool = False
+        self.caches: bool = False
         #: Whether all policies of the process are switched off.
         self.policies_off: bool = False
 
@@ -105,6 +108,7 @@ class Subscribers:
         self.refusals = bool(self._by_kind[CallRejected])
         self.retries = any(self._by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
         self.fallback = bool(self._by_kind[FallbackUsed])
+        self.caches = bool(self._by_kind[CacheUsed])
         self.executions = self.policies_off or self.calls or bool(self._by_kind[ExecutionFinished])
 
 

@@ -183,6 +183,16 @@ class ChaosInjected(Event):
     effect: Literal["error", "result", "delay", "action"]
 
 
+class CacheUsed(Event):
+    """A call was answered without calling.
+
+    :param how: with a value that is ``"fresh"``, with a ``"stale"`` one, or with what another caller's call brought,
+        which is ``"shared"``.
+    """
+
+    how: Literal["fresh", "stale", "shared"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExecutionFinished(Event):
     """A whole execution is over.

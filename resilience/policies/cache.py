@@ -1,0 +1,311 @@
+"""Cache: answer again what was answered before, for a while; and for longer where the call fails.
+
+    age < ttl              fresh: the value, without a call
+    age < ttl + stale      one caller refreshes it, and gets the old value if that fails; all others get that at once
+    else                   a miss: one caller calls, the others of that key wait for it (`flights`)
+
+Nothing runs in the background: a refresh belongs to the caller that makes it, whose deadline it obeys.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, Never, TypeAlias, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.callables import name_of
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CacheUsed
+from resilience.matching import Matcher, On
+from resilience.outcome import Failure, Outcome, StoppedIteration, Success
+from resilience.policies.flights import Flight, Flights, copy_of
+from resilience.policies.keys import Key, key_in_words, key_of, optional_key
+from resilience.policy import Call, Policy
+from resilience.state.counter import Counter
+
+T = TypeVar("T")
+
+#: For how long a value is fresh: seconds, or a function of the value that returns them.
+Ttl: TypeAlias = "Duration | Callable[[Any], Duration]"
+
+logger: logging.Logger = logging.getLogger("resilience")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What a cache holds, and how the calls were answered since it was built: each counts once.
+
+    :param hits: with a fresh value, or with an error that is kept.
+    :param stale: with an old value.
+    :param shared: with what the call of another caller brought.
+    :param misses: by calling: values that were loaded or refreshed, and calls that failed.
+    :param size: how many entries it holds now.
+    """
+
+    hits: int
+    stale: int
+    shared: int
+    misses: int
+    size: int
+
+
+@final
+class Entry:
+    """What is kept for a key. Instants are on the process clock."""
+
+    __slots__ = ("fresh_until", "is_used", "next_try", "outcome", "stale_until")
+
+    def __init__(self, outcome: Outcome[Any], fresh_until: float, stale_until: float) -> None:
+        self.outcome = outcome
+        self.fresh_until = fresh_until
+        self.stale_until = stale_until
+        #: When it may be refreshed, after a refresh that failed.
+        self.next_try = fresh_until
+        #: Whether it was asked for since it was last about to be dropped.
+        self.is_used = False
+
+
+@final
+class Cache(Policy[Never]):
+    """Answer a call with the value that an earlier one for the same key returned.
+
+    One cache for all threads, tasks and event loops that share this object. Where a value is missing, one caller makes
+    the call, and the others wait for it, as under `SingleFlight`. Place it outside of Retry.
+
+    :param ttl: for how many seconds a value is fresh, more than 0; or a function of the value that returns them, where
+        0 or less means that it is not kept.
+    :param key: called with exactly what the function is called with; returns what tells calls apart, which has to be
+        hashable. By default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+    :param max_size: how many entries are kept, 1024 by default. Beyond it the oldest goes that was not asked for
+        since it was last looked at.
+    :param stale: for how many seconds more than `ttl` a value is an answer where a refresh fails, or is under way;
+        0 by default.
+    :param on: which failures of a refresh are answered with the old value; every `Exception` by default.
+    :param ignore: which failures are not, whatever `on` says.
+    :param keep_errors: which failures are kept and raised again, each time as a copy without the frames of the call;
+        none by default.
+    :param errors_ttl: for how many seconds, 1 by default; and how long after a refresh that failed the next may be
+        made.
+    :param store: a mapping that holds the entries, such as one of `cachetools`, in the place of our own. It is used
+        under a lock, `max_size` is left to it, and what is in it is our own affair.
+    :param name: what errors and events call this policy; "Cache" by default.
+    :raises DeadlineExceeded: where the budget of the execution ends while it waits for another caller.
+    :raises TypeError: from a call whose key cannot be hashed, or that has none. No policy retries or answers it.
+
+    All callers get the same object: it must not be changed. `stale` is RFC 5861's `stale-if-error`, with
+    `stale-while-revalidate` for all callers but the one that refreshes.
+
+    >>> from resilience import Cache
+    >>> cache = Cache(ttl=60.0)
+    >>> cache.call(str.upper, "hello"), cache.call(str.upper, "hello")
+    ('HELLO', 'HELLO')
+    >>> cache.stats().hits
+    1
+    """
+
+    def __init__(
+        self,
+        ttl: Ttl,
+        *,
+        key: Key | None = None,
+        max_size: int = 1024,
+        stale: Duration = 0.0,
+        on: On = Exception,
+        ignore: On = (),
+        keep_errors: On = (),
+        errors_ttl: Duration = 1.0,
+        store: MutableMapping[Any, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._ttl = checks.plain_function("ttl", ttl, ("value",)) if callable(ttl) else checks.seconds("ttl", ttl)
+        self._key = optional_key(key)
+        self._max_size = checks.whole("max_size", max_size)
+        self._stale = checks.seconds("stale", stale, zero=True)
+        self._answered = Matcher(on, ignore, own=True)
+        self._kept = None if keep_errors == () else Matcher(keep_errors, (), own=True, name="keep_errors")
+        self._errors_ttl = checks.seconds("errors_ttl", errors_ttl)
+        if store is not None and not isinstance(store, MutableMapping):
+            raise TypeError(f"store must be a mutable mapping, not {store!r}")
+        self._store = store
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Cache"
+        self._flights = Flights(self.name)
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._lock = threading.RLock()
+        self._hits, self._stales, self._shared, self._misses = Counter(), Counter(), Counter(), Counter()
+        self._settings = {
+            "ttl": ttl,
+            "key": key,
+            "max_size": max_size,
+            "stale": stale,
+            "on": on,
+            "ignore": ignore,
+            "keep_errors": keep_errors,
+            "errors_ttl": errors_ttl,
+            "store": store,
+            "name": name,
+        }
+        forks.reset_after_fork(self, Cache._reset)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> Any:
+        key = key_of(ctx, self._key, self.name)
+        entry = self._find(key)
+        now = clock.now()
+        if entry is not None and now < entry.fresh_until:
+            return self._answer(entry, ctx, "fresh")
+        old = entry if entry is not None and now < entry.stale_until else None
+        if old is not None and now < old.next_try:
+            return self._answer(old, ctx, "stale")
+        with self._flights.board(key, ctx) as flight, flight:
+            if not flight.leads and old is not None:
+                return self._answer(old, ctx, "stale")
+            if not flight.leads and await flight.follows():
+                return self._share(flight, ctx)
+            entry = self._find(key)  # another caller may have brought it meanwhile
+            if entry is not None and clock.now() < entry.fresh_until:
+                return flight.bring(self._answer(entry, ctx, "fresh"))
+            self._misses.add()
+            try:
+                result = await call(ctx)
+            except Exception as error:
+                if not self._is_answered(key, error, old):
+                    raise
+            else:
+                self._keep_value(key, result)
+                return flight.bring(result)
+        return self._answer(old, ctx, "stale")
+
+    def _answer(self, entry: Entry | None, ctx: Context, how: Literal["fresh", "stale"]) -> Any:
+        assert entry is not None
+        entry.is_used = True
+        (self._hits if how == "fresh" else self._stales).add()
+        if subscribers.caches or ctx._info.listeners:
+            emit(CacheUsed, self.name, ctx, how=how)
+        if isinstance(entry.outcome, Failure):
+            raise _without_frames(entry.outcome.error)
+        return entry.outcome.value
+
+    def _share(self, flight: Flight, ctx: Context) -> Any:
+        self._shared.add()
+        if subscribers.caches or ctx._info.listeners:
+            emit(CacheUsed, self.name, ctx, how="shared")
+        return flight.result()
+
+    def _is_answered(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
+        """After a call that failed: whether the old value is the answer. If there is none, the error may be kept."""
+        now = clock.now()
+        if old is not None and now < old.stale_until:
+            old.next_try = now + self._errors_ttl
+            return self._answered.handles(error)
+        if self._kept is not None and type(error) is not StoppedIteration and self._kept.handles(error):
+            until = now + self._errors_ttl
+            self._keep(key, Entry(Failure(_without_frames(error)), until, until))
+        return False
+
+    # --- what is kept ---
+
+    def _find(self, key: Hashable) -> Entry | None:
+        """Return what is kept for a key. A store that raises holds nothing."""
+        if self._store is None:
+            return self._entries.get(key)
+        try:
+            with self._lock:
+                return self._store.get(key)
+        except Exception:
+            logger.exception("the store of %s raised; the call is made", self.name)
+            return None
+
+    def _keep_value(self, key: Hashable, value: object) -> None:
+        ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
+        if ttl > 0:
+            fresh_until = clock.now() + ttl
+            self._keep(key, Entry(Success(value), fresh_until, fresh_until + self._stale))
+
+    def _keep(self, key: Hashable, entry: Entry) -> None:
+        """Keep an entry, unless its key was forgotten since the call began."""
+        try:
+            with self._lock:
+                if not self._flights.is_current(key):
+                    return
+                if self._store is not None:
+                    self._store[key] = entry
+                    return
+                self._entries.pop(key, None)
+                while len(self._entries) >= self._max_size:
+                    oldest, kept = self._entries.popitem(last=False)
+                    if kept.is_used:  # a second chance: so hits need not be noted under the lock
+                        kept.is_used = False
+                        self._entries[oldest] = kept
+                self._entries[key] = entry
+        except Exception:
+            logger.exception("the store of %s raised; the result is not kept", self.name)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop what is kept for a key. What a call under way for it brings is not kept either."""
+        with self._lock:
+            self._flights.forget(key)
+            (self._entries if self._store is None else self._store).pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all entries. What calls under way bring is not kept either."""
+        with self._lock:
+            self._flights.forget_all()
+            (self._entries if self._store is None else self._store).clear()
+
+    def stats(self) -> CacheStats:
+        """Return what the cache holds, and how calls were answered."""
+        with self._lock:
+            size = len(self._entries if self._store is None else self._store)
+        return CacheStats(
+            hits=self._hits.value(),
+            stale=self._stales.value(),
+            shared=self._shared.value(),
+            misses=self._misses.value(),
+            size=size,
+        )
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Replace the lock, which a thread that is not in the child may have held."""
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: what one of them keeps, the other would not know."""
+        raise TypeError(f"{self.name} holds values that all its users share; it cannot be copied or pickled")
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        fresh = f"what {name_of(self._ttl)} says" if callable(self._ttl) else f"{format_number(self._ttl)} s"
+        stale = f", {format_number(self._stale)} s more where a refresh fails" if self._stale else ""
+        room = f"at most {self._max_size}" if self._store is None else f"in a {type(self._store).__name__}"
+        return f"{self.name}: keeps values for {fresh}{stale}, by {key_in_words(self._key)}, {room}"
+
+
+def _seconds(ttl: object) -> float:
+    """Return what a function of the value has returned; 0 or less is for a value that is not kept."""
+    return ttl.total_seconds() if isinstance(ttl, timedelta) else checks.number("ttl(value)", ttl)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return a copy that keeps none of the call's frames alive, neither by itself nor by its cause."""
+    own = copy_of(error)
+    if own is error:
+        own = type(error).__new__(type(error), *error.args)
+        vars(own).update(vars(error))
+    own.__cause__ = own.__context__ = None
+    return own

@@ -1,0 +1,215 @@
+"""Calls of one key that are under way, over all threads, tasks and event loops: one leads, the others follow.
+
+    lead      the first caller of a key calls. What its call ends with is handed to those that wait.
+    follow    the others wait, each in its own runtime and no longer than its own deadline.
+    give up   a leader that is cancelled, interrupted, cut off, or out of its own time has nothing to hand on:
+              all who wait wake up, and one of them leads.
+
+A leader that calls itself for the same key would wait for itself. It goes straight through, as does whatever
+inherits its context variables: child tasks and worker threads.
+
+`dict.setdefault` decides who leads. A follower first takes its place with the leader, then looks whether
+that one has ended; the leader first says that it has, then wakes those that have a place. So none is missed.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Hashable
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from math import inf
+from types import TracebackType
+from typing import Any, Self, TypeVar, final
+
+from resilience import forks
+from resilience.context import Context, is_over
+from resilience.errors import DeadlineExceeded, ends_with_the_deadline
+from resilience.outcome import Failure, Outcome, StoppedIteration, Success
+from resilience.runtimes.base import Waiter
+
+T = TypeVar("T")
+
+
+@final
+class Flights:
+    """The calls under way, by key.
+
+    :param policy: what errors call the policy that owns them.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.leaders: dict[Hashable, Flight] = {}
+        self._lock = threading.RLock()  # held by those who remove one; to become one needs none
+        forks.reset_after_fork(self, Flights._reset)
+
+    def board(self, key: Hashable, ctx: Context) -> Flight:
+        """Return the part of one caller, as a block around its call."""
+        return Flight(self, key, ctx)
+
+    def is_current(self, key: Hashable) -> bool:
+        """Whether this code runs inside the call under way for this key: false once the key was forgotten."""
+        return self.leaders.get(key) in _around.get()
+
+    def forget(self, key: Hashable) -> None:
+        """Let the next caller of this key call anew. Those who follow already get what they wait for."""
+        with self._lock:
+            self.leaders.pop(key, None)
+
+    def forget_all(self) -> None:
+        """Let the next caller of every key call anew."""
+        with self._lock:
+            self.leaders.clear()
+
+    def remove(self, flight: Flight, key: Hashable) -> None:
+        """Let the next caller call anew after this one, unless it does so already."""
+        with self._lock:
+            if self.leaders.get(key) is flight:
+                del self.leaders[key]
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Forget the calls of other threads, which are not in the child."""
+        self._lock = threading.RLock()
+        self.leaders.clear()
+
+
+@final
+class Flight:
+    """The part of one caller: it leads, or follows the one that does.
+
+    with flights.board(key, ctx) as flight, flight:
+        if not flight.leads and await flight.follows():
+            return flight.result()
+        return flight.bring(await call(ctx))
+
+    The block is entered twice, as an interrupt may come in the place of the first end.
+    """
+
+    #: Whether this caller makes the call.
+    leads: bool = False
+
+    _is_over = False  # a follower that comes now comes too late
+    _has_landed = False
+    _outcome: Outcome[Any] | None = None
+    _token: Token[tuple[Flight, ...]] | None = None
+    _traceback: TracebackType | None = None
+    _waiter: Waiter
+
+    def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:
+        self._flights = flights
+        self._key = key
+        self._ctx = ctx
+        self._followers: list[Flight] = []
+
+    def __enter__(self) -> Self:
+        if self._token is None:
+            # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
+            self._token = _around.set((*_around.get(), self))
+            self._join()
+        return self
+
+    def _join(self) -> Flight:
+        """Lead, if no other caller does. Return who leads."""
+        leader = self._flights.leaders.setdefault(self._key, self)
+        self.leads = leader in _around.get()  # itself, or a call that this one is made inside of
+        return leader
+
+    # --- as a follower ---
+
+    async def follows(self) -> bool:
+        """Wait for the leader. False: it has brought nothing, and now this caller leads.
+
+        :raises DeadlineExceeded: where the budget of the execution ends meanwhile.
+        """
+        while True:
+            leader = self._join()
+            if self.leads:
+                return False
+            await self._wait_for(leader)
+            if self._outcome is not None:
+                return True
+
+    async def _wait_for(self, leader: Flight) -> None:
+        ctx = self._ctx
+        # A timer around this call ends the wait by itself, and then the error is its own.
+        budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
+        self._waiter = ctx.runtime.waiter()
+        leader._followers.append(self)
+        try:
+            is_awake = leader._is_over or await self._waiter.wait(budget, ctx._timer)
+        finally:
+            with suppress(ValueError):  # it was woken
+                leader._followers.remove(self)
+        if not is_awake and self._outcome is None:
+            policy = self._flights.policy
+            raise DeadlineExceeded("the deadline passed while another caller made the same call", policy=policy)
+
+    def result(self) -> Any:
+        """Return what the leader's call returned, or raise a copy of its error with the traceback of the call."""
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Failure):
+            outcome.error.__traceback__ = self._traceback  # an error that has no copy has grown with each who raised it
+        try:
+            return outcome.unwrap() if outcome is not None else None
+        finally:
+            del outcome  # no cycle: error -> traceback -> this frame -> error
+
+    # --- as the leader ---
+
+    def bring(self, result: T) -> T:
+        """Return the result of the call, and hand it on at the end of the block."""
+        self._outcome = Success(result)
+        return result
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Hand on what the call ended with, if it is anything to others."""
+        if self._has_landed or self._token is None:
+            return
+        try:
+            _around.reset(self._token)
+        except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
+            pass
+        brought = self._outcome
+        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # which is for its own caller alone
+            is_out_of_time = ends_with_the_deadline(error) and is_over(self._ctx)
+            brought = None if is_out_of_time else Failure(error)
+        self._is_over = True
+        if self._followers:
+            self._hand_on(brought)
+        self._flights.remove(self, self._key)
+        self._has_landed = True
+
+    def _hand_on(self, brought: Outcome[Any] | None) -> None:
+        while self._followers:
+            with suppress(IndexError, RuntimeError):  # the last one has left; the event loop of one has ended
+                follower = self._followers.pop(0)
+                if isinstance(brought, Failure):
+                    follower._traceback = brought.error.__traceback__
+                    follower._outcome = Failure(copy_of(brought.error))
+                else:
+                    follower._outcome = brought
+                follower._waiter.wake()
+
+
+#: The calls under way that this code runs inside of.
+_around: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
+
+
+def copy_of(error: Exception) -> Exception:
+    """Return a copy of an exception with its cause, context and notes, but without its traceback.
+
+    One that wants other arguments than it keeps has no copy: then it is returned itself.
+    """
+    try:
+        own = copy.copy(error)
+    except Exception:
+        return error
+    if type(own) is not type(error) or own.args != error.args:
+        return error
+    own.__cause__, own.__context__ = error.__cause__, error.__context__
+    own.__suppress_context__ = error.__suppress_context__
+    if hasattr(error, "__notes__"):
+        own.__notes__ = list(error.__notes__)
+    return own

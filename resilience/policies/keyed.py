@@ -1,0 +1,167 @@
+"""Keyed: one policy for each key, such as a breaker for each host, or a bulkhead for each tenant."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.callables import name_of
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import KeyMisuse
+from resilience.policies.keys import Key, key_of
+from resilience.policy import Call, Policy
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeyedStats:
+    """How many policies a `Keyed` has.
+
+    :param keys: how many it has now.
+    :param made: how many it has made and kept since it was built.
+    :param dropped: how many of these are gone: unused for too long, too many, or forgotten.
+    """
+
+    keys: int
+    made: int
+    dropped: int
+
+
+@final
+class _Kept:
+    """The policy of a key, and the instant of its last use."""
+
+    __slots__ = ("policy", "used_at")
+
+    def __init__(self, policy: Policy[Any], used_at: float) -> None:
+        self.policy = policy
+        self.used_at = used_at
+
+
+@final
+class Keyed(Policy[Never]):
+    """Run each call under the policy of its key, which is made when the key is first seen.
+
+    :param make: called with the key, outside of locks; returns the policy for it, or a pipeline. Name it after the key
+        where errors and metrics should tell keys apart.
+    :param key: called with exactly what the function is called with (`key(ctx)` for `execute`); returns the key, which
+        has to be hashable.
+    :param max_keys: how many policies are kept, 1000 by default. Beyond that the tenth that was not used for the
+        longest time is dropped, and with it what it had counted. Calls under way in a dropped policy go on.
+    :param idle: how many seconds a policy may be unused before it is dropped; by default as many as you like.
+    :param name: what errors call this policy; "Keyed" by default.
+    :raises TypeError: from a call whose key cannot be hashed, and where `make` returns no policy. No policy retries or
+        answers it. What `make` and `key` raise themselves comes out.
+
+    >>> from resilience import CircuitBreaker, Keyed
+    >>> breakers = Keyed(lambda host: CircuitBreaker(5, name=host), key=lambda host, path: host)
+    >>> breakers.call("{0}{1}".format, "example.org", "/a")
+    'example.org/a'
+    >>> list(breakers.policies)
+    ['example.org']
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], Policy[Any]],
+        key: Key,
+        *,
+        max_keys: int = 1000,
+        idle: Duration | None = None,
+        name: str | None = None,
+    ) -> None:
+        if isinstance(make, Policy):  # it is callable, too, as it decorates functions
+            raise TypeError(f"make must be a function that makes a policy for each key, not one policy: {make!r}")
+        self._make = checks.plain_function("make", make)
+        self._key = checks.plain_function("key", key)
+        self._max_keys = checks.whole("max_keys", max_keys)
+        self._idle = checks.optional_seconds("idle", idle)
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Keyed"
+        self._kept: dict[Hashable, _Kept] = {}
+        self._made = 0
+        self._lock = threading.RLock()
+        forks.reset_after_fork(self, Keyed._reset)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        return await self.policy_for(key_of(ctx, self._key, self.name)).around(call, ctx)
+
+    def policy_for(self, key: Hashable) -> Policy[Any]:
+        """Return the policy of a key; make it, if there is none."""
+        now = clock.now()
+        kept = self._kept.get(key)
+        if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
+            kept.used_at = now
+            return kept.policy
+        made = self._make(key)  # a user's code: not under the lock
+        if not isinstance(made, Policy):
+            raise KeyMisuse(f"make must return a policy, and returned {made!r} for the key {key!r}")
+        with self._lock:
+            if self._kept.get(key) is kept:  # else another caller has made it meanwhile
+                self._kept.pop(key, None)
+                self._drop_locked(now)
+                self._kept[key] = _Kept(made, now)
+                self._made += 1
+            return self._kept[key].policy
+
+    def _drop_locked(self, now: float) -> None:
+        """Drop what is idle, and, to make room, a tenth: so what it takes to look at all of them is paid by many."""
+        if self._idle is not None:
+            self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
+        if len(self._kept) >= self._max_keys:
+            by_use = sorted(self._kept, key=lambda key: self._kept[key].used_at)
+            for key in by_use[: max(len(self._kept) - self._max_keys + 1, self._max_keys // 10)]:
+                del self._kept[key]
+
+    def forget(self, key: Hashable) -> None:
+        """Drop the policy of a key. Calls under way in it go on; the next one is under a new one."""
+        with self._lock:
+            self._kept.pop(key, None)
+
+    @property
+    def policies(self) -> Mapping[Hashable, Policy[Any]]:
+        """The policies that are kept now, by key, in the order in which they were made. A snapshot."""
+        with self._lock:
+            return MappingProxyType({key: it.policy for key, it in self._kept.items()})
+
+    def stats(self) -> KeyedStats:
+        """Return how many policies there are."""
+        with self._lock:
+            return KeyedStats(keys=len(self._kept), made=self._made, dropped=self._made - len(self._kept))
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: each copy would count by itself."""
+        raise TypeError(f"{self.name} holds policies that all its users share; it cannot be copied or pickled")
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Replace the lock, which a thread that is not in the child may have held. The policies reset themselves."""
+        self._lock = threading.RLock()
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "make": self._make,
+            "key": self._key,
+            "max_keys": self._max_keys,
+            "idle": self._idle,
+            "name": self._given_name,
+        }
+
+    @override
+    def describe(self) -> str:
+        policies = self.policies
+        idle = "" if self._idle is None else f", dropped after {format_number(self._idle)} s unused"
+        last = f"; the last: {list(policies.values())[-1].describe()}" if policies else ""
+        keys = f"{len(policies)} now, at most {self._max_keys}{idle}"
+        return f"{self.name}: a policy for each {name_of(self._key)}, {keys}{last}"

@@ -1,0 +1,57 @@
+"""What tells one call from another: the key of Keyed, SingleFlight and Cache.
+
+A key function is called with exactly what the function is called with: `key(url)` for `call(fetch, url)`, the
+context for `execute(fn)`. Without one the key is the function with all of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
+
+from resilience import checks
+from resilience.callables import mismatch, name_of
+from resilience.context import Context
+from resilience.errors import ArgumentMisuse, KeyMisuse
+
+#: Makes the key of a call from what the function is called with.
+Key: TypeAlias = Callable[..., Hashable]
+
+
+def optional_key(value: Key | None) -> Key | None:
+    """Return a key function, or None."""
+    return None if value is None else checks.plain_function("key", value)
+
+
+def key_of(ctx: Context, make: Key | None, policy: str) -> Hashable:
+    """Return the key of the call that a context carries.
+
+    :param make: the policy's key function, if it has one. What that raises comes out.
+    :param policy: the name of the policy that asks.
+    :raises KeyMisuse: where there is no key function and the function takes the context alone, and for a key that
+        cannot be hashed.
+    """
+    function, arguments, keywords = ctx._function, ctx._arguments, ctx._keywords
+    if make is None:
+        if arguments is None:
+            raise KeyMisuse(f"{policy}: a function of the context has no arguments to be its key: give key=")
+        key: Hashable = (function, arguments, *sorted(keywords.items())) if keywords else (function, arguments)
+    else:
+        arguments = (ctx,) if arguments is None else arguments
+        try:
+            key = make(*arguments, **keywords)
+        except TypeError as error:
+            misuse = mismatch(make, arguments, keywords, error, takes_context=False)
+            if misuse is not None:
+                raise ArgumentMisuse(f"key= is called with what the function is called with: {misuse}") from None
+            raise
+    try:
+        hash(key)
+    except TypeError as error:
+        raise KeyMisuse(f"{policy}: the key of a call must be hashable: {error}; give key= to choose one") from None
+    return key
+
+
+def key_in_words(make: Key | None) -> str:
+    """Return what a policy's `describe` says of its key."""
+    return "function and its arguments" if make is None else f"key of {name_of(make)}"

@@ -1,0 +1,92 @@
+"""SingleFlight: of the calls that are made for the same key at the same time, make one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.context import Context
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CacheUsed
+from resilience.policies.flights import Flights
+from resilience.policies.keys import Key, key_in_words, key_of, optional_key
+from resilience.policy import Call, Policy
+from resilience.state.counter import Counter
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SingleFlightStats:
+    """What a SingleFlight has under way at one instant.
+
+    :param in_flight: how many keys a call is under way for.
+    :param shared: how many calls have got what another caller's call brought, since it was built.
+    """
+
+    in_flight: int
+    shared: int
+
+
+@final
+class SingleFlight(Policy[Never]):
+    """Let one call for a key run at a time; hand what it ends with to all who ask for the same meanwhile.
+
+    The count is one for all threads, tasks and event loops that share this object. Each follower waits no longer than
+    its own deadline allows. Of a failure each gets a copy of its own, with the traceback of the call. A leader that is
+    cancelled, or runs out of its own time, fails no other caller: one of them makes the call.
+
+    :param key: called with exactly what the function is called with; returns what tells calls apart, which has to be
+        hashable. By default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+    :param name: what errors and events call this policy; "SingleFlight" by default.
+    :raises DeadlineExceeded: where the budget of the execution ends while it waits.
+    :raises TypeError: from a call whose key cannot be hashed, or that has none. No policy retries or answers it.
+
+    Known from Go's `golang.org/x/sync/singleflight`. All who wait get the same object: it must not be changed.
+
+    >>> from resilience import SingleFlight
+    >>> SingleFlight().call(str.upper, "hello")
+    'HELLO'
+    """
+
+    def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
+        self._key = optional_key(key)
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "SingleFlight"
+        self._flights = Flights(self.name)
+        self._shared = Counter()
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        with self._flights.board(key_of(ctx, self._key, self.name), ctx) as flight, flight:
+            if flight.leads or not await flight.follows():
+                return flight.bring(await call(ctx))
+        self._shared.add()
+        if subscribers.caches or ctx._info.listeners:
+            emit(CacheUsed, self.name, ctx, how="shared")
+        return flight.result()  # type: ignore[no-any-return]
+
+    def forget(self, key: Hashable) -> None:
+        """Let the next caller of this key call anew, beside the call that is under way."""
+        self._flights.forget(key)
+
+    def stats(self) -> SingleFlightStats:
+        """Return what is under way at this instant."""
+        return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._shared.value())
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two of them would make two calls."""
+        raise TypeError(f"{self.name} has calls under way that all its users share; it cannot be copied or pickled")
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {"key": self._key, "name": self._given_name}
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name}: one call at a time for each {key_in_words(self._key)}, shared by all who ask meanwhile"

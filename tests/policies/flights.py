@@ -1,0 +1,99 @@
+"""What the tests of SingleFlight and Cache share: callers in threads, asyncio and trio who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import anyio
+import trio
+
+from resilience import Policy
+from resilience.outcome import Failure, Success
+
+
+def outcome_of(call: Callable[[], Any]) -> Any:
+    try:
+        return Success(call())
+    except BaseException as error:
+        return Failure(error)  # type: ignore[arg-type]
+
+
+async def aoutcome_of(call: Callable[[], Any]) -> Any:
+    try:
+        return Success(await call())
+    except Exception as error:
+        return Failure(error)
+
+
+class Slow:
+    """A function that ends when it is let go. Callers arrive meanwhile, in every runtime."""
+
+    def __init__(self, end: Callable[[], Any]) -> None:
+        self.calls = 0
+        self.entered = threading.Event()
+        self.may_end = threading.Event()
+        self._end = end
+
+    def blocking(self, *args: Any) -> Any:
+        self.calls += 1
+        self.entered.set()
+        assert self.may_end.wait(10)
+        return self._end()
+
+    async def task(self, *args: Any) -> Any:
+        self.calls += 1
+        self.entered.set()
+        while not self.may_end.is_set():
+            await anyio.sleep(0.001)
+        return self._end()
+
+
+def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int], bool]) -> list[Any]:
+    """Have two threads and three tasks of each loop follow a leader in a thread; return all outcomes, its own first.
+
+    :param arrived: whether so many followers wait.
+    """
+    got: list[Any] = []
+
+    async def tasks(each: Callable[[], Any]) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(each)
+
+    async def one() -> None:
+        got.append(await aoutcome_of(lambda: policy.acall(slow.task)))
+
+    def thread() -> None:
+        got.append(outcome_of(lambda: policy.call(slow.blocking)))
+
+    leader = threading.Thread(target=thread)
+    leader.start()
+    assert slow.entered.wait(5)
+    others = [threading.Thread(target=it) for it in (thread, thread)]
+    others += [
+        threading.Thread(target=lambda: asyncio.run(tasks(one))),
+        threading.Thread(target=lambda: trio.run(tasks, one)),
+    ]
+    run_all(others, lambda: wait_until(lambda: arrived(8)), slow.may_end.set)
+    leader.join(5)
+    return got
+
+
+def run_all(threads: Iterable[threading.Thread], *then: Callable[[], object]) -> None:
+    for it in threads:
+        it.start()
+    for do in then:
+        do()
+    for it in threads:
+        it.join(10)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not come to that"
+        time.sleep(0.001)

@@ -1,0 +1,502 @@
+"""Cache: a value answers for a while, and for longer where the call fails; a missing one is loaded once."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Fallback, Pipeline, Rejected, Retry
+from resilience.outcome import Failure, Success
+from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
+from tests.contention.storm import fine_grained_switching
+from tests.policies.flights import Slow, ask_from_everywhere, run_all
+
+
+def by_argument(ctx: Any) -> str:
+    return "same"
+
+
+def made(**settings: Any) -> Cache:
+    return Cache(settings.pop("ttl", 10.0), **{"key": by_argument, **settings})
+
+
+def counts(cache: Cache) -> tuple[int, int, int, int]:
+    stats = cache.stats()
+    return stats.hits, stats.stale, stats.shared, stats.misses
+
+
+class KeywordsOnly(Exception):
+    """An exception that `copy` cannot copy."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("odd")
+        self.code = code
+
+
+# --- fresh ---------------------------------------------------------------------------------------
+
+
+async def test_a_value_answers_until_it_is_as_old_as_ttl(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    cache, script = made(ttl=timedelta(seconds=10)), Script(None, "two")
+    assert [await world.execute(cache, script.function()) for _ in range(2)] == [None, None]
+    clock.advance(9.999)
+    assert await world.execute(cache, script.function()) is None
+    clock.advance(0.001)
+    assert await world.execute(cache, script.function()) == "two"
+    assert cache.stats() == CacheStats(hits=2, stale=0, shared=0, misses=2, size=1)
+    assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["fresh", "fresh"]
+
+
+@pytest.mark.parametrize(
+    ("ttl", "kept_for"), [(2, 2.0), (timedelta(seconds=3), 3.0), (0, 0.0), (-1.0, 0.0), (timedelta(-1), 0.0)]
+)
+def test_a_ttl_may_depend_on_the_value(clock: FakeClock, ttl: Any, kept_for: float) -> None:
+    cache = Cache(lambda value: ttl)
+    cache.call(str, 1)
+    if kept_for:
+        clock.advance(kept_for - 0.001)
+        cache.call(str, 1)
+        clock.advance(0.001)
+    cache.call(str, 1)
+    assert cache.stats().misses == 2
+    assert cache.stats().hits == (1 if kept_for else 0)
+
+
+@pytest.mark.parametrize("ttl", [float("nan"), "5", None, True])
+def test_a_ttl_that_is_no_number_comes_out(ttl: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"ttl\(value\)"):
+        Cache(lambda value: ttl).call(str, 1)
+
+
+async def test_failures_are_not_kept(world: World) -> None:
+    cache = made()
+    script = Script(Boom(), "fine")
+    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert await world.execute(cache, script.function()) == "fine"
+
+
+def test_one_cache_answers_threads_and_tasks() -> None:
+    cache = Cache(10, key=lambda *_: "same")
+
+    async def never() -> str:
+        raise AssertionError
+
+    assert cache.call(lambda: "thread") == "thread"
+    assert asyncio.run(cache.acall(never)) == "thread"
+
+
+# --- misses --------------------------------------------------------------------------------------
+
+
+def test_callers_of_every_runtime_wait_for_one_call() -> None:
+    cache = Cache(60, key=lambda *_: "same")
+    slow = Slow(lambda: "fine")
+    got = ask_from_everywhere(
+        cache, slow, lambda count: sum(len(it._followers) for it in list(cache._flights.leaders.values())) == count
+    )
+    assert got == [Success("fine")] * 9
+    assert slow.calls == 1
+    assert counts(cache) == (0, 0, 8, 1)
+
+
+def test_who_comes_too_late_to_follow_finds_the_value() -> None:
+    """It had looked before the other caller kept the value, and leads after that one has ended."""
+    cache = Cache(60, key=lambda *_: "same")
+    find, looks = cache._find, []
+
+    def found_by_another(key: Any) -> Any:
+        looks.append(key)
+        if len(looks) == 1:
+            cache._find = find  # type: ignore[method-assign]
+            assert cache.call(lambda: "theirs") == "theirs"
+            return None
+        return find(key)
+
+    cache._find = found_by_another  # type: ignore[method-assign]
+    assert cache.call(lambda: "ours") == "theirs"
+    assert counts(cache) == (1, 0, 0, 1)
+
+
+async def test_sharing_is_reported(in_asyncio: World, heard: list[Any]) -> None:
+    cache = Cache(60)
+    await asyncio.gather(*(cache.acall(asyncio.sleep, 0.001) for _ in range(3)))
+    assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["shared", "shared"]
+    assert counts(cache) == (0, 0, 2, 1)
+
+
+# --- stale ---------------------------------------------------------------------------------------
+
+
+async def test_an_old_value_answers_where_the_refresh_fails(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    cache, script = made(stale=60), Script(1, Boom(), Boom(), 4)
+    seen = [await world.execute(cache, script.function())]
+    for seconds in (11, 0.999, 0.001, 1):
+        clock.advance(seconds)
+        seen.append(await world.execute(cache, script.function()))
+    assert seen == [1, 1, 1, 1, 4]
+    assert script.calls == 4  # the second and the third a second apart
+    assert counts(cache) == (0, 3, 0, 4)
+    assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["stale"] * 3
+
+
+@pytest.mark.parametrize(("seconds", "answered"), [(69.9, True), (70, False)])
+async def test_it_does_so_for_the_stale_time(world: World, clock: FakeClock, seconds: float, answered: bool) -> None:
+    cache, script = made(stale=60), Script(1, Boom())
+    await world.execute(cache, script.function())
+    clock.advance(seconds)
+    result = await world.attempt(cache, script.function())
+    assert (result == 1) is answered
+    assert isinstance(result, Boom) is not answered
+
+
+async def test_a_value_too_old_when_the_refresh_has_failed_is_no_answer(world: World, clock: FakeClock) -> None:
+    cache = made(stale=60)
+    await world.execute(cache, Script(1).function())
+    clock.advance(69)
+
+    async def fn(ctx: Context) -> None:
+        clock.advance(2)
+        raise Boom
+
+    assert isinstance(await world.attempt(cache, fn), Boom)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"), [({"on": OSError}, Boom()), ({"ignore": Boom}, Boom()), ({}, KeyboardInterrupt())]
+)
+async def test_a_failure_that_is_not_handled_comes_out(
+    world: World, clock: FakeClock, settings: Any, error: BaseException
+) -> None:
+    """The entry stays, and the next caller tries again."""
+    cache, script = made(stale=60, **settings), Script(1, error, 3)
+    await world.execute(cache, script.function())
+    clock.advance(11)
+    with pytest.raises(type(error)):
+        await world.execute(cache, script.function())
+    assert cache.stats().size == 1
+
+
+async def test_a_refusal_is_answered(world: World, clock: FakeClock) -> None:
+    breaker = CircuitBreaker()
+    pipeline = made(stale=60).wrap(breaker)
+    await world.execute(pipeline, Script(1).function())
+    clock.advance(11)
+    breaker.isolate()
+    assert await world.execute(pipeline, Script("never").function()) == 1
+
+
+async def test_while_one_refreshes_the_others_get_the_old_value(tasks_world: World) -> None:
+    cache, called, got = Cache(0.02, stale=60, key=lambda *_: "same"), [], []
+    go = anyio.Event()
+
+    async def fetch() -> int:
+        called.append(1)
+        if len(called) > 1:
+            await go.wait()
+        return len(called)
+
+    async def ask() -> None:
+        got.append(await cache.acall(fetch))
+
+    await ask()
+    await anyio.sleep(0.03)
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(20):
+            await ask()
+        assert got == [1] * 21
+        go.set()
+    assert got[-1] == 2
+    assert counts(cache) == (0, 20, 0, 2)
+
+
+async def test_a_cancelled_refresh_leaves_it_to_the_next(tasks_world: World) -> None:
+    cache, called = Cache(0.01, stale=60, key=lambda *_: "same"), []
+
+    async def fetch() -> int:
+        called.append(1)
+        if len(called) == 2:
+            await anyio.sleep(60)
+        return len(called)
+
+    assert await cache.acall(fetch) == 1
+    await anyio.sleep(0.02)
+    with anyio.move_on_after(0.01) as scope:
+        await cache.acall(fetch)
+    assert scope.cancelled_caught
+    assert await cache.acall(fetch) == 3
+
+
+async def test_a_refresh_out_of_time_answers_with_the_old_value(world: World, clock: FakeClock) -> None:
+    cache = made(stale=60)
+    await world.execute(cache, Script(1).function())
+    clock.advance(11)
+    late = Script(DeadlineExceeded("late")).function()
+    assert await world.execute(cache, late, Context(timeout=5)) == 1
+
+
+# --- errors that are kept ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError("name"), KeywordsOnly(code=7)], ids=["plain", "cannot be copied"])
+async def test_kept_errors_are_raised_again(world: World, clock: FakeClock, error: Exception) -> None:
+    cache, script = made(keep_errors=(KeyError, KeywordsOnly), errors_ttl=5), Script(error, "found")
+    seen = [await world.attempt(cache, script.function()) for _ in range(3)]
+    assert script.calls == 1
+    assert len({id(it) for it in seen}) == 3
+    assert [(type(it), it.args, vars(it)) for it in seen] == [(type(error), error.args, vars(error))] * 3
+    assert counts(cache) == (2, 0, 0, 1)
+    clock.advance(5)
+    assert await world.execute(cache, script.function()) == "found"
+
+
+def test_kept_errors_keep_no_frames_alive() -> None:
+    cache, alive = Cache(60, keep_errors=KeyError, errors_ttl=60), []
+
+    class Big:
+        pass
+
+    def fetch(key: str) -> None:
+        big = Big()
+        alive.append(weakref.ref(big))
+        try:
+            raise Boom(big)
+        except Boom as cause:
+            raise KeyError(key) from cause
+
+    with pytest.raises(KeyError) as caught:
+        cache.call(fetch, "a")
+    assert isinstance(caught.value.__cause__, Boom)
+    del caught
+    gc.collect()
+    assert alive[0]() is None
+    with pytest.raises(KeyError) as caught:
+        cache.call(fetch, "a")
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+async def test_other_errors_are_not_kept(world: World) -> None:
+    cache, script = made(keep_errors=KeyError), Script(Boom(), "fine")
+    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert await world.execute(cache, script.function()) == "fine"
+
+
+def test_a_stop_iteration_is_not_kept() -> None:
+    cache, results = Cache(60, keep_errors=Exception), iter([1])
+    assert cache.call(next, results) == 1
+    results = iter([])
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            cache.call(next, results)
+    assert cache.stats().misses == 3
+
+
+async def test_a_kept_error_does_not_replace_an_old_value(world: World, clock: FakeClock) -> None:
+    cache, script = made(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
+    await world.execute(cache, script.function())
+    clock.advance(11)
+    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert await world.execute(cache, script.function()) == 1  # `errors_ttl` delays the next try
+    clock.advance(60)
+    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert isinstance(await world.attempt(cache, script.function()), Boom)
+    assert script.calls == 3
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def test_the_size_is_bounded_and_what_is_asked_for_stays() -> None:
+    cache = Cache(60, max_size=100)
+    cache.call(str, "often")
+    for number in range(1000):
+        cache.call(str, number)
+        cache.call(str, "often")
+    assert cache.stats() == CacheStats(hits=1000, stale=0, shared=0, misses=1001, size=100)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_newest_is_never_the_one_that_goes(size: int) -> None:
+    cache = Cache(60, max_size=size)
+    for number in range(20):
+        for older in range(max(0, number - size), number):
+            cache.call(str, older)
+        cache.call(str, number)
+        hits = cache.stats().hits
+        cache.call(str, number)
+        assert cache.stats().hits == hits + 1
+        assert cache.stats().size <= size
+
+
+class Lossy(dict[Any, Any]):
+    """A store that keeps two entries, and the last ones."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        while len(self) > 2:
+            del self[next(iter(self))]
+
+
+def test_a_store_of_the_users_own() -> None:
+    store = Lossy()
+    cache = Cache(60, store=store, max_size=1)
+    for number in (1, 2, 3, 3, 2, 1):
+        assert cache.call(str, number) == str(number)
+    assert counts(cache) == (2, 0, 0, 4)
+    assert cache.stats().size == len(store) == 2
+    cache.forget((str, (1,)))
+    assert len(store) == 1
+    cache.clear()
+    assert not store
+    assert cache.describe().endswith("in a Lossy")
+
+
+class Broken(dict[Any, Any]):
+    def get(self, key: Any, default: Any = None) -> Any:
+        raise OSError("gone")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise OSError("gone")
+
+
+def test_a_store_that_raises_is_no_store(caplog: pytest.LogCaptureFixture) -> None:
+    cache = Cache(60, store=Broken())
+    assert [cache.call(str, 1) for _ in range(2)] == ["1", "1"]
+    assert {it.message for it in caplog.records} == {
+        "the store of Cache raised; the call is made",
+        "the store of Cache raised; the result is not kept",
+    }
+
+
+@pytest.mark.parametrize("drop", [lambda it: it.forget("same"), lambda it: it.clear()], ids=["forget", "clear"])
+def test_what_is_forgotten_during_a_call_is_not_kept(drop: Any) -> None:
+    """What the call returns may be what it was before the change for which it was forgotten."""
+    cache = Cache(60, key=lambda *_: "same")
+
+    def read_and_change() -> str:
+        drop(cache)
+        return "old"
+
+    assert cache.call(read_and_change) == "old"
+    assert cache.call(lambda: "new") == "new"
+    drop(cache)
+    assert cache.stats().size == 0
+    assert cache.call(lambda: "newer") == "newer"
+
+
+def test_a_stampede_with_forgetting_and_failures_stays_exact() -> None:
+    """Ten threads and two loops: each call of the cache is counted once."""
+    cache = Cache(60, keep_errors=Boom, errors_ttl=0.001, max_size=8)
+    calls = []
+
+    def fetch(number: int) -> int:
+        calls.append(number)
+        if number % 5 == 0:
+            raise Boom
+        return number
+
+    async def afetch(number: int) -> int:
+        await anyio.sleep(0)
+        return fetch(number)
+
+    def thread() -> None:
+        for number in range(200):
+            with suppress(Boom):
+                cache.call(fetch, number % 13)
+            if number % 17 == 0:
+                cache.clear()
+
+    async def loop() -> None:
+        for _ in range(50):
+            await asyncio.gather(*(cache.acall(afetch, it % 13) for it in range(4)), return_exceptions=True)
+
+    with fine_grained_switching():
+        run_all(
+            [threading.Thread(target=thread) for _ in range(10)]
+            + [threading.Thread(target=lambda: asyncio.run(loop())) for _ in range(2)]
+        )
+    assert sum(counts(cache)) == 10 * 200 + 2 * 50 * 4
+    assert cache.stats().misses == len(calls)
+    assert not cache._flights.leaders
+    assert cache.stats().size <= 8
+
+
+# --- keys, misuse, the rest ----------------------------------------------------------------------
+
+
+def test_a_call_without_a_key_is_a_misuse() -> None:
+    pipeline = Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), Cache(60))
+    with pytest.raises(TypeError, match="give key="):
+        pipeline.execute(lambda ctx: 1)
+    with pytest.raises(TypeError, match="must be hashable"):
+        pipeline.call(len, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"ttl": 0}, ValueError),
+        ({"ttl": -1}, ValueError),
+        ({"ttl": float("nan")}, ValueError),
+        ({"ttl": "5"}, TypeError),
+        ({"max_size": 0}, ValueError),
+        ({"stale": -1}, ValueError),
+        ({"errors_ttl": 0}, ValueError),
+        ({"keep_errors": 5}, TypeError),
+        ({"store": []}, TypeError),
+        ({"key": "url"}, TypeError),
+        ({"name": ""}, ValueError),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(settings: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(settings))):
+        made(**settings)
+
+
+def test_it_is_one_for_all_who_use_it() -> None:
+    cache = Cache(60, stale=5, name="users")
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="users holds values"):
+            make(cache)
+    assert cache.describe() == (
+        "users: keeps values for 60 s, 5 s more where a refresh fails, by function and its arguments, at most 1024"
+    )
+    assert Cache(len, key=max).describe() == "Cache: keeps values for what len says, by key of max, at most 1024"
+    assert repr(cache) == "Cache(ttl=60, stale=5, name='users')"
+
+
+async def test_it_leaves_no_cycle(world: World, clock: FakeClock) -> None:
+    watched = Watched()
+    cache = made(stale=60, keep_errors=Boom)
+    with no_collector():
+        for _ in range(3):
+            await world.attempt(cache, watched.fn)
+        assert watched.alive == []
+        cache.clear()
+        await world.execute(cache, Script("old").function())
+        clock.advance(11)
+        assert await world.execute(cache, watched.fn) == "old"
+        assert watched.alive == []
+
+
+def test_a_refusal_of_the_users_own_can_be_kept() -> None:
+    cache = Cache(60, keep_errors=Rejected, key=by_argument)
+
+    def refused(ctx: Context) -> None:
+        raise Rejected("no", policy="theirs", retry_after=5)
+
+    seen = [cache.capture(refused) for _ in range(2)]
+    assert [(it.error.policy, it.error.retry_after) for it in seen if isinstance(it, Failure)] == [("theirs", 5)] * 2  # type: ignore[attr-defined]
+    assert cache.stats().hits == 1

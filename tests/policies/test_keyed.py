@@ -1,0 +1,204 @@
+"""Keyed: one policy for each key, made when the key is first seen, and dropped when it is not used."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    Fallback,
+    Keyed,
+    KeyedStats,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+)
+from resilience.testing import virtual_time
+from tests.conftest import Boom, FakeClock, World
+from tests.policies.flights import run_all
+
+
+def named(host: str) -> CircuitBreaker:
+    return CircuitBreaker(1, on=Boom, name=host)
+
+
+def first(host: Any, *rest: Any) -> Any:
+    return host
+
+
+async def ask(world: World, policy: Policy[Any], host: str, *, fails: bool = False) -> Any:
+    async def fetch(host: str) -> str:
+        if fails:
+            raise Boom(host)
+        return host
+
+    try:
+        return policy.call(world.native(fetch), host) if world.blocking else await policy.acall(fetch, host)
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["alone", "in a pipeline"])
+async def test_each_key_has_a_policy_of_its_own(world: World, around: bool) -> None:
+    keyed = Keyed(named, first)
+    policy = Pipeline(Retry(1), keyed, Timeout(5.0, cooperative=True)) if around else keyed
+    assert isinstance(await ask(world, policy, "a", fails=True), Boom)
+    refused = await ask(world, policy, "a")
+    assert isinstance(refused, CircuitOpen)
+    assert refused.policy == "a"
+    assert await ask(world, policy, "b") == "b"
+    assert [(key, it.name) for key, it in keyed.policies.items()] == [("a", "a"), ("b", "b")]
+    assert keyed.stats() == KeyedStats(keys=2, made=2, dropped=0)
+
+
+async def test_a_key_may_come_from_the_context(world: World) -> None:
+    keyed = Keyed(lambda tenant: Fallback(tenant), lambda ctx: ctx.properties["tenant"])
+
+    async def fail(ctx: Context) -> None:
+        raise Boom
+
+    assert await world.execute(keyed, fail, Context(properties={"tenant": "blue"})) == "blue"
+
+
+async def test_a_pipeline_for_each_key(world: World) -> None:
+    keyed = Keyed(lambda host: Pipeline(Fallback(f"no {host}"), Retry(2, on=Boom, backoff=[0])), first)
+    assert await ask(world, keyed, "a", fails=True) == "no a"
+
+
+async def test_calls_under_way_go_on_in_a_policy_that_was_dropped(world: World) -> None:
+    keyed = Keyed(lambda host: Bulkhead(1), first)
+    held = keyed.policy_for("a")
+
+    async def drops(host: str) -> str:
+        keyed.forget(host)
+        assert keyed.policy_for(host) is not held
+        assert held.stats().in_flight == 1  # type: ignore[attr-defined]
+        return "fine"
+
+    call = keyed.call(world.native(drops), "a") if world.blocking else await keyed.acall(drops, "a")
+    assert call == "fine"
+    assert held.stats().in_flight == 0  # type: ignore[attr-defined]
+    assert keyed.stats() == KeyedStats(keys=1, made=2, dropped=1)
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_keys", "left"), [(1, 1), (5, 5), (50, 46)])
+def test_the_longest_unused_go(max_keys: int, left: int) -> None:
+    """Beyond `max_keys` a tenth, so that not every new key looks at all the others."""
+    with virtual_time() as clock:
+        keyed = Keyed(lambda key: Bulkhead(1), first, max_keys=max_keys)
+        for number in range(max_keys):
+            clock.advance(1)
+            keyed.call(str, number)
+        clock.advance(1)
+        if max_keys > 1:
+            keyed.call(str, 0)
+        clock.advance(1)
+        keyed.call(str, "new")
+    assert len(keyed.policies) == left
+    assert {"new", 0} <= {*keyed.policies} if max_keys > 1 else {*keyed.policies} == {"new"}
+    assert keyed.stats() == KeyedStats(keys=left, made=max_keys + 1, dropped=max_keys + 1 - left)
+
+
+def test_the_idle_go_when_another_is_made_and_when_they_are_asked_for(clock: FakeClock) -> None:
+    keyed = Keyed(lambda key: Bulkhead(1), first, idle=100)
+    a, b = keyed.policy_for("a"), keyed.policy_for("b")
+    clock.advance(99)
+    assert keyed.policy_for("a") is a
+    clock.advance(1)
+    assert keyed.policy_for("b") is not b
+    assert [*keyed.policies] == ["a", "b"]
+    clock.advance(100)
+    keyed.policy_for("c")
+    assert [*keyed.policies] == ["c"]
+    assert keyed.stats().dropped == 3
+
+
+def test_two_callers_of_a_new_key_get_one_policy() -> None:
+    """`make` runs outside of locks, for each of them; one of the two is kept."""
+    both = threading.Barrier(2)
+
+    def make(key: str) -> Bulkhead:
+        both.wait(5)
+        return Bulkhead(1)
+
+    keyed, got = Keyed(make, first), []
+    run_all([threading.Thread(target=lambda: got.append(keyed.policy_for("a"))) for _ in range(2)])
+    assert got[0] is got[1] is keyed.policy_for("a")
+    assert keyed.stats() == KeyedStats(keys=1, made=1, dropped=0)
+
+
+def test_many_threads_and_few_keys_stay_exact() -> None:
+    keyed = Keyed(lambda key: Bulkhead(100), first, max_keys=5)
+
+    def thread(start: int) -> None:
+        for number in range(200):
+            assert keyed.call(str, (start + number) % 11) == str((start + number) % 11)
+
+    run_all([threading.Thread(target=thread, args=[start]) for start in range(10)])
+    stats = keyed.stats()
+    assert stats.keys <= 5
+    assert stats.made - stats.dropped == stats.keys
+
+
+# --- misuse, the rest ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "settings", "message"),
+    [
+        (CircuitBreaker(), first, {}, "not one policy"),
+        (3, first, {}, "make must be"),
+        (named, 3, {}, "key must be"),
+        (named, first, {"max_keys": 0}, "max_keys"),
+        (named, first, {"idle": 0}, "idle"),
+        (named, first, {"name": 5}, "name"),
+    ],
+)
+def test_bad_settings_are_refused(make: Any, key: Any, settings: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Keyed(make, key, **settings)
+
+
+@pytest.mark.parametrize(
+    ("keyed", "message"),
+    [
+        (Keyed(lambda key: str, first), "make must return a policy"),  # type: ignore[arg-type,return-value]
+        (Keyed(named, lambda *_: []), "must be hashable"),
+        (Keyed(named, lambda: "a"), "called with what the function is called with"),
+    ],
+)
+def test_a_misuse_is_no_outcome(keyed: Keyed, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), keyed).call(str, "a")
+
+
+def test_what_make_and_key_raise_comes_out() -> None:
+    def raises(*args: Any) -> Any:
+        raise Boom
+
+    for keyed in (Keyed(raises, first), Keyed(named, raises)):
+        assert Fallback("answer", on=Boom).wrap(keyed).call(str, "a") == "answer"
+        assert keyed.stats().keys == 0
+
+
+def test_it_is_one_for_all_who_use_it() -> None:
+    keyed = Keyed(named, first, idle=60, name="hosts")
+    assert keyed.describe() == "hosts: a policy for each first, 0 now, at most 1000, dropped after 60 s unused"
+    keyed.policy_for("a.example")
+    assert keyed.describe().endswith(f"; the last: {named('a.example').describe()}")
+    for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="hosts holds policies"):
+            copies(keyed)
+    assert repr(keyed).startswith("Keyed(make=")

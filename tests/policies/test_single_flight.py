@@ -1,0 +1,453 @@
+"""SingleFlight: one call for a key at a time, over all runtimes; all who ask meanwhile get what it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+import traceback
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Context,
+    DeadlineExceeded,
+    Fallback,
+    Pipeline,
+    Retry,
+    SingleFlight,
+    SingleFlightStats,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+)
+from resilience.outcome import Failure, Success
+from resilience.testing import virtual_time
+from tests.conftest import Boom, Watched, World, no_collector
+from tests.policies.flights import Slow, ask_from_everywhere, outcome_of, run_all, wait_until
+
+
+class KeywordsOnly(Exception):
+    """An exception that `copy` cannot copy."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("odd")
+        self.code = code
+
+
+class Swapped(Exception):
+    """An exception whose copy has its arguments turned round."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*reversed(args))
+
+
+def followers(flight: SingleFlight) -> int:
+    return sum(len(it._followers) for it in list(flight._flights.leaders.values()))
+
+
+def raising(error: BaseException) -> Any:
+    def fn() -> Any:
+        raise error
+
+    return fn
+
+
+def same(*args: Any) -> str:
+    return "same"
+
+
+# --- sharing -------------------------------------------------------------------------------------
+
+
+def test_callers_of_every_runtime_share_one_call() -> None:
+    flight, result = SingleFlight(key=same), object()
+    slow = Slow(lambda: result)
+    got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
+    assert got == [Success(result)] * 9
+    assert slow.calls == 1
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=8)
+
+
+def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
+    flight, error = SingleFlight(key=same), Boom("no")
+    error.add_note("of the call")
+    slow = Slow(raising(error))
+    got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
+    errors = [it.error for it in got]
+    assert len({id(it) for it in errors}) == 9
+    assert {(type(it), it.args, tuple(it.__notes__)) for it in errors} == {(Boom, ("no",), ("of the call",))}
+    for it in errors:
+        frames = traceback.extract_tb(it.__traceback__)
+        assert "fn" in [frame.name for frame in frames]
+        assert len(frames) < 20
+    errors[0].add_note("of one")
+    assert [it.__notes__ for it in errors[1:]] == [["of the call"]] * 8
+
+
+@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2)], ids=["not at all", "not as it is"])
+def test_an_error_that_cannot_be_copied_is_shared_and_does_not_grow(error: Exception) -> None:
+    flight = SingleFlight(key=same)
+    slow = Slow(raising(error))
+    got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
+    assert [it.error is error for it in got] == [True] * 9
+    assert len(traceback.extract_tb(error.__traceback__)) < 40  # others raise it at the same time
+
+
+async def test_calls_with_other_arguments_are_apart(tasks_world: World) -> None:
+    flight, called = SingleFlight(), []
+
+    async def fetch(*args: Any, **kwargs: Any) -> Any:
+        called.append((args, kwargs))
+        await anyio.sleep(0.01)
+        return args, kwargs
+
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((1,), {}),
+        ((2,), {}),
+        ((1,), {"a": 1, "b": 2}),
+        ((1,), {"b": 2, "a": 1}),
+        ((1,), {"a": 2}),
+        ((1,), {}),
+    ]
+    async with anyio.create_task_group() as group:
+        for args, kwargs in calls:
+            group.start_soon(lambda args=args, kwargs=kwargs: flight.acall(fetch, *args, **kwargs))
+    assert len(called) == 4  # trio begins tasks in any order
+    assert all(it in called for it in (calls[0], calls[1], calls[2], calls[4]))
+
+
+async def test_a_call_after_the_end_is_a_call_of_its_own(world: World) -> None:
+    flight = SingleFlight(key=lambda ctx: "same")
+    results = iter([1, 2])
+
+    async def fn(ctx: Context) -> int:
+        return next(results)
+
+    assert [await world.execute(flight, fn) for _ in range(2)] == [1, 2]
+
+
+async def test_what_was_forgotten_is_called_anew(tasks_world: World) -> None:
+    """Those who wait already get what they wait for."""
+    flight, got, go = SingleFlight(key=same), [], anyio.Event()
+
+    async def first() -> str:
+        await go.wait()
+        return "first"
+
+    async def second() -> str:
+        return "second"
+
+    async def ask(fn: Any) -> None:
+        got.append(await flight.acall(fn))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, first)
+        group.start_soon(ask, first)
+        await anyio.wait_all_tasks_blocked()
+        flight.forget("same")
+        await ask(second)
+        go.set()
+    assert got == ["second", "first", "first"]
+
+
+async def test_who_calls_itself_goes_straight_through(world: World) -> None:
+    flight = SingleFlight(key=lambda *_: "same")
+
+    async def fn(n: int) -> int:
+        return n if n == 0 else n + await run(n - 1)
+
+    async def run(n: int) -> Any:
+        return flight.call(world.native(fn), n) if world.blocking else await flight.acall(fn, n)
+
+    assert await run(3) == 6
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=0)
+
+
+def test_a_worker_thread_of_the_leader_goes_straight_through() -> None:
+    flight = SingleFlight(key=same)
+    inner = Pipeline(Timeout(5.0), flight)
+    assert Pipeline(flight, Timeout(5.0)).call(lambda: inner.call(lambda: "inner")) == "inner"
+
+
+async def test_a_child_task_that_outlives_the_call_is_one_like_others(in_asyncio: World) -> None:
+    flight, called = SingleFlight(key=same), []
+
+    async def fetch() -> int:
+        called.append(1)
+        await asyncio.sleep(0.01)
+        return len(called)
+
+    async def later() -> list[int]:
+        await asyncio.sleep(0.02)
+        return await asyncio.gather(flight.acall(fetch), flight.acall(fetch))
+
+    async def leads() -> asyncio.Task[list[int]]:
+        return asyncio.create_task(later())
+
+    assert await (await flight.acall(leads)) == [1, 1]
+
+
+# --- leaders that bring nothing ------------------------------------------------------------------
+
+
+async def test_a_cancelled_leader_fails_no_other(tasks_world: World) -> None:
+    flight, called, got = SingleFlight(key=same), [], []
+
+    async def fetch() -> int:
+        called.append(1)
+        await anyio.sleep(0.01)
+        return len(called)
+
+    async def ask() -> None:
+        got.append(await flight.acall(fetch))
+
+    async with anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                for _ in range(10):
+                    group.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+    assert got == [2] * 10
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=9)
+
+
+@pytest.mark.parametrize("outer", [Timeout(1.0), Timeout(1.0, cooperative=True)], ids=["cut off", "cooperative"])
+def test_a_leader_that_is_out_of_its_own_time_fails_no_other(outer: Timeout) -> None:
+    """It is cut off by a Timeout around it, or ends with the deadline that it has."""
+    flight, called = SingleFlight(key=same), []
+
+    async def fetch(ctx: Context) -> int:
+        called.append(1)
+        if len(called) > 1:
+            return 2
+        await ctx.sleep(1.5)
+        ctx.check()
+        return 1
+
+    async def main() -> None:
+        hurried = asyncio.create_task(Pipeline(outer, flight).acapture(fetch))
+        await asyncio.sleep(0)
+        patient = asyncio.create_task(flight.aexecute(fetch))
+        outcome = await hurried
+        assert isinstance(outcome, Failure)
+        assert isinstance(outcome.error, TimeoutExceeded)
+        assert await patient == 2
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+async def test_a_timeout_inside_is_an_outcome(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same)
+    pipeline = Pipeline(flight, Timeout(0.01))
+    outcomes = await asyncio.gather(*(pipeline.acapture(lambda ctx: asyncio.sleep(5)) for _ in range(3)))
+    assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [TimeoutExceeded] * 3
+
+
+def test_an_interrupted_leader_fails_no_other() -> None:
+    flight, got = SingleFlight(key=same), []
+    slow = Slow(raising(KeyboardInterrupt()))
+    leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
+    leader.start()
+    assert slow.entered.wait(5)
+    follower = threading.Thread(target=lambda: got.append(flight.call(lambda: "fine")))
+    run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
+    leader.join(5)
+    assert got == ["fine"]
+    assert not flight._flights.leaders
+
+
+def test_a_stop_iteration_is_for_its_own_caller() -> None:
+    """A task could not raise it."""
+    flight = SingleFlight(key=same)
+    slow = Slow(raising(StopIteration("end")))
+    got: list[Any] = []
+    leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
+    leader.start()
+    assert slow.entered.wait(5)
+
+    async def fine() -> str:
+        return "fine"
+
+    follower = threading.Thread(target=lambda: got.append(asyncio.run(flight.acall(fine))))
+    run_all([follower], lambda: wait_until(lambda: followers(flight) == 1), slow.may_end.set)
+    leader.join(5)
+    assert got == ["fine"]
+
+
+def test_a_follower_whose_loop_has_ended_holds_up_no_other() -> None:
+    flight, slow = SingleFlight(key=same), Slow(lambda: "fine")
+    got: list[Any] = []
+    leader = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
+    leader.start()
+    assert slow.entered.wait(5)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(flight.acall(slow.task))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    follower = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
+    run_all([follower], lambda: wait_until(lambda: followers(flight) == 2), slow.may_end.set)
+    leader.join(5)
+    assert got == ["fine", "fine"]
+
+
+# --- followers that leave ------------------------------------------------------------------------
+
+
+async def test_a_follower_leaves_at_its_own_deadline(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same)
+    leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.1, "fine"))
+    await asyncio.sleep(0)
+    with deadline(0.01), pytest.raises(DeadlineExceeded, match="while another caller made the same call") as caught:
+        await flight.acall(asyncio.sleep, 0.1, "never")
+    assert caught.value.policy == "SingleFlight"
+    with pytest.raises(TimeoutExceeded):
+        await Pipeline(Timeout(0.01), flight).acall(asyncio.sleep, 0.1, "never")
+    assert followers(flight) == 0
+    assert await leader == "fine"
+
+
+def test_a_following_thread_leaves_at_its_own_deadline() -> None:
+    flight, slow = SingleFlight(key=same), Slow(lambda: "fine")
+    leader = threading.Thread(target=lambda: flight.call(slow.blocking))
+    leader.start()
+    assert slow.entered.wait(5)
+    with deadline(0.01), pytest.raises(DeadlineExceeded, match="while another caller made the same call"):
+        flight.call(slow.blocking)
+    slow.may_end.set()
+    leader.join(5)
+
+
+async def test_a_cancelled_follower_leaves_nothing_behind(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same)
+    leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.05, "fine"))
+    await asyncio.sleep(0)
+    follower = asyncio.create_task(flight.acall(asyncio.sleep, 0.05))
+    await asyncio.sleep(0.01)
+    follower.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await follower
+    assert followers(flight) == 0
+    assert await leader == "fine"
+
+
+# --- contention ----------------------------------------------------------------------------------
+
+
+def test_calls_of_one_key_never_overlap() -> None:
+    """Ten threads and two loops, 40 rounds each: never two calls at once, and each call answers somebody."""
+    flight, inside, most, calls, answered = SingleFlight(key=same), [0], [0], [], []
+
+    def enter() -> int:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        calls.append(1)
+        return len(calls)
+
+    def blocking() -> int:
+        number = enter()
+        inside[0] -= 1
+        return number
+
+    async def task() -> int:
+        number = enter()
+        await anyio.sleep(0)
+        inside[0] -= 1
+        return number
+
+    def thread() -> None:
+        answered.extend(flight.call(blocking) for _ in range(40))
+
+    async def loop() -> None:
+        for _ in range(10):
+            answered.extend(await asyncio.gather(*(flight.acall(task) for _ in range(4))))
+
+    run_all(
+        [threading.Thread(target=thread) for _ in range(10)]
+        + [threading.Thread(target=lambda: asyncio.run(loop())) for _ in range(2)]
+    )
+    assert len(answered) == 480
+    assert most == [1]
+    assert flight.stats() == SingleFlightStats(in_flight=0, shared=480 - len(calls))
+
+
+# --- keys, misuse, the rest ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda it: it.execute(lambda ctx: 1), "give key="),
+        (lambda it: it.call(len, []), "must be hashable: unhashable type: 'list'"),
+    ],
+)
+def test_a_call_without_a_key_is_a_misuse(call: Any, message: str) -> None:
+    flight = SingleFlight()
+    with pytest.raises(TypeError, match=message):
+        call(Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), flight))
+
+
+def test_a_key_function_that_cannot_take_the_arguments_is_a_misuse() -> None:
+    with pytest.raises(TypeError, match="called with what the function is called with"):
+        Fallback("no").wrap(SingleFlight(key=lambda url: url)).call(max, 1, 2)
+
+
+def test_what_a_key_function_raises_comes_out_and_is_an_outcome() -> None:
+    def key(url: str) -> str:
+        raise TypeError("from inside")
+
+    assert Fallback("answer").wrap(SingleFlight(key=key)).call(str.upper, "a") == "answer"
+
+
+@pytest.mark.parametrize("key", [3, "url"])
+def test_a_key_that_cannot_be_called_is_refused(key: Any) -> None:
+    with pytest.raises(TypeError, match="key"):
+        SingleFlight(key=key)
+
+
+def test_it_is_one_for_all_who_use_it() -> None:
+    flight = SingleFlight(name="users")
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="users has calls under way"):
+            make(flight)
+    assert flight.describe() == (
+        "users: one call at a time for each function and its arguments, shared by all who ask meanwhile"
+    )
+    assert repr(flight) == "SingleFlight(name='users')"
+
+
+async def test_a_flight_leaves_no_cycle(world: World) -> None:
+    """Of a leader; and of a follower where tasks can have one."""
+    watched = Watched()
+    flight = SingleFlight(key=lambda *_: "same")
+    with no_collector():
+        await world.attempt(flight, watched.fn)
+        if world.name == "asyncio":
+
+            async def slow() -> None:
+                await asyncio.sleep(0.001)
+                watched.fail()
+
+            tasks = [asyncio.create_task(flight.acall(slow)) for _ in range(3)]
+            await asyncio.wait(tasks)
+            for task in tasks:
+                watched.watch(task.exception())
+            del task, tasks
+            await asyncio.sleep(0)
+        assert watched.seen >= 2
+        assert watched.alive == []
+
+
+async def test_sharing_is_reported(in_asyncio: World, heard: list[Any]) -> None:
+    flight = SingleFlight(key=same, name="users")
+    await asyncio.gather(*(flight.acall(asyncio.sleep, 0.001) for _ in range(3)))
+    used = [it for it in heard if type(it).__name__ == "CacheUsed"]
+    assert [(it.policy, it.how, it.operation) for it in used] == [("users", "shared", "sleep")] * 2

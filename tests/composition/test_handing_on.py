@@ -166,8 +166,10 @@ OURS: dict[str, Callable[[], Policy[Any]]] = {
     "Pipeline": lambda: Pipeline(Fallback("x", on=KeyError), quick(2, name="it"), Timeout(60.0), CircuitBreaker(9)),
 }
 
-#: What each execution's calls of the function end with, one after another.
-STEPS: list[tuple[Any, ...]] = [("fine",), (Boom("one"), "fine"), ("bad",), (Boom("always"),), (StopIteration("stop"),)]
+
+def steps() -> list[tuple[Any, ...]]:
+    """What each execution's calls of the function end with, one after another."""
+    return [("fine",), (Boom("one"), "fine"), ("bad",), (Boom("always"),), (StopIteration("stop"),)]
 
 
 async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[Any]:
@@ -175,10 +177,10 @@ async def course(world: World, policy: Policy[Any], clock: FakeClock) -> list[An
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
     told: list[Any] = []
-    for steps in STEPS:
-        if not world.blocking and isinstance(steps[0], StopIteration):
+    for taken in steps():
+        if not world.blocking and isinstance(taken[0], StopIteration):
             continue
-        script, ctx = Script(*steps), Context()
+        script, ctx = Script(*taken), Context()
         result = await world.attempt(policy, stopping(world, script), ctx)
         told.append((type(result), str(result), getattr(result, "__notes__", None), script.calls, ctx.attempts))
         told.append((ctx.failures, ctx.elapsed))

@@ -1,0 +1,179 @@
+"""The page on migrating, from backoff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import backoff
+import pytest
+
+from resilience import (
+    Retry,
+    Success,
+    events,
+)
+from resilience import backoff as backoffs
+from resilience.testing import recording
+from tests.docs.migrating.rows import ANSWERS, FAILS, Asks, Check, cases, predicate, row, written
+from tests.docs.side_by_side import code_in, ours, same, theirs
+
+BACKOFF = {"backoff": backoff, "OSError": OSError, "predicate": predicate}
+
+
+def on_exception(arguments: str, generator: str = "constant, OSError, interval=2, jitter=None") -> Callable[..., Any]:
+    decorator: Callable[..., Any] = written(f"backoff.on_exception(backoff.{generator}, {arguments})", BACKOFF)
+    return decorator
+
+
+@row("backoff", "`@backoff.on_exception(", "`@backoff.on_predicate(")
+def _(left: str, right: str) -> None:
+    steps = FAILS if "exception" in left else [None] * 4 + ["fine"]
+    same(written(code_in(left)[1:], BACKOFF), written(code_in(right)[1:]), *steps)
+
+
+@row("backoff", "`max_time=60`")
+def _(left: str, right: str) -> None:
+    for wait in (7, 20):
+        their = theirs(on_exception(code_in(left), f"constant, OSError, interval={wait}, jitter=None"), *FAILS)
+        our = ours(written(f"Retry(None, on=OSError, backoff=[{wait}], {code_in(right)})"), *FAILS)
+        assert their.at == [*our.at, 60]  # the last wait is shortened
+        assert all(it < 60 for it in our.at)
+
+
+GENERATORS = {
+    "`backoff.expo`": "expo, OSError, factor=0.5, base=3, max_value=60, max_tries=9",
+    "`backoff.constant`": "constant, OSError, interval=2, max_tries=9",
+}
+
+
+@row("backoff", *GENERATORS)
+def _(left: str, right: str) -> None:
+    generator = GENERATORS[f"`{code_in(left)}`"]
+    assert all(it.strip(" `") in generator for it in left.split(",")[1:])
+    same(
+        written(f"backoff.on_exception(backoff.{generator})", BACKOFF),
+        written(f"Retry(9, on=OSError, backoff={code_in(right)})"),
+        *FAILS,
+    )
+
+
+@row("backoff", "`backoff.fibo`")
+def _(left: str, right: str) -> None:
+    def fibonacci() -> Any:
+        a, b = 1, 1
+        while True:
+            yield a
+            a, b = b, a + b
+
+    same(on_exception("OSError, jitter=None, max_tries=9", "fibo"), Retry(9, on=OSError, backoff=fibonacci), *FAILS)
+
+
+@row("backoff", "`jitter=backoff.full_jitter`")
+def _(left: str, right: str) -> None:
+    same(
+        on_exception(f"OSError, max_tries=5, {code_in(left)}", "expo"),
+        Retry(5, on=OSError, backoff=backoffs.Exponential(1)),
+        *FAILS,
+    )
+    same(
+        on_exception(f"OSError, interval=2, max_tries=5, {code_in(left)}", "constant"),
+        written(f"Retry(5, on=OSError, backoff=Constant(2, {right.split('`')[3]}))"),
+        *FAILS,
+    )
+
+
+@row("backoff", "`jitter=None`")
+def _(left: str, right: str) -> None:
+    their = on_exception(f"OSError, max_tries=5, {code_in(left)}", "expo")
+    same(their, written(f"Retry(5, on=OSError, backoff=Exponential(1, {code_in(right)}))"), *FAILS)
+
+
+@row("backoff", "`giveup=predicate`")
+def _(left: str, right: str) -> None:
+    for steps in ANSWERS[:2]:
+        same(
+            on_exception(f"max_tries=5, {code_in(left)}"),
+            written(f"Retry(5, on=OSError, backoff=[2], {code_in(right)})"),
+            *steps,
+        )
+
+
+@row("backoff", "`on_backoff=handler`")
+def _(left: str, right: str) -> None:
+    their: list[float] = []
+    our: list[float] = []
+    theirs(
+        backoff.on_exception(
+            backoff.constant,
+            OSError,
+            interval=2,
+            jitter=None,
+            max_tries=3,
+            on_backoff=lambda it: their.append(it["wait"]),
+        ),
+        *FAILS,
+    )
+    ours(Retry(3, on=OSError, backoff=[2], on_retry=lambda event: our.append(event.delay)), *FAILS)
+    assert their == our == [2, 2]
+
+
+@row("backoff", "`on_giveup=handler`")
+def _(left: str, right: str) -> None:
+    their: list[int] = []
+    arguments: dict[str, Any] = {
+        "interval": 2,
+        "jitter": None,
+        "max_tries": 3,
+        "on_giveup": lambda it: their.append(it["tries"]),
+    }
+    theirs(backoff.on_exception(backoff.constant, OSError, **arguments), *FAILS)
+    with recording(events.RetryGaveUp) as recorder:
+        ours(Retry(3, on=OSError, backoff=[2]), *FAILS)
+    assert [event.attempts for event in recorder.of(events.RetryGaveUp)] == their == [3]
+    recorder.clear()
+    theirs(backoff.on_exception(backoff.constant, OSError, giveup=predicate, **arguments), *FAILS)
+    with recording(events.RetryGaveUp) as recorder:
+        ours(Retry(3, on=OSError, ignore=predicate, backoff=[2]), *FAILS)
+    assert their == [3, 1]
+    assert recorder.events == []
+
+
+@row("backoff", "`on_success=handler`")
+def _(left: str, right: str) -> None:
+    for steps, succeeded in ((FAILS, 0), ((OSError(), "fine"), 1)):
+        their: list[object] = []
+        theirs(
+            backoff.on_exception(
+                backoff.constant, OSError, interval=2, jitter=None, max_tries=3, on_success=their.append
+            ),
+            *steps,
+        )
+        with recording(events.ExecutionFinished) as recorder:
+            ours(Retry(3, on=OSError, backoff=[2]), *steps)
+        our = [event for event in recorder.of(events.ExecutionFinished) if isinstance(event.outcome, Success)]
+        assert len(their) == len(our) == succeeded
+
+
+@row("backoff", "`raise_on_giveup=False`")
+def _(left: str, right: str) -> None:
+    their = on_exception(f"max_tries=3, {code_in(left)}")
+    our = written(code_in(right)).wrap(Retry(3, on=OSError, backoff=[2]))
+    for steps in (FAILS, [OSError(), "fine"], [ValueError(), ...], [OSError(), ValueError()]):
+        same(their, our, *steps)
+
+
+@row("backoff", "`backoff.runtime`")
+def _(left: str, right: str) -> None:
+    arguments = left.split("`")[3]
+    their = written(
+        f"backoff.on_exception(backoff.runtime, Exception, max_tries=3, {arguments})",
+        {**BACKOFF, "Exception": Exception},
+    )
+    same(their, written(f"Retry(3, on=Exception, {right.split('`')[3]})"), Asks(), ...)
+
+
+@pytest.mark.parametrize(("left", "right", "check"), cases("backoff"))
+def test_a_row_holds(left: str, right: str, check: Check) -> None:
+    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+    check(left, right)

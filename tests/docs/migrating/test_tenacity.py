@@ -1,0 +1,322 @@
+"""The page on migrating, from tenacity."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tenacity
+
+from resilience import (
+    Context,
+    RetriesExhausted,
+    Retry,
+    Success,
+    events,
+)
+from resilience.integrations.logging import log_events
+from resilience.testing import no_sleeping, recording, script, virtual_time
+from tests.docs.migrating.rows import ANSWERS, FAILS, NAMES, ROWS, Asks, Check, cases, predicate, row, written
+from tests.docs.side_by_side import code_in, ours, same, their_time, theirs
+
+#: Under these names both have something else.
+THEIRS = {**NAMES, "retry": tenacity.retry, "RetryError": tenacity.RetryError}
+
+
+def tenacity_with(arguments: str) -> Callable[..., Any]:
+    decorator: Callable[..., Any] = written(f"retry({arguments})", THEIRS)
+    return decorator
+
+
+@row("tenacity", "`@retry(stop=stop_after_attempt(5))`")
+def _(left: str, right: str) -> None:
+    same(tenacity_with("stop=stop_after_attempt(5), reraise=True"), written(code_in(right)[1:]), ValueError(), ...)
+    assert isinstance(theirs(written(code_in(left)[1:], THEIRS), *FAILS).end, tenacity.RetryError)
+
+
+STOPS = ("`stop_after_attempt(5)`", "`stop_before_delay(30)`", "`stop_after_attempt(5) | stop_before_delay(30)`")
+
+
+@row("tenacity", *STOPS)
+def _(left: str, right: str) -> None:
+    arguments = code_in(right).removeprefix("Retry(").removesuffix(")")
+    for wait in (4, 7, 10):
+        their = tenacity_with(f"stop={code_in(left)}, wait=wait_fixed({wait}), reraise=True")
+        same(their, written(f"Retry({arguments}, backoff=[{wait}], on=OSError)"), *FAILS)
+
+
+@row("tenacity", "`stop_after_delay(30)`")
+def _(left: str, right: str) -> None:
+    their = theirs(tenacity_with(f"stop={code_in(left)}, wait=wait_fixed(7), reraise=True"), *FAILS)
+    our = ours(Retry(None, max_elapsed=30, on=OSError, backoff=[7]), *FAILS)
+    assert code_in(right) == "Retry(None, max_elapsed=30)"
+    assert their.at == [0, 7, 14, 21, 28, 35]
+    assert our.at == their.at[:-1]
+
+
+@row("tenacity", "`stop_never`")
+def _(left: str, right: str) -> None:
+    steps = [*[OSError()] * 40, "fine"]
+    same(tenacity_with(f"stop={code_in(left)}"), written(f"{code_in(right)[:-1]}, on=OSError, backoff=[0])"), *steps)
+
+
+@row("tenacity", *(it for it in ROWS["tenacity"] if it.startswith("`wait_") and "exception" not in it))
+def _(left: str, right: str) -> None:
+    their = tenacity_with(f"stop=stop_after_attempt(11), wait={code_in(left)}, reraise=True")
+    runs = same(their, written(f"Retry(11, on=OSError, {code_in(right)})"), *FAILS)
+    assert len(runs[0].at) == 11
+
+
+@row("tenacity", "`wait_exception(")
+def _(left: str, right: str) -> None:
+    assert "`retry_after`" in right
+    our = written(f"Retry(3, on=Exception, {right.split('`')[3]})")
+    runs = same(tenacity_with(f"stop=stop_after_attempt(3), wait={code_in(left)}, reraise=True"), our, Asks(), ...)
+    assert runs[0].waits == [7, 7]
+
+
+CONDITIONS = [
+    it for it in ROWS["tenacity"] if it.startswith(("`retry_if_", "`retry_any", "`retry_all")) and "result(" not in it
+]
+
+
+@row("tenacity", *CONDITIONS, "`retry_any(")
+@row("tenacity", *(it for it in ROWS["tenacity"] if it.startswith(("`retry_if_result", "`retry_if_not_result"))))
+def _(left: str, right: str) -> None:
+    condition = code_in(right)
+    for steps in ANSWERS:
+        their = tenacity_with(f"stop=stop_after_attempt(3), wait=wait_fixed(2), retry={code_in(left)}, reraise=True")
+        our = written(f"Retry(3, {condition}, backoff=[2])")
+        if "not_result" in left:
+            steps = ["fine" if it in ("bad", None) else None if it == "fine" else it for it in steps]
+        same(their, our, *steps)
+
+
+def test_a_result_that_stays_bad() -> None:
+    """tenacity raises, with `reraise=True` as well; here it is returned, or `wrap=True` raises."""
+    for more in ("", ", reraise=True"):
+        their = tenacity_with(f"stop=stop_after_attempt(3), retry=retry_if_result(predicate){more}")
+        assert isinstance(theirs(their, "bad", ...).end, tenacity.RetryError)
+    assert ours(Retry(3, on_result=predicate, backoff=[0]), "bad", ...).end == "bad"
+    error = ours(Retry(3, on_result=predicate, backoff=[0], wrap=True), "bad", ...).end
+    assert isinstance(error, RetriesExhausted)
+    assert error.last == Success("bad")
+
+
+def test_interrupts_are_retried_by_tenacity_only() -> None:
+    """Under `retry_if_not_exception_type`, it repeats what a Ctrl-C ended."""
+    their = script(KeyboardInterrupt(), "fine")
+    tenacity.retry(retry=tenacity.retry_if_not_exception_type(ValueError))(their)()
+    assert len(their.calls) == 2
+    our = script(KeyboardInterrupt(), "fine")
+    with pytest.raises(KeyboardInterrupt):
+        Retry(on=Exception, ignore=ValueError).call(our)
+    assert len(our.calls) == 1
+
+
+@row("tenacity", "`raise TryAgain`")
+def _(left: str, right: str) -> None:
+    class Again(Exception): ...
+
+    their = theirs(tenacity_with("stop=stop_after_attempt(3), wait=wait_fixed(1)"), tenacity.TryAgain(), "fine")
+    our = ours(Retry(3, on=Again, backoff=[1]), Again(), "fine")
+    assert their.comparable == our.comparable == ([0, 1], "fine")
+
+
+@row("tenacity", "`before=callback`")
+def _(left: str, right: str) -> None:
+    before: list[int] = []
+    with their_time():
+        their = tenacity.retry(before=lambda state: before.append(state.attempt_number))(
+            script(OSError(), OSError(), 1)
+        )
+        their()
+    numbers: list[int] = []
+    steps = script(OSError(), OSError(), 1)
+
+    @Retry(on=OSError, backoff=[0])
+    def function() -> Any:
+        numbers.append(written(right.split("`")[1]) if "attempt" in right.split("`")[1] else 0)
+        return steps()
+
+    function()
+    assert "current_context().attempt" in right
+    assert numbers == before == [1, 2, 3]
+
+
+@row("tenacity", "`before_sleep=callback`")
+def _(left: str, right: str) -> None:
+    their: list[tuple[int, float]] = []
+    our: list[tuple[int, float]] = []
+    same(
+        tenacity.retry(
+            stop=tenacity.stop_after_attempt(3),
+            wait=tenacity.wait_fixed(2),
+            before_sleep=lambda state: their.append((state.attempt_number, state.upcoming_sleep)),
+            reraise=True,
+        ),
+        Retry(on=OSError, backoff=[2], on_retry=lambda event: our.append((event.attempt, event.delay))),
+        *FAILS,
+    )
+    assert their == our
+    assert our[:2] == [(1, 2), (2, 2)]
+
+
+@row("tenacity", "`after=callback`")
+def _(left: str, right: str) -> None:
+    after: list[int] = []
+    their = tenacity.retry(
+        stop=tenacity.stop_after_attempt(3), after=lambda it: after.append(it.attempt_number), reraise=True
+    )
+    for steps in (FAILS, (OSError(), "fine")):
+        after.clear()
+        theirs(their, *steps)
+        with recording(written(f"events.{code_in(right.split('for ')[1])}", {"events": events})) as recorder:
+            ours(Retry(3, on=OSError, backoff=[0]), *steps)
+        assert [event.attempt for event in recorder.events] == after  # type: ignore[attr-defined]
+        assert after
+
+
+@row("tenacity", "`before_log`")
+def _(left: str, right: str) -> None:
+    assert "log_events()" in right
+    records: list[logging.LogRecord] = []
+    logger = logging.getLogger("tests.migrating")
+    logger.setLevel(logging.DEBUG)
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        before_sleep = tenacity.before_sleep_log(logger, logging.WARNING)
+        theirs(tenacity.retry(stop=tenacity.stop_after_attempt(2), before_sleep=before_sleep), *FAILS)
+        assert len(records) == 1
+        records.clear()
+        stop = log_events(logger)
+        ours(Retry(2, on=OSError, backoff=[0]), *FAILS)
+        stop()
+        assert len(records) >= 1
+    finally:
+        logger.removeHandler(handler)
+
+
+@row("tenacity", "`retry_error_callback=callback`")
+def _(left: str, right: str) -> None:
+    their = tenacity.retry(
+        stop=tenacity.stop_after_attempt(5),
+        retry=tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_result(predicate),
+        retry_error_callback=lambda state: "answer",
+    )
+    _, outer, _, inner, *_ = right.split("`")
+    names = {**NAMES, "callback": lambda outcome, ctx: "answer"}
+    our = written(outer, names).wrap(written(f"{inner[:-1]}, on=OSError, on_result=predicate, backoff=[0])", names))
+    for steps in ([*FAILS], ["bad", ...], [OSError(), "fine"], [ValueError(), ...], [OSError(), ValueError()]):
+        same(their, our, *steps)
+    assert ours(our, ValueError(), ...).comparable == ([0], "ValueError")  # a plain Fallback answers this, too
+
+
+@row("tenacity", "`reraise=True`")
+def _(left: str, right: str) -> None:
+    same(tenacity_with(f"stop=stop_after_attempt(3), {code_in(left)}"), Retry(3, on=OSError, backoff=[0]), *FAILS)
+
+
+@row("tenacity", "`reraise=False`")
+def _(left: str, right: str) -> None:
+    their = theirs(tenacity_with(f"stop=stop_after_attempt(3), {code_in(left)}"), *FAILS)
+    our = ours(written(f"Retry(3, on=OSError, backoff=[0], {code_in(right)})"), *FAILS)
+    assert their.at == our.at
+    assert isinstance(their.end, tenacity.RetryError)
+    assert isinstance(our.end, RetriesExhausted)
+    assert isinstance(our.end.__cause__, OSError)
+
+
+@row("tenacity", "`for attempt in Retrying(...): with attempt:`")
+def _(left: str, right: str) -> None:
+    def their(function: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            for attempt in tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(3), wait=tenacity.wait_fixed(2), reraise=True
+            ):
+                with attempt:
+                    return function()
+            return None
+
+        return run
+
+    def our(function: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            for attempt in Retry(3, on=OSError, backoff=[2]).attempts():
+                with attempt:
+                    return function()
+            return None
+
+        return run
+
+    same(their, our, *FAILS)
+    same(their, our, OSError(), "fine")
+
+
+@row("tenacity", "`Retrying(...)(function, *args)`")
+def _(left: str, right: str) -> None:
+    retrying = tenacity.Retrying(stop=tenacity.stop_after_attempt(3), reraise=True)
+    retry = Retry(3, on=OSError, backoff=[0])
+    for steps in (FAILS, (OSError(), "fine")):
+        same(lambda function: lambda: retrying(function, 1), lambda function: lambda: retry.call(function, 1), *steps)
+
+
+@row("tenacity", "`AsyncRetrying(...)`")
+def _(left: str, right: str) -> None:
+    retry = Retry(3, on=OSError, backoff=[0])
+
+    def block(attempts: Callable[[], Any]) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+        def wrapped(function: Callable[[], Any]) -> Callable[[], Any]:
+            async def run() -> Any:
+                async for attempt in attempts():
+                    with attempt:
+                        return function()
+                return None
+
+            return run
+
+        return wrapped
+
+    their = block(lambda: tenacity.AsyncRetrying(stop=tenacity.stop_after_attempt(3), reraise=True))
+    for steps in (FAILS, (OSError(), "fine")):
+        same(their, block(retry.attempts), *steps)
+
+
+@row("tenacity", "`function.retry_with(")
+def _(left: str, right: str) -> None:
+    def their(function: Callable[..., Any]) -> Callable[[], Any]:
+        return tenacity.retry(stop=tenacity.stop_after_attempt(3))(function).retry_with(  # type: ignore[attr-defined, no-any-return]
+            stop=tenacity.stop_after_attempt(5), reraise=True
+        )
+
+    same(their, lambda function: lambda: Retry(5, on=OSError, backoff=[0]).call(function), *FAILS)
+
+
+@row("tenacity", "`sleep=`")
+def _(left: str, right: str) -> None:
+    slept: list[float] = []
+    tenacity.retry(wait=tenacity.wait_fixed(60), sleep=slept.append)(script(OSError(), "fine"))()
+    with virtual_time() as clock:
+        Retry(on=OSError, backoff=[60]).call(script(OSError(), "fine"))
+    with no_sleeping():
+        Retry(on=OSError, backoff=[60]).call(script(OSError(), "fine"))
+    assert slept == clock.sleeps == [60]
+
+
+@row("tenacity", "`function.statistics`")
+def _(left: str, right: str) -> None:
+    function: Any = tenacity.retry(script(OSError(), "fine"))
+    function()
+    ctx, steps = Context(), script(OSError(), "fine")
+    Retry(on=OSError, backoff=[0]).execute(lambda ctx: steps(), ctx)
+    assert function.statistics["attempt_number"] == ctx.attempts == 2
+
+
+@pytest.mark.parametrize(("left", "right", "check"), cases("tenacity"))
+def test_a_row_holds(left: str, right: str, check: Check) -> None:
+    """What stands on the left and on the right calls at the same instants and ends in the same way."""
+    check(left, right)

@@ -57,7 +57,13 @@ TESTS = {
         "test_bad_input.py",
     ],
     "policies/timeout.py": [
-        *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_tasks.py", "test_context.py"),
+        *(
+            *_TIMEOUT,
+            "runtimes/test_workers.py",
+            "runtimes/test_abandoned.py",
+            "runtimes/test_tasks.py",
+            "test_context.py",
+        ),
         *_EVERY_POLICY,
     ],
 }

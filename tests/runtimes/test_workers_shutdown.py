@@ -1,0 +1,224 @@
+"""Worker threads where the process ends, forks, or has no more threads to give."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    WorkersExhausted,
+    events,
+)
+from resilience.runtimes import workers
+from tests.conftest import Boom
+from tests.runtimes.conftest import LONG
+
+
+def run_python(code: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+    )
+
+
+def test_no_thread_is_started_before_one_is_needed() -> None:
+    """Neither by the import, nor by building a policy, nor by asynchronous or cooperative calls."""
+    done = run_python(
+        """
+        import asyncio, threading
+        from resilience import Policy, Retry, Timeout
+
+        timeout = Timeout(60)
+        Policy.wrap(Retry(), Timeout(60, cooperative=True)).call(len, "")
+
+        async def fn(ctx): ...
+
+        asyncio.run(timeout.aexecute(fn))
+        assert threading.active_count() == 1, threading.enumerate()
+        timeout.call(len, "")
+        assert threading.active_count() == 2, threading.enumerate()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(0)"])
+def test_the_interpreter_ends_at_once_while_an_abandoned_call_hangs(ending: str) -> None:
+    """Daemon threads are not joined: no minute of silence at the end of a script."""
+    began = time.monotonic()
+    done = run_python(
+        f"""
+        import time
+        from resilience import Timeout
+
+        assert str(Timeout(0.01).capture(lambda ctx: time.sleep(60)).error) == "no result within 0.01 s"
+        assert Timeout.abandoned() == 1
+        print("end", flush=True)
+        {ending}
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
+def test_the_child_of_a_fork_starts_with_workers_of_its_own() -> None:
+    """The parent's threads are not there, idle or hanging; nobody is handed a job that nobody does."""
+    done = run_python(
+        """
+        import os, threading, time, warnings
+        from resilience import Timeout
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 on: forking with threads
+        timeout = Timeout(10)
+        timeout.call(len, "")                                 # an idle worker ...
+        gate = threading.Event()
+        Timeout(0.01).capture(lambda ctx: gate.wait(60))      # ... and one that hangs
+        assert Timeout.abandoned() == 1
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                assert Timeout.abandoned() == 0, "the child has abandoned nothing"
+                began = time.monotonic()
+                assert timeout.call(lambda: "fine") == "fine"
+                assert time.monotonic() - began < 5
+                hanging = Timeout(0.01).capture(lambda ctx: threading.Event().wait(60))
+                assert type(hanging.error).__name__ == "TimeoutExceeded"
+                assert Timeout.abandoned() == 1
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert timeout.call(lambda: "the parent goes on") == "the parent goes on"
+        assert Timeout.abandoned() == 1
+        gate.set()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def no_threads_at_shutdown(self: threading.Thread) -> None:
+    """What CPython says from 3.12 on, in `start`."""
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [(workers.sys, "is_finalizing", lambda: True), (workers.Worker, "start", no_threads_at_shutdown)],
+    ids=["modules are torn down", "no thread is started"],
+)
+def test_while_the_interpreter_shuts_down_a_function_runs_in_the_calling_thread(
+    owner: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flush at the exit is made: with its deadline, and a warning that nothing can cut it off."""
+    seen: list[tuple[threading.Thread, float]] = []
+
+    def flush(ctx: Context) -> str:
+        seen.append((threading.current_thread(), ctx.remaining()))
+        return "flushed"
+
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    Timeout(LONG).call(len, "")  # an idle worker is there
+    if owner is workers.Worker:
+        workers.pool.idle.clear()
+    bulkhead = Bulkhead(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, value)
+        assert Policy.wrap(bulkhead, Timeout(LONG, name="late")).execute(flush) == "flushed"
+    ((thread, left),) = seen
+    assert thread is threading.current_thread()
+    assert 0 < left <= LONG
+    assert bulkhead.stats().in_flight == 0
+    told = [(it.name, it.levelname, it.getMessage()) for it in caplog.records]
+    assert told == [("resilience", "WARNING", "the interpreter is shutting down: late cannot cut off what it limits")]
+
+
+def test_a_refusal_for_want_of_a_thread_inside_a_function_is_an_error_of_that_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The function was entered: it counts as an attempt, and is reported as refused once, by the Timeout inside."""
+    heard: list[Any] = []
+    inner = Timeout(LONG, name="inner")
+
+    def nested() -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers.Worker, "start", refused)
+            return inner.call(len, "")
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    ctx = Context()
+    unsubscribe = events.subscribe(heard.append, events.CallRejected)
+    try:
+        with pytest.raises(WorkersExhausted):
+            Timeout(LONG, name="outer").execute(lambda ctx: nested(), ctx)
+    finally:
+        unsubscribe()
+    assert ctx.attempts == len(ctx.failures) == 1
+    assert [it.policy for it in heard] == ["inner"]
+
+
+def test_a_limit_still_ends_what_looks_at_it_while_the_interpreter_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attempt begins after it, and no wait outlasts it, in whatever thread the function runs."""
+    calls: list[float] = []
+
+    def down(ctx: Context) -> None:
+        calls.append(ctx.remaining())
+        raise Boom
+
+    pipeline = Policy.wrap(Timeout(0.05), Retry(None, on=Boom, backoff=[0.02]))
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.sys, "is_finalizing", lambda: True)
+        began = time.monotonic()
+        with pytest.raises((Boom, TimeoutExceeded)):
+            pipeline.execute(down)
+    assert 1 <= len(calls) <= 3
+    assert time.monotonic() - began < 5
+
+
+def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what does without, no circuit counts it, what is held comes back, and the next call finds its worker."""
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(workers, "pool", workers.Pool())
+    bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
+    heard: list[Any] = []
+    pipeline = Policy.wrap(breaker, bulkhead, Timeout(LONG, name="slow"), listeners=[lambda it: heard.append(it)])
+    ctx = Context()
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.Worker, "start", refused)
+        with pytest.raises(WorkersExhausted, match=r"can't start new thread.*cooperative=True") as caught:
+            pipeline.execute(lambda ctx: 4, ctx)
+    assert caught.value.policy == "slow"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert (ctx.attempts, ctx.failures) == (0, ())
+    rejected, ended = heard
+    assert (rejected.reason, rejected.policy, ended.attempts) == ("WorkersExhausted", "slow", 0)
+    assert breaker.state is CircuitState.CLOSED
+    assert bulkhead.stats().in_flight == 0
+    assert pipeline.call(len, "four") == 4

@@ -210,6 +210,11 @@ def _reason_is_transient(error: Any) -> bool:
     return isinstance(reason, Exception) and transient(reason)
 
 
+def _is_of_ended_connection(error: Any) -> bool:
+    """httpx: a server has ended a connection of HTTP/2 in the middle, which is no mistake of the caller's."""
+    return "ConnectionState.CLOSED" in describe_error(error)
+
+
 def _is_marked(error: Any) -> bool:
     """openai, anthropic: an error for a status, which only their integrations take for more than an answer."""
     return getattr(error, "repeatable", None) is True
@@ -223,4 +228,5 @@ _BY_CONTENT: dict[tuple[str, str], _Test] = {
     ("psycopg", "OperationalError"): _without_sqlstate,
     ("urllib3", "MaxRetryError"): _reason_is_transient,
     ("urllib", "URLError"): _reason_is_transient,
+    **{(it, "LocalProtocolError"): _is_of_ended_connection for it in ("httpx", "httpx2", "httpcore", "httpcore2")},
 }

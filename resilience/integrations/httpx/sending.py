@@ -28,6 +28,9 @@ from resilience.integrations.httpx.pools import reclaim_places
 
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _PROXY_ERROR = classes("ProxyError")
+_LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
+#: What it says of a connection of HTTP/2 that a server has ended before our request: in its reload, say.
+_ENDED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
 
 @final
@@ -134,6 +137,12 @@ class _Sending(Exchange):
     def was_never_sent(self) -> bool:
         progress = self._progress
         return progress is not None and progress.is_known and not progress.may_be_sent
+
+    @override
+    def may_have_been_sent(self, error: Exception) -> bool:
+        if isinstance(error, _LOCAL_PROTOCOL_ERROR) and _ENDED_BEFORE in str(error):
+            return False
+        return super().may_have_been_sent(error)
 
     @override
     def proxy_refusal(self, error: Exception) -> int | None:

@@ -70,6 +70,26 @@ def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again:
             assert not again
 
 
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("Invalid input ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED", {"POST": 2, "GET": 2}),
+        ("Invalid input ConnectionInputs.RECV_WINDOW_UPDATE in state ConnectionState.CLOSED", {"POST": 1, "GET": 2}),
+        ("a header is malformed", {"POST": 1, "GET": 1}),
+    ],
+)
+async def test_a_connection_of_http2_that_a_server_has_ended(kit: Kit, said: str, asked: dict[str, int]) -> None:
+    """What h2 says tells whether our headers were sent. It says so of a mistake of ours, too, which is never repeated."""
+    for method, times in asked.items():
+        answers = iter([kit.library.LocalProtocolError(said), 200])
+        async with kit.client(QUICK, kit.mock(*answers)) as client:
+            try:
+                assert (await client.request(method, "http://example.org/")).status_code == 200
+                assert times == 2
+            except kit.library.LocalProtocolError:
+                assert times == 1
+
+
 # --- bodies ----------------------------------------------------------------------------------
 
 

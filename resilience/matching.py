@@ -38,20 +38,27 @@ class Matcher:
     :param name: what the parameter is called that `on` comes from.
     """
 
-    __slots__ = ("_above", "_ignored", "_named", "_names_groups", "_on")
+    __slots__ = ("_above", "_apart", "_ignored", "_named", "_names_groups", "_on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
         self._above = (Misuse,) if own else (Misuse, *_OWN)
+        self._apart = (*self._above, ExceptionGroup, StoppedIteration)
         types = on if isinstance(on, tuple) else (on,)
         self._named = tuple(it for it in types if isinstance(it, type) and issubclass(it, _OWN))
         self._names_groups = any(isinstance(it, type) and issubclass(it, BaseExceptionGroup) for it in types)
 
     def handles(self, error: Exception) -> bool:
         """Whether the policy handles this exception. What a predicate raises comes out."""
-        if type(error) is StoppedIteration:
-            error = error.error
+        if isinstance(error, self._apart):
+            return self._handles_apart(error)
+        return (self._ignored is None or not self._ignored(error)) and bool(self._on(error))
+
+    def _handles_apart(self, error: Exception) -> bool:
+        """Do so for exceptions that are more than what the user's words say of them."""
+        if isinstance(error, StoppedIteration):
+            return self.handles(error.error)
         if isinstance(error, ExceptionGroup) and not self._names_groups:
             return all(self.handles(leaf) for leaf in error.exceptions)
         return not self.is_neutral(error) and bool(self._on(error))

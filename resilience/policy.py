@@ -353,6 +353,7 @@ class Pipeline(Policy[D_co]):
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
+        self._chain: tuple[Policy[Any], ...] | None = None
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
@@ -434,8 +435,10 @@ class Pipeline(Policy[D_co]):
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
-        heard = (_Heard(self._resilience_listeners),) if self._resilience_listeners else ()
-        return heard + self._inside()
+        if self._chain is None:
+            heard = (_Heard(self._resilience_listeners),) if self._resilience_listeners else ()
+            self._chain = heard + self._inside()
+        return self._chain
 
     @override
     def _resilience_blocking(self) -> Stage:

@@ -64,8 +64,7 @@ class Attempts:
             return None
         failure, delay = failed
         try:
-            await self._state.sleep(failure, delay, runtime)
-            if not self._state.may_start(failure):
+            if not await self._state.wait(failure, delay, runtime):
                 self._state.conclude(failure.error)
                 raise failure.error
         finally:

@@ -5,7 +5,6 @@ A part of CircuitBreaker's room. The policy and the block form both go through i
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -188,10 +187,13 @@ class LiveCircuit:
 
     def has_counted(self, error: BaseException | None, since: int) -> bool:
         """Whether this failure, or one that it was made of, was counted by a call inside, after so many others."""
+        if self.failures == since:
+            return False
         for _ in range(_DEEPEST):
             if error is None:
                 break
-            if _marks_of(error).get(id(self), 0) > since:
+            marks = vars(error).get(_MARKS)
+            if marks is not None and marks.get(id(self), 0) > since:
                 return True
             if isinstance(error, BaseExceptionGroup) and all(self.has_counted(it, since) for it in error.exceptions):
                 return True
@@ -227,14 +229,15 @@ class LiveCircuit:
         if admission is PASSED:
             return
         counts, failure = self._judge(outcome)
-        if counts:
+        if counts and (failure is not None or not admission.quiet):  # else it would change nothing
             now = clock.now()
             with self._lock:
                 transitions = self.machine.record(admission, failure, now - began if self.is_timed else 0.0, now)
                 self._note_locked(transitions, ctx)
                 if failure is not None:
                     self.failures += 1
-                    _mark(outcome, self)
+                    if isinstance(outcome, Failure):
+                        _mark(outcome.error, self)
         self._report()
 
     def release(self, admission: Admission) -> None:
@@ -308,16 +311,13 @@ class LiveCircuit:
             self.machine.period.probes.clear()
 
 
-def _marks_of(error: BaseException) -> dict[int, int]:
-    """Return which circuits have counted an error, and as which of their failures."""
-    marks: dict[int, int] = vars(error).get(_MARKS, {})
-    return marks
-
-
-def _mark(outcome: Outcome[Any], circuit: LiveCircuit) -> None:
-    if isinstance(outcome, Failure):
-        with contextlib.suppress(Exception):  # an exception that refuses attributes goes without
-            setattr(outcome.error, _MARKS, {**_marks_of(outcome.error), id(circuit): circuit.failures})
+def _mark(error: Exception, circuit: LiveCircuit) -> None:
+    """Note on an error that a circuit has counted it, and as which of its failures."""
+    try:
+        marks: dict[int, int] = vars(error).get(_MARKS, {})
+        setattr(error, _MARKS, {**marks, id(circuit): circuit.failures})
+    except Exception:  # one that refuses attributes goes without
+        return
 
 
 def _text_of(outcome: Outcome[Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import dropwhile
 from math import inf
 from typing import ClassVar, Never, TypeVar, final
 
@@ -13,7 +12,7 @@ from resilience import checks
 from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, derive
 from resilience.errors import CircuitOpen, Rejected
 from resilience.events.dispatch import optional_listener, subscribers
 from resilience.info import BARE, Listener
@@ -110,6 +109,7 @@ class Retry(Policy[Never]):
         self.name: str = checks.optional_name(name) or "Retry"
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
+        self._handles_open_circuits = self._failures.names(CircuitOpen)
         self._is_timed = max_elapsed is not None or on_retry is not None
         self._limits = limits = RetryLimits(
             policy=self.name,
@@ -149,7 +149,7 @@ class Retry(Policy[Never]):
                 raise too_late(self.name)
         state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
-        failed: Exception | None = None  # what the last attempt raised
+        failed: Failure | None = None  # what the last attempt raised
         try:
             while True:
                 try:
@@ -160,9 +160,10 @@ class Retry(Policy[Never]):
                             state.explain(error, failed)
                         raise
                     state = state or RetryState(self._limits, ctx, began)
-                    failed = unwrap_stop_iteration(error)
-                    if not await state.wait_for_next(Failure(failed), ctx.runtime, self._refused_until(ctx)):
-                        state.conclude(failed)
+                    failed = Failure(unwrap_stop_iteration(error))
+                    delay = state.delay_after(failed, self._refused_until(ctx))
+                    if delay is None or not await state.wait(failed, delay, ctx.runtime):
+                        state.conclude(failed.error)
                         raise
                 else:
                     if self._on_result is None or not self._on_result(result):
@@ -170,19 +171,24 @@ class Retry(Policy[Never]):
                             self._earn()
                         return result
                     state = state or RetryState(self._limits, ctx, began)
-                    if not await state.wait_for_next(Success(result), ctx.runtime, self._refused_until(ctx)):
+                    bad = Success(result)
+                    delay = state.delay_after(bad, self._refused_until(ctx))
+                    if delay is None or not await state.wait(bad, delay, ctx.runtime):
                         state.conclude_with(result)
                         return result
-                attempt = ctx.child(attempt=state.attempt)
+                attempt = derive(ctx, ctx.deadline, state.attempt, ctx._timer)
         finally:
             failed = None  # no cycle: error -> traceback -> this frame -> error
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside this one will refuse every call, as far as it is known."""
-        if ctx._executed is None or self._failures.names(CircuitOpen):
-            return -inf
-        inside = dropwhile(lambda policy: policy is not self, ctx._executed._resilience_chain())
-        return max((policy._resilience_refuses_until() for policy in inside), default=-inf)
+        until, is_inside = -inf, False
+        if ctx._executed is not None and not self._handles_open_circuits:
+            for policy in ctx._executed._resilience_chain():
+                is_inside = is_inside or policy is self
+                if is_inside:
+                    until = max(until, policy._resilience_refuses_until())
+        return until
 
     def attempts(self) -> Attempts:
         """Return the attempts for a block: `for attempt in retry.attempts(): with attempt: ...`, or `async for`.

@@ -57,23 +57,8 @@ class RetryState:
         self._history = History()
         self.attempt: int = 1  # the one that is running, or will be next
 
-    async def wait_for_next(self, outcome: Outcome[Any], runtime: Runtime, refused_until: float) -> bool:
-        """Wait for the next attempt (true), unless this failure is the last (false)."""
-        delay = self.delay_after(outcome, refused_until)
-        if delay is None:
-            return False
-        await self.sleep(outcome, delay, runtime)
-        if self.may_start(outcome):
-            return True
-        if isinstance(outcome, Success) and not self._limits.wrap:
-            raise DeadlineExceeded(
-                "time ran out in a wait that took too long, and the last result was closed before it",
-                policy=self._limits.policy,
-            )
-        return False
-
-    async def sleep(self, outcome: Outcome[Any], delay: float, runtime: Runtime) -> None:
-        """Close what this failure leaves behind, and wait."""
+    async def wait(self, outcome: Outcome[Any], delay: float, runtime: Runtime) -> bool:
+        """Close what this failure leaves behind, wait, and begin the next attempt; false if it is too late by then."""
         try:
             discarded = _discarded(outcome)
             if discarded is not None:
@@ -82,6 +67,14 @@ class RetryState:
         except BaseException:
             self.give_back()
             raise
+        if self._may_start(outcome):
+            return True
+        if isinstance(outcome, Success) and not self._limits.wrap:
+            raise DeadlineExceeded(
+                "time ran out in a wait that took too long, and the last result was closed before it",
+                policy=self._limits.policy,
+            )
+        return False
 
     def delay_after(self, outcome: Outcome[Any], refused_until: float = -inf) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; report which."""
@@ -126,7 +119,7 @@ class RetryState:
             emit(BudgetSpent, limits.policy, ctx, repeat="retry")
         return refused or delay
 
-    def may_start(self, outcome: Outcome[Any]) -> bool:
+    def _may_start(self, outcome: Outcome[Any]) -> bool:
         """Begin the next attempt; false if the wait took so long that its time is over."""
         limits, ctx = self._limits, self._ctx
         late: _Reason | None = "deadline" if ctx.expired else None
@@ -169,12 +162,12 @@ class RetryState:
             raise self._exhausted(Failure(error)) from error
         _annotate(error, _NOTE + self._summary(self.attempt))
 
-    def explain(self, refusal: Exception, failed: Exception | None) -> None:
+    def explain(self, refusal: Exception, failed: Failure | None) -> None:
         """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
         self.give_back_if_refused(refusal)
         _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused one called nothing
         if failed is not None and refusal.__context__ is None:
-            refusal.__context__ = failed
+            refusal.__context__ = failed.error
 
     def conclude_with(self, result: object) -> None:
         """Leave the last result as it is, or raise what stands for it."""

@@ -16,6 +16,7 @@ from resilience.errors import (
     CircuitIsolated,
     CircuitOpen,
     DeadlineExceeded,
+    RateLimited,
     Rejected,
     ResilienceError,
     RetriesExhausted,
@@ -31,6 +32,8 @@ from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.fallback import Fallback
 from resilience.policies.keyed import Keyed, KeyedStats
 from resilience.policies.live_circuit import CircuitStats
+from resilience.policies.rate import Rate
+from resilience.policies.rate_limiter import RateLimiter, RateLimiterStats
 from resilience.policies.repeat_cap import RepeatCap
 from resilience.policies.retry import Retry
 from resilience.policies.single_flight import SingleFlight, SingleFlightStats
@@ -65,6 +68,10 @@ __all__ = [
     "Outcome",
     "Pipeline",
     "Policy",
+    "Rate",
+    "RateLimited",
+    "RateLimiter",
+    "RateLimiterStats",
     "Rejected",
     "RepeatCap",
     "ResilienceError",

@@ -5,6 +5,7 @@
     │   ├── CircuitOpen                   .state, .last_failure
     │   │   └── CircuitIsolated           opened manually; retry_after is None
     │   ├── BulkheadFull                  .limit, .queue
+    │   ├── RateLimited                   its turn would come too late
     │   └── WorkersExhausted              too many abandoned calls are still running
     ├── TimeoutExceeded (TimeoutError)    .timeout, .policy
     │   └── DeadlineExceeded              the execution's own budget is used up
@@ -26,6 +27,7 @@ __all__ = [
     "CircuitIsolated",
     "CircuitOpen",
     "DeadlineExceeded",
+    "RateLimited",
     "Rejected",
     "ResilienceError",
     "RetriesExhausted",
@@ -118,6 +120,13 @@ class BulkheadFull(Rejected):
         super().__init__(message, policy=policy, retry_after=retry_after)
         self.limit: int | None = limit
         self.queue: int | None = queue
+
+
+class RateLimited(Rejected):
+    """The turn of the call would come after its `max_wait`, or after its deadline.
+
+    `retry_after` are the seconds until that turn; None where the call costs more than is ever allowed at once.
+    """
 
 
 class WorkersExhausted(Rejected):

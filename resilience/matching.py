@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeAlias, final
 
 from resilience import checks
+from resilience.clock import FOREVER
 from resilience.errors import DeadlineExceeded, Misuse, Rejected
 from resilience.outcome import StoppedIteration
 
@@ -109,3 +110,22 @@ def _is_one_of(types: tuple[type[BaseException], ...], error: Exception) -> bool
 def _exception_type(name: str, value: object) -> None:
     if not (isinstance(value, type) and issubclass(value, BaseException)):
         raise TypeError(f"{name} must name exception types, not {value!r}")
+
+
+def asked_delay(carrier: object) -> float:
+    """Return the delay in seconds that an error or a result asks for, 0 for none. Unparsable values are ignored."""
+    asked = read_attribute(carrier, "retry_after")
+    if asked is None:
+        return 0.0
+    try:
+        return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def read_attribute(carrier: object, attribute: str) -> Any:
+    """Read an attribute that a foreign object may or may not have. A property that raises says nothing."""
+    try:
+        return getattr(carrier, attribute, None)
+    except Exception:
+        return None

@@ -130,7 +130,7 @@ class CallRejected(Event):
 
     :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
     :param retry_after: seconds after which a new try may be admitted, None where that can't be known.
-    :param waited: seconds that it waited in the queue of a Bulkhead before; 0 where it was turned away at once.
+    :param waited: seconds that it waited in a queue before; 0 where it was turned away at once.
     :param shadow: whether the policy only observes (`observe_only=True`): the call was made all the same.
     """
 

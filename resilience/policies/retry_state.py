@@ -9,14 +9,14 @@ from __future__ import annotations
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from resilience import checks
 from resilience.backoff import Backoff, Randomness
-from resilience.clock import FOREVER, clock
+from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
+from resilience.matching import asked_delay, read_attribute
 from resilience.outcome import Failure, Outcome, Success
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
@@ -101,10 +101,10 @@ class RetryState:
         if self.attempt == limits.attempts:
             return "attempts"
         carrier = outcome.value if isinstance(outcome, Success) else outcome.error
-        if _read(carrier, "repeatable") is False or _read(ctx._function, "repeatable") is False:
+        if read_attribute(carrier, "repeatable") is False or read_attribute(ctx._function, "repeatable") is False:
             return "unrepeatable"
         delay = next(self._delays)
-        if limits.retry_after and (asked := _asked_delay(carrier)) > delay:
+        if limits.retry_after and (asked := asked_delay(carrier)) > delay:
             if asked > limits.max_retry_after:
                 return "retry_after"
             delay = asked
@@ -190,26 +190,7 @@ def too_late(policy: str) -> DeadlineExceeded:
 
 def _discarded(outcome: Outcome[Any]) -> Any:
     """Return what no caller will see, and is to be closed: the result, or the response that an error carries."""
-    return outcome.value if isinstance(outcome, Success) else _read(outcome.error, "response")
-
-
-def _asked_delay(carrier: object) -> float:
-    """Return the delay in seconds that an error or a result asks for, 0 for none. Unparsable values are ignored."""
-    asked = _read(carrier, "retry_after")
-    if asked is None:
-        return 0.0
-    try:
-        return min(checks.seconds("retry_after", asked, zero=True), FOREVER)
-    except (TypeError, ValueError):
-        return 0.0
-
-
-def _read(carrier: object, attribute: str) -> Any:
-    """Read an attribute that a foreign object may or may not have. A property that raises says nothing."""
-    try:
-        return getattr(carrier, attribute, None)
-    except Exception:
-        return None
+    return outcome.value if isinstance(outcome, Success) else read_attribute(outcome.error, "response")
 
 
 def _annotate(error: Exception, note: str) -> None:

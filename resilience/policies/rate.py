@@ -1,0 +1,115 @@
+"""A rate as a value: so many units in so much time, and what a call uses of them. A part of RateLimiter's room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, TypeAlias, final
+
+from resilience import checks
+from resilience.checks import Duration, format_number
+from resilience.context import Context
+from resilience.state.rates import Spread, Window
+
+#: What a call uses of a rate: so many units, or a function of its context that returns how many.
+Cost: TypeAlias = float | Callable[[Context], float]
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Rate:
+    """At most `limit` units in `per` seconds.
+
+    :param limit: how many units, more than 0.
+    :param per: in how many seconds, 1 by default.
+    :param burst: None, the default: at most `limit` in *any* `per` seconds, exactly, however they lie. A number: evenly
+        spread, and at most so many at once after a quiet time; 1 is one after another (GCRA, ITU-T I.371). A call that
+        costs more than the burst begins when all of that is there, and leaves a debt.
+    :param cost: how many units a call uses: a number more than 0, 1 by default; or a function of the context, called
+        for each call, whose answer may be 0.
+    :param actual: a function of the result that returns how many units the call has used after all. The difference is
+        charged to, or given back for, those who come later.
+    :raises ValueError: for a cost that is more than the limit, where there is no burst. One that is computed is refused
+        when it comes, with `RateLimited`.
+
+    Immutable. May be used by several limiters, which then share nothing.
+
+    >>> from resilience import Rate
+    >>> Rate(60, per=60)
+    Rate(60, per=60)
+    """
+
+    limit: float
+    per: float
+    burst: float | None
+    cost: Cost
+    actual: Callable[[Any], float] | None
+
+    def __init__(
+        self,
+        limit: float,
+        per: Duration = 1.0,
+        *,
+        burst: float | None = None,
+        cost: Cost = 1,
+        actual: Callable[[Any], float] | None = None,
+    ) -> None:
+        settle = object.__setattr__
+        settle(self, "limit", positive("limit", limit))
+        settle(self, "per", checks.seconds("per", per))
+        settle(self, "burst", None if burst is None else positive("burst", burst))
+        settle(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
+        settle(self, "actual", None if actual is None else checks.plain_function("actual", actual, ("result",)))
+
+    def meter(self) -> Spread | Window:
+        """Make what counts the uses."""
+        if self.burst is None:
+            return Window(self.limit, self.per)
+        return Spread(self.limit, self.per, self.burst)
+
+    def describe(self) -> str:
+        """Say what it allows, in words."""
+        unit = "units" if callable(self.cost) or self.actual is not None or self.cost != 1 else "calls"
+        seconds = "second" if self.per == 1 else f"{format_number(self.per)} s"
+        if self.burst is None:
+            return f"{format_number(self.limit)} {unit} in any {seconds}"
+        each = "a" if self.per == 1 else "in"
+        return f"{format_number(self.limit)} {unit} {each} {seconds}, spread, {format_number(self.burst)} at once"
+
+    def __repr__(self) -> str:
+        parts = [format_number(self.limit)]
+        parts += [f"per={format_number(self.per)}"] if self.per != 1 else []
+        parts += [f"burst={format_number(self.burst)}"] if self.burst is not None else []
+        if callable(self.cost) or self.cost != 1:
+            parts.append(f"cost={self.cost!r}" if callable(self.cost) else f"cost={format_number(self.cost)}")
+        parts += [f"actual={self.actual!r}"] if self.actual is not None else []
+        return f"Rate({', '.join(parts)})"
+
+
+def positive(name: str, value: object) -> float:
+    """Return a finite number that is more than 0."""
+    converted = checks.number(name, value)
+    if not 0 < converted < inf:
+        raise ValueError(f"{name} must be more than 0 and finite, not {value!r}")
+    return converted
+
+
+def used_units(name: str, value: object) -> float:
+    """Return what a function, or a caller, says that a call uses: zero or more."""
+    converted = checks.number(name, value)
+    if not 0 <= converted < inf:
+        raise ValueError(f"{name} must be zero or more units and finite, not {value!r}")
+    return converted
+
+
+def _as_cost(cost: object, most: float) -> Cost:
+    if callable(cost):
+        return checks.plain_function("cost", cost, ("ctx",))
+    units = positive("cost", cost)
+    if units > most:
+        raise ValueError(
+            f"cost={cost!r} is more than the limit of {format_number(most)}, so no call would ever begin: "
+            "give more units in more seconds, or a burst"
+        )
+    return units

@@ -1,0 +1,358 @@
+"""RateLimiter: at most so many calls, or units of something, in so much time, over all threads, tasks and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.ambient import block_context
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import RateLimited, Rejected
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
+from resilience.matching import asked_delay
+from resilience.policies.rate import Rate, used_units
+from resilience.policy import Call, Policy
+from resilience.runtimes.base import Runtime, Waiter
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
+from resilience.state.rates import SAME, Quota
+from resilience.state.turns import Turn, Turns, Units, Woken
+
+T = TypeVar("T")
+
+#: What a call uses of the quota that the other side gives.
+_ONE_CALL = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RateLimiterStats:
+    """What a rate limiter holds at one instant.
+
+    :param queued: how many wait for their turn.
+    :param next_turn: seconds until a call that comes now would begin, if it had the usual cost (1 where that is
+        computed); 0 for at once.
+    :param rejected: how many have been turned away since it was built.
+    """
+
+    queued: int
+    next_turn: float
+    rejected: int
+
+
+@final
+class RateLimiter(Policy[Never]):
+    """Let calls begin at a limited rate; the others wait for their turn, in the order of arrival.
+
+    The queue is one for all threads, tasks and event loops that share this object. Who gives up leaves it, and all
+    behind come earlier.
+
+    :param rate: a `Rate`; or a number, which is at most so many calls in any second.
+    :param more: further rates. A call begins when all of them allow it, and is charged to all of them.
+    :param max_wait: how many seconds a call may wait; 0 turns away at once what has no turn now. By default as long as
+        its deadline allows.
+    :param retry_after: whether an error of the call that carries a delay (`.retry_after`, in seconds: the other side
+        says when to come again) closes the limiter to all callers for so long; it does by default.
+    :param longest_pause: the most seconds that such an error can close it for, 60 by default.
+    :param told: a function of the result, which returns how many calls the other side still allows and for how many
+        seconds, `(remaining, seconds)`; or None, where it does not say. See `learn`.
+    :param observe_only: let all calls through at once; only report, as a `CallRejected` with `shadow=True`, those that
+        have no turn. Not by default.
+    :param name: what errors and events call this policy; "RateLimiter" by default.
+    :raises RateLimited: at once where the turn would come after `max_wait` or the deadline, with the seconds until
+        then as `retry_after`. And later, where a pause or a correction has moved the turn of a waiting call so far.
+
+    A turn's instant is the latest that any rate, pause or quota names. Evenly spread turns are charged by this
+    schedule, so that timers that are late do not lower the rate; at most 0.25 s, or a burst, is caught up.
+
+    >>> from resilience import Rate, RateLimiter
+    >>> limiter = RateLimiter(Rate(2, per=60), max_wait=0)
+    >>> [limiter.call(int), limiter.call(int)]
+    [0, 0]
+    >>> limiter.capture(lambda ctx: "one more").error.retry_after > 59
+    True
+    """
+
+    def __init__(
+        self,
+        rate: Rate | float,
+        *more: Rate,
+        max_wait: Duration | None = None,
+        retry_after: bool = True,
+        longest_pause: Duration = 60.0,
+        told: Callable[[Any], tuple[float, float] | None] | None = None,
+        observe_only: bool = False,
+        name: str | None = None,
+    ) -> None:
+        checks.not_bare("@RateLimiter(10)", rate)
+        self._max_wait = checks.optional_seconds("max_wait", max_wait, zero=True)
+        self._retry_after = checks.flag("retry_after", retry_after)
+        self._longest_pause = checks.seconds("longest_pause", longest_pause, infinite=True)
+        self._told = told if told is None else checks.plain_function("told", told, ("result",))
+        self._observe_only = checks.flag("observe_only", observe_only)
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "RateLimiter"
+        self._set_rates((_as_rate(rate), *(_checked(it) for it in more)))
+        self._turns = self._fresh_turns()
+        forks.reset_after_fork(self, RateLimiter._reset)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        turns = self._turns
+        costs = self._fixed or self._costs(ctx)
+        began = clock.now()
+        with turns.lock:
+            only = turns.only
+            has_turn = turns.take_locked(costs, began) if only is None else only.take_now(costs[0], began)
+        if not has_turn:
+            if self._observe_only:
+                self._report(ctx, costs, began)
+                return await call(ctx)
+            began = await self._wait(costs, ctx, ctx.runtime)
+        try:
+            result = await call(ctx)
+        except Exception as error:
+            if self._retry_after:
+                self._obey(error)
+            raise
+        if self._looks:
+            self._look_at(result, costs, began)
+        return result
+
+    def turn(self, *costs: float) -> TurnBlock:
+        """Return a block that begins when its turn comes: `with limiter.turn():` or `async with limiter.turn():`.
+
+        :param costs: of each rate, how many units the block uses; by default what a call costs.
+
+        It waits no longer than the deadline of the ambient context.
+        """
+        return TurnBlock(self, self._given(costs) if costs else None)
+
+    def try_take(self, *costs: float) -> float:
+        """Take a turn if there is one now; return 0 then, and else the seconds until there would be one.
+
+        Nothing is taken while any caller waits. Infinity for a cost that is never allowed.
+
+        :param costs: of each rate, how many units; by default what a call costs.
+        """
+        units = self._given(costs) if costs else self._fixed or self._costs(block_context())
+        turns, now = self._turns, clock.now()
+        with turns.lock:
+            return 0.0 if turns.take_locked(units, now) else max(SAME, turns.seconds(units, now))
+
+    def learn(self, remaining: float, reset_after: Duration) -> None:
+        """Obey what the other side says: `remaining` calls (zero or more) until so many seconds from now.
+
+        It only narrows. Of one window (resets within 1 s of each other) the smaller number counts, as other calls are
+        on their way. It is forgotten at the reset.
+        """
+        left = used_units("remaining", remaining)
+        seconds, now = checks.seconds("reset_after", reset_after, zero=True), clock.now()
+        self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now)))
+
+    def pause(self, seconds: Duration) -> None:
+        """Let no call begin for so many seconds. Of two pauses the later end holds; then waiting calls come evenly."""
+        self.learn(0, checks.seconds("seconds", seconds, zero=True))
+
+    def resize(self, limit: float) -> None:
+        """Change the limit of the only rate. What was used stays used, and who waits is timed anew.
+
+        :raises TypeError: where there are several rates.
+        """
+        if len(self._rates) > 1:
+            many = len(self._rates)
+            raise TypeError(f"{self.name} has {many} rates, and resize() is for a single one: build another limiter")
+        rate, now = replace(self._rates[0], limit=limit), clock.now()
+
+        def change() -> None:
+            self._set_rates((rate,))
+            self._turns.rates[0].resize(rate.limit, rate.per, now)
+
+        self._wake(self._turns.change(change))
+
+    def reset(self) -> None:
+        """Forget what was used, and what the other side has said. Who waits keeps its place."""
+        meters, quota = tuple(rate.meter() for rate in self._rates), Quota(clock.now())
+        self._wake(self._turns.change(lambda: self._turns.replace(meters, quota)))
+
+    def stats(self) -> RateLimiterStats:
+        """Return what the limiter holds at this instant."""
+        return RateLimiterStats(*self._turns.counts(self._usual, clock.now()))
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two limiters would let twice as many calls through."""
+        raise TypeError(f"{self.name} counts what all its users do; it cannot be copied or pickled")
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {
+            "rate": self._rates[0],
+            "more": self._rates[1:],
+            "max_wait": self._max_wait,
+            "retry_after": self._retry_after,
+            "longest_pause": self._longest_pause,
+            "told": self._told,
+            "observe_only": self._observe_only,
+            "name": self._given_name,
+        }
+
+    @override
+    def describe(self) -> str:
+        rates = " and ".join(rate.describe() for rate in self._rates)
+        if self._observe_only:
+            waiting = "only observed"
+        elif self._max_wait is None:
+            waiting = "the others wait for their turn"
+        else:
+            waiting = f"the others wait at most {format_number(self._max_wait)} s" if self._max_wait else "none waits"
+        return f"{self.name}: at most {rates}; {waiting}"
+
+    # --- inside ---
+
+    def _set_rates(self, rates: tuple[Rate, ...]) -> None:
+        self._rates = rates
+        #: What a call costs, where that is the same for all, and what it usually does.
+        self._usual: Units = (*(1.0 if callable(it.cost) else it.cost for it in rates), _ONE_CALL)
+        self._fixed = None if any(callable(it.cost) for it in rates) else self._usual
+        self._corrects = any(it.actual is not None for it in rates)
+        self._looks = self._corrects or self._told is not None
+
+    def _fresh_turns(self) -> Turns[Waiter]:
+        return Turns(tuple(rate.meter() for rate in self._rates), Quota())
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Forget all uses and waiters."""
+        self._turns = self._fresh_turns()
+
+    def _costs(self, ctx: Context) -> Units:
+        """Return what this call costs."""
+        costs = [used_units("cost", rate.cost(ctx)) if callable(rate.cost) else rate.cost for rate in self._rates]
+        return (*costs, _ONE_CALL)
+
+    def _given(self, costs: tuple[float, ...]) -> Units:
+        """Return the costs that a caller names, one for each rate."""
+        if len(costs) != len(self._rates):
+            raise TypeError(f"{self.name} has {len(self._rates)} rates, and these are {len(costs)} costs: {costs!r}")
+        return (*(used_units("cost", it) for it in costs), _ONE_CALL)
+
+    async def _wait(self, costs: Units, ctx: Context, runtime: Runtime) -> float:
+        """Wait for a turn; return the instant at which it was taken, or refuse."""
+        turns, joined = self._turns, clock.now()
+        while (first := turns.first()) is not None and not first.waiter.is_alive():
+            self._wake(turns.leave(first))
+        gives_up_at = inf if self._max_wait is None else joined + self._max_wait + SAME
+        turn = Turn(costs, min(gives_up_at, nextafter(ctx.deadline, -inf)), runtime.waiter())
+        now = joined
+        try:
+            turns.join(turn, now)
+            while turn.waits:
+                if await turn.waiter.wait(turn.due, ctx._timer):
+                    turn.waiter = runtime.waiter()
+                now = clock.now()
+                self._wake(turns.go(turn, now))
+        except BaseException:  # cancelled, cut off, interrupted
+            self._wake(turns.leave(turn))
+            raise
+        if not turn.has_begun:
+            raise self._refusal(ctx, turn.instant - now, now - joined)
+        return now
+
+    def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
+        retry_after = None if seconds == inf else max(0.0, seconds)
+        self._announce(ctx, retry_after, waited)
+        why = "it costs more than the limit" if retry_after is None else f"its turn comes in {retry_after:.3g} s"
+        return RateLimited(why, policy=self.name, retry_after=retry_after)
+
+    def _report(self, ctx: Context, costs: Units, now: float) -> None:
+        """Count and report a call that has no turn, and is let through."""
+        seconds = self._turns.refuse(costs, now)
+        self._announce(ctx, None if seconds == inf else seconds, 0.0)
+
+    def _announce(self, ctx: Context, retry_after: float | None, waited: float) -> None:
+        if subscribers.refusals or ctx._info.listeners:
+            numbers = {"reason": "RateLimited", "retry_after": retry_after, "waited": waited}
+            emit(CallRejected, self.name, ctx, **numbers, shadow=self._observe_only)
+
+    def _obey(self, error: Exception) -> None:
+        """Close for as long as the other side asks. A refusal of ours says nothing about it."""
+        asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
+        if asked:
+            self.pause(min(asked, self._longest_pause))
+
+    def _look_at(self, result: Any, costs: Units, began: float) -> None:
+        """Take over what a result says: how much is left, and how much it has used."""
+        if self._told is not None and (said := self._told(result)) is not None:
+            self.learn(*said)
+        if self._corrects:
+            used = [
+                0.0 if rate.actual is None else used_units("actual", rate.actual(result)) - cost
+                for rate, cost in zip(self._rates, costs, strict=False)
+            ]
+            self._wake(self._turns.change(lambda: self._turns.correct(used, began, clock.now())))
+
+    def _wake(self, woken: Woken[Waiter]) -> None:
+        """Wake the first of the queue. One whose event loop has ended leaves, and so the next is the first."""
+        while woken is not None:
+            turn, waiter = woken
+            woken = None
+            try:
+                waiter.wake()
+            except RuntimeError:
+                woken = self._turns.leave(turn)
+
+
+@final
+class TurnBlock:
+    """A block that begins when its turn comes. May be entered as often as one likes: each time takes a turn."""
+
+    def __init__(self, limiter: RateLimiter, costs: Units | None) -> None:
+        self._limiter = limiter
+        self._costs = costs
+
+    def __enter__(self) -> None:
+        drive(self._take(BLOCKING))
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and self._limiter._retry_after:
+            self._limiter._obey(error)
+
+    async def __aenter__(self) -> None:
+        await self._take(TASKS)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)
+
+    async def _take(self, runtime: Runtime) -> None:
+        limiter, ctx, now = self._limiter, block_context(), clock.now()
+        costs = self._costs or limiter._fixed or limiter._costs(ctx)
+        turns = limiter._turns
+        with turns.lock:
+            has_turn = turns.take_locked(costs, now)
+        if has_turn:
+            return
+        if limiter._observe_only:
+            limiter._report(ctx, costs, now)
+        else:
+            await limiter._wait(costs, ctx, runtime)
+
+
+def _as_rate(rate: object) -> Rate:
+    if isinstance(rate, Rate):
+        return rate
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
+    return Rate(rate)
+
+
+def _checked(rate: object) -> Rate:
+    if not isinstance(rate, Rate):
+        raise TypeError(f"further rates must be written as Rate(limit, per=seconds), not {rate!r}")
+    return rate

@@ -62,21 +62,6 @@ class Rate:
         settle(self, "cost", _as_cost(cost, most=self.limit if burst is None else inf))
         settle(self, "actual", None if actual is None else checks.plain_function("actual", actual, ("result",)))
 
-    def meter(self) -> Spread | Window:
-        """Make what counts the uses."""
-        if self.burst is None:
-            return Window(self.limit, self.per)
-        return Spread(self.limit, self.per, self.burst)
-
-    def describe(self) -> str:
-        """Say what it allows, in words."""
-        unit = "units" if callable(self.cost) or self.actual is not None or self.cost != 1 else "calls"
-        seconds = "second" if self.per == 1 else f"{format_number(self.per)} s"
-        if self.burst is None:
-            return f"{format_number(self.limit)} {unit} in any {seconds}"
-        each = "a" if self.per == 1 else "in"
-        return f"{format_number(self.limit)} {unit} {each} {seconds}, spread, {format_number(self.burst)} at once"
-
     def __repr__(self) -> str:
         parts = [format_number(self.limit)]
         parts += [f"per={format_number(self.per)}"] if self.per != 1 else []
@@ -85,6 +70,23 @@ class Rate:
             parts.append(f"cost={self.cost!r}" if callable(self.cost) else f"cost={format_number(self.cost)}")
         parts += [f"actual={self.actual!r}"] if self.actual is not None else []
         return f"Rate({', '.join(parts)})"
+
+
+def meter_of(rate: Rate) -> Spread | Window:
+    """Make what counts the uses of a rate."""
+    if rate.burst is None:
+        return Window(rate.limit, rate.per)
+    return Spread(rate.limit, rate.per, rate.burst)
+
+
+def in_words(rate: Rate) -> str:
+    """Say what a rate allows."""
+    unit = "units" if callable(rate.cost) or rate.actual is not None or rate.cost != 1 else "calls"
+    limit, seconds = format_number(rate.limit), "second" if rate.per == 1 else f"{format_number(rate.per)} s"
+    if rate.burst is None:
+        return f"{limit} {unit} in any {seconds}"
+    each = "a" if rate.per == 1 else "in"
+    return f"{limit} {unit} {each} {seconds}, spread, {format_number(rate.burst)} at once"
 
 
 def positive(name: str, value: object) -> float:

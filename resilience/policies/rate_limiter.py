@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf, nextafter
@@ -18,7 +19,7 @@ from resilience.errors import RateLimited, Rejected
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import CallRejected
 from resilience.matching import asked_delay
-from resilience.policies.rate import Rate, used_units
+from resilience.policies.rate import Rate, in_words, meter_of, used_units
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -180,7 +181,7 @@ class RateLimiter(Policy[Never]):
 
     def reset(self) -> None:
         """Forget what was used, and what the other side has said. Who waits keeps its place."""
-        meters, quota = tuple(rate.meter() for rate in self._rates), Quota(clock.now())
+        meters, quota = tuple(meter_of(rate) for rate in self._rates), Quota(clock.now())
         self._wake(self._turns.change(lambda: self._turns.replace(meters, quota)))
 
     def stats(self) -> RateLimiterStats:
@@ -206,14 +207,23 @@ class RateLimiter(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        rates = " and ".join(rate.describe() for rate in self._rates)
+        rates = " and ".join(in_words(rate) for rate in self._rates)
         if self._observe_only:
-            waiting = "only observed"
+            waiting = "only observes"
         elif self._max_wait is None:
             waiting = "the others wait for their turn"
         else:
             waiting = f"the others wait at most {format_number(self._max_wait)} s" if self._max_wait else "none waits"
         return f"{self.name}: at most {rates}; {waiting}"
+
+    @override
+    def __repr__(self) -> str:
+        defaults = inspect.signature(RateLimiter).parameters
+        named = dict(self.settings())
+        rates = [repr(named.pop("rate")), *map(repr, self._rates[1:])]
+        del named["more"]
+        changed = [f"{name}={value!r}" for name, value in named.items() if value != defaults[name].default]
+        return f"RateLimiter({', '.join(rates + changed)})"
 
     # --- inside ---
 
@@ -226,7 +236,7 @@ class RateLimiter(Policy[Never]):
         self._looks = self._corrects or self._told is not None
 
     def _fresh_turns(self) -> Turns[Waiter]:
-        return Turns(tuple(rate.meter() for rate in self._rates), Quota())
+        return Turns(tuple(meter_of(rate) for rate in self._rates), Quota())
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
         """Forget all uses and waiters."""

@@ -1,0 +1,622 @@
+"""RateLimiter: the order, the instants, who is refused, and what the other side says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, replace
+from datetime import timedelta
+from math import inf, nan
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from resilience import (
+    Context,
+    Fallback,
+    Policy,
+    Rate,
+    RateLimited,
+    RateLimiter,
+    RateLimiterStats,
+    Rejected,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    deadline,
+    events,
+)
+from resilience.clock import clock as process_clock
+from resilience.testing import Simulation, VirtualClock, virtual_time
+from tests.conftest import Boom, Script, World, no_collector
+
+
+@pytest.fixture
+def virtual() -> Iterator[VirtualClock]:
+    """Virtual time, in every world."""
+    with virtual_time() as clock:
+        yield clock
+
+
+class TooMany(Exception):
+    """What the other side raises when it has had enough."""
+
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+
+async def works(world: World, policy: Any, ctx: Context | None = None) -> Any:
+    return await world.attempt(policy, Script("fine").function(), ctx)
+
+
+class Arrivals:
+    """Callers in simulated time: when each began, or was refused."""
+
+    def __init__(self, limiter: Policy[Any], answer: Any = None) -> None:
+        self._limiter = limiter
+        self._answer = answer
+        self.simulation = Simulation()
+        self.began: dict[str, float] = {}
+        self.refused: dict[str, tuple[float, float | None]] = {}
+        self.instants: list[tuple[float, Any]] = []
+
+    def at(self, instant: float, *names: str, budget: float | None = None, cost: float = 1.0) -> Arrivals:
+        """Let callers arrive."""
+
+        async def arrive(name: str) -> None:
+            async def fn(ctx: Context) -> Any:
+                self.began[name] = self.simulation.now()
+                if isinstance(self._answer, Exception):
+                    raise self._answer
+                return self._answer
+
+            ctx = Context(timeout=budget, properties={"cost": cost})
+            try:
+                await self.simulation.execute(self._limiter, fn, ctx)
+            except RateLimited as error:
+                self.refused[name] = (self.simulation.now(), error.retry_after)
+            except (TimeoutExceeded, TooMany):
+                pass
+
+        async def wait() -> None:
+            await self.simulation.sleep(instant)
+            for name in names:
+                self.simulation.start(arrive(name))
+
+        self.simulation.start(wait())
+        return self
+
+    def then(self, instant: float, do: Any) -> Arrivals:
+        """Do something at an instant."""
+
+        async def act() -> None:
+            await self.simulation.sleep(instant)
+            do()
+
+        self.simulation.start(act())
+        return self
+
+    def run(self) -> Arrivals:
+        with self.simulation:
+            self.simulation.run()
+        return self
+
+
+# --- order and rate ----------------------------------------------------------------------------
+
+
+async def test_calls_wait_for_their_turn_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(Rate(4, burst=2))
+    instants = []
+
+    async def fn(ctx: Context) -> None:
+        instants.append(virtual.now())
+
+    for _ in range(5):
+        await world.execute(limiter, fn)
+    assert instants == [0, 0, 0.25, 0.5, 0.75]
+
+
+async def test_a_window_admits_its_limit_in_any_period(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(2)
+    instants = []
+
+    async def fn(ctx: Context) -> None:
+        instants.append(virtual.now())
+        await world_sleep(world, 0.25)
+
+    for _ in range(5):
+        await world.execute(limiter, fn)
+    assert instants == [0, 0.25, 1, 1.25, 2]
+
+
+async def world_sleep(world: World, seconds: float) -> None:
+    """Wait in virtual time."""
+    if world.blocking:
+        process_clock.sleep(seconds)
+    else:
+        await anyio.sleep(seconds)
+
+
+def test_several_rates_hold_together() -> None:
+    """One after another in half a second, and at most three in any four."""
+    arrivals = Arrivals(RateLimiter(Rate(2, burst=1), Rate(3, per=4))).at(0, *"abcde").run()
+    assert arrivals.began == {"a": 0, "b": 0.5, "c": 1, "d": 4, "e": 4.5}
+
+
+async def test_who_gives_up_lets_all_behind_come_earlier(tasks_world: World, virtual: VirtualClock) -> None:
+    """5 a second, four callers; the second is cancelled at 50 ms: the third begins at 0.2 s, and not at 0.4."""
+    limiter = RateLimiter(Rate(5, burst=1))
+    began: dict[str, float] = {}
+
+    async def caller(name: str, patience: float = inf) -> None:
+        async def fn(ctx: Context) -> None:
+            began[name] = virtual.now()
+
+        with anyio.move_on_after(patience):
+            await limiter.aexecute(fn)
+
+    async with anyio.create_task_group() as group:
+        for name, patience in [("a", inf), ("b", 0.05), ("c", inf), ("d", inf)]:
+            group.start_soon(caller, name, patience)
+            await anyio.sleep(0.01)
+    assert began == pytest.approx({"a": 0, "c": 0.2, "d": 0.4})
+    assert limiter.stats() == RateLimiterStats(0, pytest.approx(0.2), 0)
+
+
+def test_a_dear_call_is_not_overtaken_by_cheap_ones() -> None:
+    """First come, first served: of 10 a second, 10 units wait for all of them, and those behind wait for it."""
+    limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]))
+    arrivals = Arrivals(limiter).at(0, "a", cost=6).at(0.25, "b", cost=10).at(0.5, "c", cost=1).run()
+    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
+
+
+def test_a_thousand_tasks_take_their_second() -> None:
+    """Timers are late, and the rate is kept all the same, as turns are charged by their schedule."""
+    limiter = RateLimiter(Rate(1000, burst=1))
+
+    async def main() -> float:
+        began = time.monotonic()
+        async with anyio.create_task_group() as group:
+            for _ in range(1000):
+                group.start_soon(limiter.acall, anyio.sleep, 0)
+        return time.monotonic() - began
+
+    assert 0.98 < anyio.run(main) < 1.3  # 1.02 on a machine that does nothing else
+
+
+def test_one_queue_over_threads_and_loops() -> None:
+    """Eight callers in a thread, in asyncio and in trio each, at 80 a second: 24 turns, and no two at once."""
+    limiter = RateLimiter(Rate(80, burst=1))
+    instants: list[float] = []
+
+    def note() -> None:
+        instants.append(time.monotonic())
+
+    async def anote() -> None:
+        note()
+
+    async def many() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(limiter.acall, anote)
+
+    callers = [threading.Thread(target=limiter.call, args=(note,)) for _ in range(8)]
+    callers += [threading.Thread(target=anyio.run, args=(many,), kwargs={"backend": it}) for it in ("asyncio", "trio")]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert len(instants) == 24
+    assert max(instants) - min(instants) >= 23 / 80 - 0.06
+    assert limiter.stats().queued == 0
+
+
+# --- who is refused ----------------------------------------------------------------------------
+
+
+async def test_what_comes_too_late_is_refused_at_once(world: World, virtual: VirtualClock) -> None:
+    """For `max_wait`, the deadline and a Timeout around alike: `RateLimited` with the exact seconds, and no wait."""
+    for budget in (4.0, None):
+        limiter = RateLimiter(Rate(1, per=10))
+        assert await works(world, limiter) == "fine"
+        error = await works(world, limiter if budget else Timeout(4).wrap(limiter), Context(timeout=budget))
+        assert type(error) is RateLimited
+        assert isinstance(error, Rejected)
+        assert (error.policy, error.retry_after) == ("RateLimiter", 10)
+    limiter = RateLimiter(Rate(1, per=10), max_wait=timedelta(seconds=5), name="partner")
+    await works(world, limiter)
+    error = await works(world, limiter)
+    assert (error.policy, error.retry_after, str(error)) == ("partner", 10, "its turn comes in 10 s")
+    assert virtual.now() == 0
+    assert limiter.stats() == RateLimiterStats(0, 10, 1)
+
+
+def test_a_turn_at_the_very_end_of_the_wait_is_in_time_and_one_at_the_deadline_is_not() -> None:
+    limiter = RateLimiter(Rate(5, burst=1), max_wait=0.6)
+    arrivals = Arrivals(limiter).at(0.1, "a", "b", "c", "d").at(0.1, "e", budget=0.8).run()
+    assert list(arrivals.began) == ["a", "b", "c", "d"]
+    assert arrivals.refused == pytest.approx({"e": (0.1, 0.8)})
+
+
+def test_the_wait_of_one_who_is_refused_counts_those_before_it() -> None:
+    limiter = RateLimiter(Rate(1, burst=1), max_wait=2)
+    arrivals = Arrivals(limiter).at(0, *"abcdef").run()
+    assert arrivals.began == {"a": 0, "b": 1, "c": 2}
+    assert arrivals.refused == dict.fromkeys("def", (0, 3))
+
+
+@pytest.mark.parametrize("limit", [{"max_wait": 3.0}, {"budget": 3.0}])
+def test_who_is_moved_beyond_its_limit_leaves(limit: dict[str, float]) -> None:
+    """A pause comes while it waits: it leaves with `RateLimited` before its limit has passed, and not after."""
+    limiter = RateLimiter(Rate(1, burst=1), max_wait=limit.get("max_wait"))
+    arrivals = Arrivals(limiter).at(0, "a", "b", "c", budget=limit.get("budget"))
+    arrivals.then(0.5, lambda: limiter.pause(60)).run()
+    assert arrivals.began == {"a": 0}
+    assert arrivals.refused == {"b": (1, 59.5), "c": (2, 58.5)}
+    assert limiter.stats().rejected == 2
+
+
+def test_who_will_leave_delays_no_newcomer() -> None:
+    """After a pause of 10 s one who waits until 30 begins at its end, though three were before it."""
+    limiter = RateLimiter(Rate(1, burst=1))
+    arrivals = Arrivals(limiter).at(0, "a").at(0, "b", "c", "d", budget=5).then(0.5, lambda: limiter.pause(10))
+    arrivals.at(0.75, "e", budget=30).run()
+    assert arrivals.began == {"a": 0, "e": 10.5}
+
+
+async def test_a_cost_above_the_window_is_never_admitted(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(Rate(10, cost=lambda ctx: 11))
+    error = await works(world, limiter)
+    assert (type(error), error.retry_after) == (RateLimited, None)
+    assert limiter.try_take() == inf
+    assert limiter.try_take(10) == 0
+
+
+def test_who_can_never_begin_after_a_resize_leaves_and_holds_up_no_other() -> None:
+    limiter = RateLimiter(Rate(4, cost=lambda ctx: ctx.properties["cost"]))
+    arrivals = Arrivals(limiter).at(0, "a", cost=4).at(0, "b", cost=3).at(0, "c", cost=1)
+    arrivals.then(0.5, lambda: limiter.resize(2)).run()
+    assert arrivals.began == {"a": 0, "c": 1}
+    assert arrivals.refused == {"b": (1, None)}
+
+
+async def test_a_cancellation_leaves_no_trace(tasks_world: World, virtual: VirtualClock) -> None:
+    """The queue is as it was, and the turn is that of the next."""
+    limiter = RateLimiter(Rate(1, burst=1))
+    await works(tasks_world, limiter)
+    with anyio.move_on_after(0.5) as scope:
+        await works(tasks_world, limiter)
+    assert scope.cancelled_caught
+    assert limiter.stats() == RateLimiterStats(0, 0.5, 0)
+
+
+# --- pauses, and what the other side says ------------------------------------------------------
+
+
+def test_after_a_pause_those_who_wait_come_evenly() -> None:
+    limiter = RateLimiter(Rate(4, burst=1))
+    arrivals = Arrivals(limiter).at(0, *"abcd").then(0.1, lambda: limiter.pause(5)).run()
+    assert arrivals.began == pytest.approx({"a": 0, "b": 5.1, "c": 5.35, "d": 5.6})
+
+
+def test_after_a_reset_they_come_evenly_too() -> None:
+    limiter = RateLimiter(Rate(1, burst=1))
+    arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, limiter.reset).run()
+    assert arrivals.began == {"a": 0, "b": 0.5, "c": 1.5, "d": 2.5}
+
+
+def test_a_resize_times_those_who_wait_anew() -> None:
+    limiter = RateLimiter(Rate(1, burst=1))
+    arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, lambda: limiter.resize(2)).run()
+    assert arrivals.began == {"a": 0, "b": 0.75, "c": 1.25, "d": 1.75}
+    assert limiter.settings()["rate"] == Rate(2, burst=1)
+    with pytest.raises(TypeError, match="2 rates"):
+        RateLimiter(Rate(1), Rate(2)).resize(3)
+    with pytest.raises(ValueError, match="-1"):
+        limiter.resize(-1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "closed_for"),
+    [(2, 2), (timedelta(seconds=3), 3), (600, 60), (None, 0), (0, 0), (-1, 0), (nan, 0), (inf, 0), ("2", 0), (True, 0)],
+)
+async def test_an_error_that_says_when_closes_it_to_all(
+    world: World, virtual: VirtualClock, asked: Any, closed_for: float
+) -> None:
+    """For so long, at most a minute; what is no number of seconds is ignored."""
+    limiter = RateLimiter(1000)
+    await world.attempt(limiter, Script(TooMany(asked)).function())
+    assert limiter.stats().next_turn == closed_for
+    assert await works(world, limiter) == "fine"
+    assert virtual.now() == closed_for
+
+
+async def test_a_refusal_of_ours_and_an_unwanted_hint_close_nothing(world: World, virtual: VirtualClock) -> None:
+    """`Rejected` says nothing about the other side; nor do errors where `retry_after=False`."""
+    limiter = RateLimiter(1000)
+    await world.attempt(limiter, Script(RateLimited("inner", retry_after=9)).function())
+    assert limiter.stats().next_turn == 0
+    limiter = RateLimiter(1000, retry_after=False)
+    await world.attempt(limiter, Script(TooMany(9)).function())
+    assert limiter.stats().next_turn == 0
+    limiter = RateLimiter(1000, longest_pause=5)
+    await world.attempt(limiter, Script(TooMany(9)).function())
+    assert limiter.stats().next_turn == 5
+
+
+def test_what_the_other_side_says_only_narrows() -> None:
+    """Two until 30 s, though 1000 a second would be allowed; from then on as before."""
+    limiter = RateLimiter(1000)
+    arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
+    assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
+
+
+def test_told_reads_it_from_results() -> None:
+    limiter = RateLimiter(1000, told=lambda result: result)
+    arrivals = Arrivals(limiter, answer=(1, timedelta(seconds=20))).at(0, "a").at(0.5, "b", "c").run()
+    assert arrivals.began == {"a": 0, "b": 0.5, "c": 20.5}
+    limiter = RateLimiter(1000, told=lambda result: None)
+    assert Arrivals(limiter).at(0, *"abc").run().began == dict.fromkeys("abc", 0)
+
+
+def test_what_was_used_after_all_is_charged_or_given_back() -> None:
+    """60 calls and 1,000 tokens a minute: estimated before the call, put right after it."""
+
+    def used(tokens: float) -> Any:
+        return lambda ctx: tokens
+
+    limiter = RateLimiter(
+        Rate(60, per=60), Rate(1000, per=60, cost=lambda ctx: ctx.properties["tokens"], actual=lambda used: used)
+    )
+    with virtual_time() as clock:
+        limiter.execute(used(100), Context(properties={"tokens": 900}))
+        limiter.execute(used(900), Context(properties={"tokens": 900}))
+        assert clock.now() == 0
+        limiter.execute(used(2000), Context(properties={"tokens": 0}))
+        assert limiter.try_take(1, 1) == 60
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -1, "3", None, True])
+def test_a_cost_or_use_that_is_none_comes_out(bad: Any) -> None:
+    for rate in (Rate(10, cost=lambda ctx: bad), Rate(10, actual=lambda result: bad)):
+        limiter = RateLimiter(rate)
+        with pytest.raises((ValueError, TypeError), match=r"cost|actual"):
+            limiter.call(int)
+        assert limiter.stats().next_turn == 0
+
+
+# --- blocks and turns without a call -----------------------------------------------------------
+
+
+async def test_a_block_takes_a_turn(world: World, virtual: VirtualClock) -> None:
+    """And its errors close the limiter as those of a call do."""
+    limiter = RateLimiter(Rate(2, burst=1))
+    block = limiter.turn()
+
+    async def enter(error: Exception | None = None) -> float:
+        if world.blocking:
+            with block:
+                if error:
+                    raise error
+        else:
+            async with block:
+                if error:
+                    raise error
+        return virtual.now()
+
+    assert [await enter(), await enter()] == [0, 0.5]
+    with pytest.raises(TooMany):
+        await enter(TooMany(5))
+    assert (await enter(), virtual.now()) == (6, 6)
+    with deadline(0.25), pytest.raises(RateLimited):
+        await enter()
+
+
+async def test_a_block_of_a_computed_cost_asks_the_ambient_context(world: World, virtual: VirtualClock) -> None:
+    limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]), max_wait=0)
+
+    async def fn(ctx: Context) -> Any:
+        with limiter.turn():
+            return limiter.try_take()
+
+    assert await world.execute(Fallback("?"), fn, Context(properties={"cost": 6})) == 1
+
+
+def test_costs_are_given_for_each_rate() -> None:
+    limiter = RateLimiter(Rate(10, per=60), Rate(100, per=60))
+    with limiter.turn(3, 90):
+        pass
+    assert limiter.try_take(7, 10) == 0
+    assert limiter.try_take(0, 0) == 0
+    with pytest.raises(TypeError, match="2 rates"):
+        limiter.turn(3)
+    with pytest.raises(ValueError, match="-1"):
+        limiter.try_take(1, -1)
+
+
+def test_a_turn_that_is_tried_takes_nothing_while_any_caller_waits() -> None:
+    limiter = RateLimiter(Rate(1, burst=1))
+    tried: list[Any] = []
+    arrivals = Arrivals(limiter).at(0, "a", "b").then(0.25, lambda: tried.append(limiter.try_take()))
+    arrivals.then(0.25, lambda: tried.append(limiter.stats())).run()
+    assert tried == [1.75, RateLimiterStats(1, 1.75, 0)]
+    with virtual_time() as clock:
+        limiter.reset()
+        assert limiter.try_take() == 0
+        assert limiter.try_take() == 1
+        clock.advance(1)
+        assert limiter.try_take() == 0
+    assert limiter.stats().rejected == 0
+
+
+# --- observing ---------------------------------------------------------------------------------
+
+
+async def test_who_only_observes_lets_all_through_and_tells(
+    world: World, virtual: VirtualClock, heard: list[Any]
+) -> None:
+    """At once, blocks too. What has no turn takes none, and what it ends with moves nothing."""
+    limiter = RateLimiter(Rate(1, burst=1), told=lambda result: (0, 60), observe_only=True, name="trial")
+    limiter_told = await world.attempt(limiter, Script(Boom("no")).function())
+    assert isinstance(limiter_told, Boom)
+    for answer in ("fine", TooMany(60)):
+        assert await world.attempt(limiter, Script(answer).function()) is answer
+    if world.blocking:
+        with limiter.turn():
+            pass
+    else:
+        async with limiter.turn():
+            pass
+    told = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in told] == [
+        ("trial", "RateLimited", 1.0, True)
+    ] * 3
+    assert limiter.stats() == RateLimiterStats(0, 1, 3)
+    assert virtual.now() == 0
+
+
+def test_what_can_never_begin_is_told_without_seconds(heard: list[Any]) -> None:
+    limiter = RateLimiter(Rate(10, cost=lambda ctx: 11), observe_only=True)
+    assert limiter.call(int) == 0
+    assert heard[0].retry_after is None
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+async def test_a_refusal_is_an_event(world: World, virtual: VirtualClock, heard: list[Any]) -> None:
+    limiter = RateLimiter(1, max_wait=0, name="partner")
+    await works(world, limiter)
+    await works(world, limiter)
+    (refused,) = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert (refused.policy, refused.reason, refused.retry_after, refused.waited, refused.shadow) == (
+        *("partner", "RateLimited", 1.0, 0.0),
+        False,
+    )
+
+
+def test_it_tells_how_long_one_had_waited(heard: list[Any]) -> None:
+    limiter = RateLimiter(Rate(1, burst=1), max_wait=3)
+    Arrivals(limiter).at(0, "a", "b").then(0.5, lambda: limiter.pause(60)).run()
+    assert [(it.retry_after, it.waited) for it in heard if isinstance(it, events.CallRejected)] == [(59.5, 1.0)]
+
+
+def test_retry_waits_for_the_turn_where_it_is_told_to() -> None:
+    limiter = RateLimiter(Rate(1, per=10), max_wait=0)
+    with virtual_time() as clock:
+        limiter.call(int)
+        assert Retry(on=RateLimited, backoff=[0.5]).wrap(limiter).call(int) == 0
+        assert clock.now() == 10
+
+
+def test_repr_and_description_tell_every_number() -> None:
+    limiter = RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5, name="llm")
+    assert repr(limiter) == "RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5.0, name='llm')"
+    assert limiter.describe() == (
+        "llm: at most 60 calls in any 60 s and 10 units a second, spread, 2 at once; the others wait at most 5 s"
+    )
+    assert RateLimiter(7, max_wait=0).describe() == "RateLimiter: at most 7 calls in any second; none waits"
+    assert RateLimiter(Rate(7, per=9, burst=1)).describe() == (
+        "RateLimiter: at most 7 calls in 9 s, spread, 1 at once; the others wait for their turn"
+    )
+    assert RateLimiter(7, observe_only=True).describe().endswith("in any second; only observes")
+
+
+def test_a_rate_is_a_value() -> None:
+    """Compared, hashed, copied and pickled by what it says, and never changed."""
+    rate = Rate(60, timedelta(minutes=1), burst=5)
+    assert rate == Rate(60, 60, burst=5) != Rate(60, 60)
+    assert hash(rate) == hash(pickle.loads(pickle.dumps(rate)))
+    assert copy.deepcopy(rate) == replace(rate) == rate
+    for name in ("limit", "comment"):
+        with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+            setattr(rate, name, 1)
+    assert (rate.limit, rate.per, rate.cost) == (60, 60, 1)
+    cost, actual = (lambda ctx: 1), (lambda result: 1)
+    assert repr(Rate(1, cost=cost, actual=actual)) == f"Rate(1, cost={cost!r}, actual={actual!r})"
+
+
+# --- what waits and ends -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close the loop", "close the coroutine"])
+def test_who_never_comes_back_holds_up_no_other(end: str) -> None:
+    """A loop is closed with tasks that wait: they leave, and the next begins at its own turn."""
+    limiter = RateLimiter(Rate(20, burst=1))
+    limiter.call(int)
+    coroutines = [limiter.acall(anyio.sleep, 0) for _ in range(3)]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tasks.extend(loop.create_task(it) for it in coroutines)
+        await asyncio.sleep(0.001)
+
+    tasks: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    assert limiter.stats().queued == 3
+    if end == "close the coroutine":
+        for it in coroutines:
+            it.close()
+    loop.close()
+    began = time.monotonic()
+    limiter.call(int)
+    assert time.monotonic() - began < 0.1
+    assert limiter.stats().queued == 0
+    for task in tasks:
+        task._log_destroy_pending = False
+
+
+def test_the_trio_run_of_the_first_has_ended() -> None:
+    """Waking it fails: it leaves, and the next is woken."""
+    limiter = RateLimiter(Rate(1, per=60, burst=1))
+    limiter.call(int)
+    left: list[Any] = []
+
+    async def main() -> None:
+        coroutine = limiter.acall(trio.sleep, 0)
+        left.append(coroutine)
+        coroutine.send(None)
+
+    trio.run(main)
+    assert limiter.stats().queued == 1
+    limiter.reset()
+    assert limiter.stats().queued == 0
+    with pytest.raises(RuntimeError):
+        left[0].close()
+
+
+def test_no_call_leaves_a_cycle(virtual: VirtualClock) -> None:
+    """Good, failed, refused, waited."""
+    limiter = RateLimiter(Rate(1, burst=1), max_wait=1)
+    patient = RateLimiter(Rate(1, burst=1))
+
+    def fail() -> None:
+        raise TooMany(0.5)
+
+    def calls() -> None:
+        each: list[tuple[RateLimiter, Any]] = [(limiter, int)] * 3 + [(patient, fail), (patient, int)]
+        for policy, fn in each:
+            with contextlib.suppress(TooMany, RateLimited):
+                policy.call(fn)
+
+    calls()
+    with no_collector():
+        calls()
+        assert gc.collect() == 0
+
+
+def test_it_is_not_copied() -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="counts what all its users do"):
+            copied(RateLimiter(1))

@@ -1,0 +1,233 @@
+"""RateLimiter in use, against a model that keeps every use there ever was, and looks at all of them each time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resilience import Context, Rate, RateLimited, RateLimiter
+from resilience.testing import virtual_time
+
+#: All numbers are multiples of a power of two, so that no sum is rounded.
+CASES = (
+    (Rate(2),),
+    (Rate(2, burst=1),),
+    (Rate(4, burst=3),),
+    (Rate(4, burst=2), Rate(6, per=4)),
+    (Rate(4, per=2), Rate(2, burst=1)),
+)
+
+
+@dataclass
+class Waiting:
+    name: int
+    joined: float
+    cost: float
+    latest: float
+
+
+@dataclass
+class Model:
+    """Who begins when, from all that has begun."""
+
+    rates: tuple[Rate, ...]
+    uses: list[tuple[float, float]] = field(default_factory=list)  # (when, units)
+    closed_until: float = 0.0
+    told: list[tuple[float, float, float]] = field(default_factory=list)  # (since, remaining, until)
+    queue: list[Waiting] = field(default_factory=list)
+
+    def instant(self, uses: list[tuple[float, float]], cost: float, floor: float) -> float:
+        """Return the first instant that nothing is against."""
+        candidates = {floor, self.closed_until, *(until for _, _, until in self.told)}
+        for rate in self.rates:
+            if rate.burst is None:
+                candidates |= {when + rate.per for when, _ in uses}
+            else:
+                candidates.add(self.full(rate, uses) + (min(cost, rate.burst) - rate.burst) * rate.per / rate.limit)
+        fits = [it for it in candidates if it >= floor and self.allows(uses, cost, it)]
+        return min(fits, default=inf)
+
+    def full(self, rate: Rate, uses: list[tuple[float, float]]) -> float:
+        full_at = -inf
+        for when, units in uses:
+            full_at = max(full_at, when) + units * rate.per / rate.limit
+        return full_at
+
+    def allows(self, uses: list[tuple[float, float]], cost: float, at: float) -> bool:
+        if at < self.closed_until:
+            return False
+        for since, remaining, until in self.told:
+            if at < until and sum(since <= when for when, _ in uses) + 1 > remaining:
+                return False
+        for rate in self.rates:
+            if rate.burst is None:
+                if sum(units for when, units in uses if when > at - rate.per) + cost > rate.limit:
+                    return False
+            elif self.full(rate, uses) + (min(cost, rate.burst) - rate.burst) * rate.per / rate.limit > at:
+                return False
+        return True
+
+    def plan(self) -> tuple[dict[int, float], list[tuple[float, float]], float]:
+        """Return when each who waits begins, and what will have been used then, and until when."""
+        uses, at, instants = list(self.uses), -inf, {}
+        for it in self.queue:
+            instants[it.name] = instant = self.instant(uses, it.cost, max(at, it.joined))
+            if instant <= it.latest:
+                at = instant
+                uses.append((at, it.cost))
+        return instants, uses, at
+
+    def next_instant(self, cost: float, now: float) -> float:
+        _, uses, at = self.plan()
+        return self.instant(uses, cost, max(now, at))
+
+    def forget(self, name: int) -> None:
+        self.queue = [it for it in self.queue if it.name != name]
+
+
+class LimiterInUse(RuleBasedStateMachine):
+    """Tasks of one loop in virtual time. They begin at the very instants that the model says, or are refused."""
+
+    @initialize(rates=st.sampled_from(CASES), max_wait=st.none() | st.sampled_from([0.0, 1.0, 3.0]))
+    def build(self, rates: tuple[Rate, ...], max_wait: float | None) -> None:
+        self.virtual = virtual_time()
+        self.clock = self.virtual.__enter__()
+        self.loop = asyncio.new_event_loop()
+        costed = [Rate(it.limit, it.per, burst=it.burst, cost=lambda ctx: ctx.properties["cost"]) for it in rates]
+        self.limiter = RateLimiter(*costed, max_wait=max_wait)
+        self.max_wait = inf if max_wait is None else max_wait
+        self.model = Model(rates)
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        self.began: dict[int, float] = {}
+        self.expected: dict[int, float] = {}
+        self.rejected = 0
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Let so much time pass, and then the tasks come as far as they can; and the model likewise."""
+        end = self.clock.now() + seconds
+
+        async def turns() -> None:
+            await asyncio.sleep(seconds)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+        while True:
+            instants, _, _ = self.model.plan()
+            ready = [it for it in self.model.queue if instants[it.name] <= min(end, it.latest)]
+            if not ready:
+                break
+            first = ready[0]
+            self.begin(first.name, instants[first.name], first.cost)
+            self.model.forget(first.name)
+        for it in list(self.model.queue):
+            is_doomed = instants[it.name] > it.latest
+            if self.tasks[it.name].done():
+                assert is_doomed
+                assert isinstance(self.tasks[it.name].exception(), RateLimited)
+                self.model.forget(it.name)
+                self.rejected += 1
+            else:
+                assert not is_doomed or it.latest > end
+
+    def begin(self, name: int, at: float, cost: float) -> None:
+        self.expected[name] = at
+        self.model.uses.append((at, cost))
+
+    @rule(cost=st.sampled_from([1.0, 1.0, 2.0, 0.5]), budget=st.none() | st.sampled_from([0.75, 2.0]))
+    def arrive(self, cost: float, budget: float | None) -> None:
+        name, now = len(self.tasks), self.clock.now()
+
+        async def fn(ctx: Context) -> None:
+            self.began[name] = self.clock.now()
+
+        before = self.limiter.stats()
+        ctx = Context(timeout=budget, properties={"cost": cost})
+        self.tasks[name] = self.loop.create_task(self.limiter.aexecute(fn, ctx))
+        at = self.model.next_instant(cost, now)
+        deadline = now + (budget or inf)
+        assert before.queued == len(self.model.queue)
+        if at > now + self.max_wait or at >= deadline:
+            self.settle()
+            refusal = self.tasks[name].exception()
+            assert isinstance(refusal, RateLimited)
+            assert refusal.retry_after == (None if at == inf else at - now)
+            self.rejected += 1
+            return
+        self.model.queue.append(Waiting(name, now, cost, min(now + self.max_wait, deadline - 1e-6)))
+        self.settle()
+
+    @precondition(lambda self: self.model.queue)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([it.name for it in self.model.queue]))
+        self.tasks[name].cancel()
+        self.model.forget(name)
+        self.settle()
+        assert self.tasks[name].cancelled()
+
+    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.5]))
+    def wait(self, seconds: float) -> None:
+        self.settle(seconds)
+
+    @rule(seconds=st.sampled_from([0.25, 1.25, 4.0]))
+    def pause(self, seconds: float) -> None:
+        self.limiter.pause(seconds)
+        self.model.closed_until = max(self.model.closed_until, self.clock.now() + seconds)
+        self.settle()
+
+    @rule(remaining=st.integers(1, 3), seconds=st.sampled_from([2.5, 5.0]))
+    def learn(self, remaining: int, seconds: float) -> None:
+        now = self.clock.now()
+        if all(abs(now + seconds - until) > 1 for _, _, until in self.model.told):  # windows apart, which all hold
+            self.limiter.learn(remaining, seconds)
+            self.model.told.append((now, remaining, now + seconds))
+            self.counted_from(now)
+        self.settle()
+
+    def counted_from(self, now: float) -> None:
+        """What began at the very instant of an answer is in it: those of the model are counted from just after."""
+        since, remaining, until = self.model.told.pop()
+        self.model.told.append((since, remaining + sum(when == now for when, _ in self.model.uses), until))
+
+    @rule()
+    def reset(self) -> None:
+        self.limiter.reset()
+        self.model.uses, self.model.told, self.model.closed_until = [], [], self.clock.now()
+        self.settle()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if not hasattr(self, "limiter"):
+            return
+        assert self.began == self.expected
+        stats = self.limiter.stats()
+        assert (stats.queued, stats.rejected) == (len(self.model.queue), self.rejected)
+        now = self.clock.now()
+        assert stats.next_turn == self.model.next_instant(1.0, now) - now
+
+    def teardown(self) -> None:
+        if not hasattr(self, "limiter"):
+            return
+
+        async def end() -> None:
+            for task in self.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+        try:
+            self.loop.run_until_complete(end())
+        finally:
+            self.loop.close()
+            self.virtual.__exit__(None, None, None)
+        assert self.limiter.stats().queued == 0
+
+
+TestLimiterInUse = LimiterInUse.TestCase
+TestLimiterInUse.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -142,16 +142,23 @@ def _turn(*, alone: bool) -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """The workers of xdist compile the tests together.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Nothing that is imported goes again, so the garbage collector need not look at it a thousand times."""
+    gc.disable()
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is not None:
+        _import_together(session, worker)
+    result = yield
+    gc.enable()
+    return result
 
-    Each has to import every file. It begins at another one than the others, writes what it has compiled (also where
-    that is switched off), and finds the rest compiled. An import that fails is reported when pytest repeats it.
+
+def _import_together(session: pytest.Session, worker: str) -> None:
+    """Import the tests in the workers of xdist: what one of them has compiled, the others find compiled.
+
+    Each has to import every file. It begins at another one than the others, and writes what it has compiled, also where
+    that is switched off. An import that fails is reported when pytest repeats it.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None:
-        return
     sys.dont_write_bytecode = False
     asked = [Path(it.partition("::")[0]).absolute() for it in session.config.args]
     files = [file for it in asked for file in (sorted(it.rglob("test_*.py")) if it.is_dir() else [it])]

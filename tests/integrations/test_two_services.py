@@ -32,6 +32,15 @@ MUCH = 8.0
 SLACK = 2.0
 
 
+#: Seconds for a request. On a busy machine the first may be over before the second service has heard of it.
+BUDGETS = (0.3, 1.0, 5.0)
+
+
+def within(budget: float) -> dict[str, str]:
+    """The header of a request that has so many seconds."""
+    return {HEADER: f"{budget * 1000:.0f}"}
+
+
 @dataclass
 class Log:
     """What the second service has done."""
@@ -132,27 +141,30 @@ def as_long_as_there_is_time() -> Iterator[float]:
 
 def test_no_work_begins_after_the_caller_has_given_up(pair: Pair) -> None:
     """The first service has work for the second for a long time; the second gets none of it after the deadline."""
-    with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url:
-        given_up = time.monotonic() + 0.3
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.get(url, headers={HEADER: "300"}, timeout=httpx.Timeout(PATIENCE, read=0.15))
-        assert pair.log.ended.wait(PATIENCE)
-        ended = time.monotonic()
+    for budget in BUDGETS:
+        with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url:
+            given_up = time.monotonic() + budget
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.get(url, headers=within(budget), timeout=httpx.Timeout(PATIENCE, read=budget / 2))
+            assert pair.log.ended.wait(PATIENCE)
+            ended = time.monotonic()
+        if pair.log.began:
+            break
+        pair.log = Log()
     assert ended < given_up + SLACK
-    assert pair.log.began
     assert all(began < given_up + SLACK for began in pair.log.began)
     assert all(later < earlier for earlier, later in zip(pair.log.given, pair.log.given[1:], strict=False))
-    assert max(pair.log.given) <= 0.3
+    assert max(pair.log.given) <= budget
 
 
 def test_a_caller_who_waits_is_told(pair: Pair) -> None:
     """504, when the time is over and not when the work would have been done."""
     with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
         began = time.monotonic()
-        answer = client.get(url, headers={HEADER: "200"})
+        answer = client.get(url, headers=within(0.2))
         assert time.monotonic() - began < 0.2 + SLACK
         assert answer.status_code == 504
-        assert client.get(url, headers={HEADER: "0"}).status_code == 504
+        assert client.get(url, headers=within(0)).status_code == 504
 
 
 def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
@@ -166,12 +178,15 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
             stopped.set()
 
     with pair.serve(work) as url, httpx.Client(timeout=PATIENCE) as client:
-        began = time.monotonic()
-        client.get(url, headers={HEADER: "300"})
+        for budget in BUDGETS:
+            began = time.monotonic()
+            client.get(url, headers=within(budget))
+            if pair.log.began:
+                break
         assert stopped.wait(PATIENCE)
-        assert time.monotonic() - began < 0.3 + SLACK
+        assert time.monotonic() - began < budget + SLACK
     assert len(pair.log.began) == 1
-    assert 0 < pair.log.given[0] <= 0.3
+    assert 0 < pair.log.given[0] <= budget
 
 
 @pytest.mark.parametrize("pair", MIXED, indirect=True)

@@ -90,8 +90,10 @@ def test_what_is_written_is_read_as_no_more(header: str, seconds: float) -> None
     assert seconds - 0.001 * max(1.0, seconds / 100) <= read <= seconds * (1 + 1e-12)
 
 
-#: Texts that look like a time, or do not.
-_HOSTILE = st.text(max_size=20) | st.from_regex(r"\A\s*[0-9]{1,12}[HMSmunx]?\s*\Z")
+#: Digits, spaces and units, also such as `int` takes and HTTP does not. (For a text of any characters hypothesis would
+#: first make a table of them all, which takes seconds.)
+_TIMELY = "0123456789.+-_eE \t\n\xa0\u2003HMSmunxinfNa\x00\xb2\u0663\uff11\U0001d7d8"
+_HOSTILE = st.text(st.sampled_from(_TIMELY), max_size=20)
 
 
 @given(text=_HOSTILE)

@@ -138,12 +138,13 @@ async def test_an_immediate_second_call_does_not_overtake_who_waits(threads: Wor
     """Direct hand-off: who gives a permit back and asks again stands behind those who were there before."""
     bulkhead = Bulkhead(1, queue=5)
     order: list[str] = []
+    came = threading.Event()
 
     async with beside(threads) as group:
 
         async def greedy() -> None:
             for _ in range(5):
-                bulkhead.execute(lambda ctx: (order.append("greedy"), time.sleep(SHORT / 4)))
+                bulkhead.execute(lambda ctx: (order.append("greedy"), wait_until(came.is_set)))
 
         async def patient() -> None:
             bulkhead.execute(lambda ctx: order.append("patient"))
@@ -151,7 +152,9 @@ async def test_an_immediate_second_call_does_not_overtake_who_waits(threads: Wor
         group.run(greedy)
         await until(threads, lambda: order)
         group.run(patient)
-    assert order.index("patient") <= 2
+        await until(threads, lambda: bulkhead.stats().queued == 1)
+        came.set()
+    assert order == ["greedy", "patient", *["greedy"] * 4]
 
 
 def test_permits_are_granted_in_the_order_of_arrival_across_worlds() -> None:

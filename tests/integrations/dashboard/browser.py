@@ -77,7 +77,7 @@ class Page:
         """Wait for an expression to be true, and return it."""
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while not (value := await self.value(script)):
-            text = await self.value("document.body.innerText")
+            text = await self.value("document.body?.innerText")
             assert asyncio.get_running_loop().time() < deadline, f"never {script}; {self.complaints}\n{text}"
             await asyncio.sleep(0.05)
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -14,7 +15,16 @@ import psycopg2
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from resilience import DeadlineExceeded, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import (
+    Context,
+    DeadlineExceeded,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+    deadline,
+)
 from resilience.integrations.dbapi import TransactionAborted
 from tests.conftest import FakeClock
 from tests.integrations.databases.kinds import KINDS, Kind, Notes
@@ -116,9 +126,13 @@ async def test_a_deadline_ends_a_statement_in_the_database_and_is_taken_back(not
     async def long(execute: Any) -> None:
         await execute(notes.long)
 
-    began = time.monotonic()
-    with deadline(0.1), pytest.raises(ERRORS, match=r"interrupted|statement timeout"):
-        await notes.do(Retry(3, on=notes.transient, backoff=[0]), forever)
+    for budget in (0.1, 0.5, 2.5):  # on a busy machine the first may be over before there is a connection
+        began = time.monotonic()
+        with deadline(budget), pytest.raises((DeadlineExceeded, *ERRORS)) as caught:
+            await notes.do(Retry(3, on=notes.transient, backoff=[0]), forever)
+        if not isinstance(caught.value, DeadlineExceeded):
+            break
+    assert re.search("interrupted|statement timeout", str(caught.value))
     await notes.do(Retry(1), long)
     assert time.monotonic() - began < PATIENCE / 2
 
@@ -138,15 +152,18 @@ async def test_nothing_is_committed_after_the_deadline(notes: Notes, clock: Fake
 @only(is_async=True)
 async def test_a_unit_that_is_cut_off_is_rolled_back(notes: Notes) -> None:
     """A Timeout cancels the first attempt; the second one does the work."""
-    attempts: list[str] = []
+
+    class FirstOne(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            return await Timeout(0.3 if ctx.attempt == 1 else PATIENCE).around(call, ctx)
 
     async def work(execute: Any) -> None:
-        attempts.append(f"attempt {len(attempts) + 1}")
-        await execute(inserting(attempts[-1]))
-        if len(attempts) == 1:
+        attempt = current_context().attempt
+        await execute(inserting(f"attempt {attempt}"))
+        if attempt == 1:
             await anyio.sleep(PATIENCE)
 
-    await notes.do(Policy.wrap(Retry(3, backoff=[0]), Timeout(0.5)), work)
+    await notes.do(Policy.wrap(Retry(2, backoff=[0]), FirstOne()), work)
     assert notes.rows() == ["attempt 2"]
 
 
@@ -209,9 +226,11 @@ async def test_a_unit_whose_transaction_is_aborted_is_a_failure(notes: Notes, sa
     assert notes.rows() == ["a"] * savepoint
 
 
-@only(is_postgres=True)
 @pytest.mark.parametrize(
-    ("own", "shown"), [("250ms", "250ms"), ("5s", "5s"), ("2min", "2min"), ("3h", None), ("4d", None), ("0", None)]
+    ("kind", "own", "shown"),
+    [(kind, *case) for kind in KINDS if kind.is_postgres for case in (("250ms", "250ms"), ("3h", None))]
+    + [(KINDS[6], *case) for case in (("5s", "5s"), ("2min", "2min"), ("4d", None), ("0", None))],
+    ids=str,
 )
 async def test_the_smaller_of_a_deadline_and_an_own_limit_holds(
     kind: Kind, place: str, own: str, shown: str | None

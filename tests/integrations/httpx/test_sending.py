@@ -79,7 +79,7 @@ def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again:
     ],
 )
 async def test_a_connection_of_http2_that_a_server_has_ended(kit: Kit, said: str, asked: dict[str, int]) -> None:
-    """What h2 says tells whether our headers were sent. It says so of a mistake of ours, too, which is never repeated."""
+    """What h2 says tells whether our headers were sent. A mistake of ours, of which it says so too, is not repeated."""
     for method, times in asked.items():
         answers = iter([kit.library.LocalProtocolError(said), 200])
         async with kit.client(QUICK, kit.mock(*answers)) as client:

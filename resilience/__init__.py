@@ -20,11 +20,13 @@ from resilience.errors import (
     Rejected,
     ResilienceError,
     RetriesExhausted,
+    Throttled,
     TimeoutExceeded,
     WorkersExhausted,
 )
 from resilience.network_errors import transient
 from resilience.outcome import Failure, Outcome, Success
+from resilience.policies.adaptive_throttle import AdaptiveThrottle, ThrottleStats
 from resilience.policies.bulkhead import Bulkhead, BulkheadStats
 from resilience.policies.cache import Cache, CacheStats
 from resilience.policies.chaos import Chaos
@@ -44,6 +46,7 @@ from resilience.repeats import RetryBudget
 from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
 
 __all__ = [
+    "AdaptiveThrottle",
     "Bulkhead",
     "BulkheadFull",
     "BulkheadStats",
@@ -82,6 +85,8 @@ __all__ = [
     "SingleFlightStats",
     "SlowRatio",
     "Success",
+    "ThrottleStats",
+    "Throttled",
     "Timeout",
     "TimeoutExceeded",
     "Trip",

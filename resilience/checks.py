@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Duration: TypeAlias = float | timedelta
 
 F = TypeVar("F", bound="Callable[..., object]")
+R = TypeVar("R")
 C = TypeVar("C", bound="Callable[..., object] | None")
 
 
@@ -112,6 +113,13 @@ def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
         raise TypeError(f"{name} must be callable, not {value!r}")
     if value is not None:
         _check_parameters(name, value, takes)
+    return value
+
+
+def optional_randomness(name: str, value: R) -> R:
+    """Return a source of randomness, or None."""
+    if value is not None and not callable(getattr(value, "uniform", None)):
+        raise TypeError(f"{name} must have a method uniform(a, b), as random.Random has; {value!r} has not")
     return value
 
 

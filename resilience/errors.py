@@ -6,6 +6,7 @@
     │   │   └── CircuitIsolated           opened manually; retry_after is None
     │   ├── BulkheadFull                  .limit, .queue
     │   ├── RateLimited                   its turn would come too late
+    │   ├── Throttled                     .rejection_rate
     │   └── WorkersExhausted              too many abandoned calls are still running
     ├── TimeoutExceeded (TimeoutError)    .timeout, .policy
     │   └── DeadlineExceeded              the execution's own budget is used up
@@ -31,6 +32,7 @@ __all__ = [
     "Rejected",
     "ResilienceError",
     "RetriesExhausted",
+    "Throttled",
     "TimeoutExceeded",
     "WorkersExhausted",
 ]
@@ -127,6 +129,26 @@ class RateLimited(Rejected):
 
     `retry_after` are the seconds until that turn; None where the call costs more than is ever allowed at once.
     """
+
+
+class Throttled(Rejected):
+    """An `AdaptiveThrottle` holds this call back, as the other side refuses too many.
+
+    :param rejection_rate: the share of the calls that it holds back, when it decided.
+    """
+
+    __slots__ = ("rejection_rate",)
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        policy: str | None = None,
+        retry_after: float | None = None,
+        rejection_rate: float | None = None,
+    ) -> None:
+        super().__init__(message, policy=policy, retry_after=retry_after)
+        self.rejection_rate: float | None = rejection_rate
 
 
 class WorkersExhausted(Rejected):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
     Chaos,
     CircuitBreaker,
@@ -247,6 +248,35 @@ CASES: list[Case] = [
         "lasts",
         **{**required(NO_DURATION), "value_errors": [0, -1, NAN, INF, 86_400.1, 1e9]},
     ),
+    # --- AdaptiveThrottle
+    *table(
+        "AdaptiveThrottle",
+        lambda it: AdaptiveThrottle(it),
+        "k",
+        type_errors=["2", True, None, [2]],
+        value_errors=[0.99, 0, -2, NAN, INF],
+    ),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(window=it), "window", **required(NO_DURATION)),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(min_calls=it), "min_calls", **required(NO_COUNT)),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(most=it), "most", **NO_RATIO),
+    *table(
+        "AdaptiveThrottle",
+        lambda it: AdaptiveThrottle(on=it),
+        "on",
+        type_errors=NO_EXCEPTIONS["type_errors"],
+        value_errors=[()],
+    ),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(on_result=it), "on_result", **NO_PREDICATE),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(ignore=it), "ignore", **NO_EXCEPTIONS),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(observe_only=it), "observe_only", **NO_FLAG),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(name=it), "name", **NO_NAME),
+    *table(
+        "AdaptiveThrottle",
+        lambda it: AdaptiveThrottle(rng=it),
+        "rng",
+        type_errors=[5, "random", 0, False],
+        value_errors=[],
+    ),
     # --- backoffs
     *table("Constant", lambda it: Constant(it), "delay", **required(NO_DELAY)),
     *table("Linear", lambda it: Linear(it), "step", **required(NO_DELAY)),
@@ -357,7 +387,18 @@ def test_the_message_says_what_would_have_been_right(make: Callable[[], object],
 def test_the_table_leaves_no_parameter_out() -> None:
     """Each parameter of each constructor is in it, but those that take anything."""
     takes_anything = {("Fallback", "value"), ("Chaos", "result")}
-    kinds = [Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, Chaos, ConsecutiveFailures, FailureRatio, SlowRatio]
+    kinds = [
+        Retry,
+        Timeout,
+        CircuitBreaker,
+        Bulkhead,
+        Fallback,
+        Chaos,
+        AdaptiveThrottle,
+        ConsecutiveFailures,
+        FailureRatio,
+        SlowRatio,
+    ]
     kinds += [Constant, Linear, Exponential, Decorrelated, Context, deadline]
     expected = {
         (kind.__name__, name) for kind in kinds for name in list(inspect.signature(kind).parameters)

@@ -23,6 +23,7 @@ from resilience.errors import (
     ResilienceError,
     RetriesExhausted,
     SuspensionMisuse,
+    Throttled,
     TimeoutExceeded,
     WorkersExhausted,
 )
@@ -34,6 +35,7 @@ PARENTS: dict[type[Exception], tuple[type[BaseException], ...]] = {
     CircuitIsolated: (CircuitOpen,),
     BulkheadFull: (Rejected,),
     RateLimited: (Rejected,),
+    Throttled: (Rejected,),
     WorkersExhausted: (Rejected,),
     TimeoutExceeded: (ResilienceError, TimeoutError),
     DeadlineExceeded: (TimeoutExceeded,),
@@ -51,6 +53,10 @@ FULL: dict[str, tuple[ResilienceError, dict[str, Any]]] = {
     "CircuitIsolated": (
         CircuitIsolated("no", policy="p", state=CircuitState.ISOLATED, last_failure="Boom: x"),
         {"policy": "p", "retry_after": None, "state": CircuitState.ISOLATED, "last_failure": "Boom: x"},
+    ),
+    "Throttled": (
+        Throttled("no", policy="p", retry_after=1.5, rejection_rate=0.25),
+        {"policy": "p", "retry_after": 1.5, "rejection_rate": 0.25},
     ),
     "BulkheadFull": (
         BulkheadFull("no", policy="p", retry_after=1.5, limit=3, queue=7),
@@ -180,7 +186,7 @@ def test_a_timeout_is_the_builtin_timeout_error_without_an_errno(name: str) -> N
     assert repr(error) == f"{name}('no')"
 
 
-@pytest.mark.parametrize("kind", [Rejected, CircuitOpen, BulkheadFull, WorkersExhausted, RetriesExhausted])
+@pytest.mark.parametrize("kind", [Rejected, CircuitOpen, BulkheadFull, Throttled, WorkersExhausted, RetriesExhausted])
 def test_what_is_no_timeout_is_no_timeout_error(kind: type[Exception]) -> None:
     """A rejection is not a timeout: whoever catches `TimeoutError` does not catch it."""
     assert not issubclass(kind, OSError)

@@ -151,9 +151,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         [(self._effect, value)] = given.items()
         self._value = _CHECKS[self._effect](value)
         self._when = None if when is None else checks.plain_function("when", when, ("ctx",))
-        if rng is not None and not callable(getattr(rng, "uniform", None)):
-            raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
-        self._rng = rng
+        self._rng = checks.optional_randomness("rng", rng)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Chaos"
         self._begin_anew()

@@ -104,8 +104,6 @@ class Retry(Policy[Never]):
         rng: Randomness | None = None,
     ) -> None:
         checks.not_bare("@Retry()", attempts)
-        if rng is not None and not callable(getattr(rng, "uniform", None)):
-            raise TypeError(f"rng must have a method uniform(a, b), as random.Random has; {rng!r} has not")
         self.name: str = checks.optional_name(name) or "Retry"
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
@@ -115,7 +113,7 @@ class Retry(Policy[Never]):
             policy=self.name,
             attempts=None if attempts is None else checks.whole("attempts", attempts),
             backoff=as_backoff("backoff", backoff),
-            rng=rng,
+            rng=checks.optional_randomness("rng", rng),
             max_elapsed=checks.optional_seconds("max_elapsed", max_elapsed),
             retry_after=checks.flag("retry_after", retry_after),
             max_retry_after=checks.seconds("max_retry_after", max_retry_after, infinite=True),

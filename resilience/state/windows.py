@@ -84,3 +84,9 @@ class TimeWindow:
         step[2] += bad
         self.total += 1
         self.bad += bad
+
+    def add_good(self, number: int, now: float) -> None:
+        """Count so many more good results at once; 0 only forgets what has become too old."""
+        self.add(False, now)
+        self._steps[-1][1] += number - 1
+        self.total += number - 1

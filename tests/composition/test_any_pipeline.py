@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience import Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
+from resilience import AdaptiveThrottle, Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
 from tests.composition.test_cancellation import (
     LONG,
     WAYS,
@@ -54,6 +54,15 @@ def bulkhead(limit: int, queue: int) -> Piece:
     return it, partial(all_free, it)
 
 
+def throttle() -> Piece:
+    it = AdaptiveThrottle(on=BaseException)
+
+    def has_counted_nothing() -> None:
+        assert it.stats().requests == it.stats().rejected == 0
+
+    return it, has_counted_nothing
+
+
 def injecting(chaos: Chaos[Any]) -> Policy[Any]:
     chaos.on(rate=1.0)
     return chaos
@@ -69,6 +78,7 @@ PIECES: dict[str, Callable[[], Piece]] = {
     "open breaker": open_breaker,
     "bulkhead": lambda: bulkhead(1, 0),
     "bulkhead with a queue": lambda: bulkhead(2, 3),
+    "throttle": throttle,
     "chaos": lambda: (injecting(Chaos(action=lambda ctx: None)), untouched),
     "pipeline": lambda: (Policy.wrap(Retry(on=Boom), Timeout(LONG), listeners=[lambda event: None]), untouched),
 }

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, Chaos, CircuitBreaker, ConsecutiveFailures, Context, Fallback, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    ConsecutiveFailures,
+    Context,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+)
 from resilience.backoff import Exponential
 from resilience.policy import Call
 from tests.conftest import Boom
@@ -64,8 +75,14 @@ def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
 @pytest.mark.parametrize(
     "policy",
-    [Bulkhead(1), CircuitBreaker(ConsecutiveFailures(2)), Chaos(result=1), Retry().wrap(Bulkhead(1))],
-    ids=["Bulkhead", "CircuitBreaker", "Chaos", "Pipeline"],
+    [
+        Bulkhead(1),
+        CircuitBreaker(ConsecutiveFailures(2)),
+        Chaos(result=1),
+        AdaptiveThrottle(),
+        Retry().wrap(Bulkhead(1)),
+    ],
+    ids=["Bulkhead", "CircuitBreaker", "Chaos", "AdaptiveThrottle", "Pipeline"],
 )
 def test_a_policy_that_all_its_users_share_refuses(policy: Policy[Any], way: str) -> None:
     """Two of them would let twice as much through; also as a part of a pipeline."""
@@ -122,7 +139,15 @@ def broken_by(error: Exception) -> Callable[[Context], Any]:
 
 def test_policies_can_be_referred_to_weakly() -> None:
     """And are gone with their last user, also after they have been used."""
-    for make in (Retry, Fallback, CircuitBreaker, lambda: Bulkhead(1), lambda: Timeout(60.0), lambda: Chaos(delay=1)):
+    for make in (
+        Retry,
+        Fallback,
+        CircuitBreaker,
+        lambda: Bulkhead(1),
+        lambda: Timeout(60.0),
+        lambda: Chaos(delay=1),
+        AdaptiveThrottle,
+    ):
         policy: Policy[Any] = make()
         policy.call(int)
         alive = weakref.ref(policy)

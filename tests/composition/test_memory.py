@@ -19,7 +19,9 @@ import anyio
 import pytest
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
+    Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
@@ -378,6 +380,8 @@ SCENARIOS: dict[str, Scenario] = {
     "CircuitBreaker, timed": executes(lambda: CircuitBreaker(SlowRatio(0.5, slower_than=1.0))),
     "CircuitBreaker, probes": fails_again_and_again_in_half_open,
     "Bulkhead": executes(lambda: Bulkhead(1)),
+    "AdaptiveThrottle": executes(lambda: AdaptiveThrottle(on=Boom)),
+    "Chaos": executes(lambda: Chaos(result=1)),
     "rejected": is_rejected,
     "Fallback, not handled": executes(lambda: Fallback("x", on=ValueError)),
     "Fallback, answered": executes(lambda: Fallback("x")),

@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 
 import resilience
-from resilience import Bulkhead, Chaos, CircuitBreaker, Fallback, Policy, Retry, Timeout, backoff, events
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Fallback,
+    Policy,
+    Retry,
+    Timeout,
+    backoff,
+    events,
+)
 
 PAGES = Path(__file__).parents[2] / "docs" / "policies"
-POLICIES: list[type[Policy[Any]]] = [Bulkhead, Chaos, CircuitBreaker, Fallback, Retry, Timeout]
+POLICIES: list[type[Policy[Any]]] = [AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Fallback, Retry, Timeout]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
 #: Parameters with a default of their own, by which the policy sees whether they were given, mean this.
 MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None}

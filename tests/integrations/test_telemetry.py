@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
-from resilience import Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import INSTRUMENTS, Feed, Labels, Measurement, Observed, error_type
 from resilience.outcome import Failure, Success
@@ -58,6 +58,8 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     chaos = Chaos(result=1)
     with chaos.injecting(rate=1.0):
         await world.attempt(chaos, Script(1).function())
+    throttle = AdaptiveThrottle()
+    taken += list(Observed(throttle).gauges())
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()
     await world.attempt(shadow, Script(1).function())

@@ -42,6 +42,7 @@ TESTS = {
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
+    "policies/adaptive_throttle.py": ["policies/test_adaptive_throttle.py", *_EVERY_POLICY],
     "policies/chaos.py": ["policies/test_chaos.py", *_EVERY_POLICY],
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],

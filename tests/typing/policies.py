@@ -10,6 +10,7 @@ from typing import Any, Never, TypeVar, assert_type
 from typing_extensions import override
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
     BulkheadStats,
     Call,
@@ -29,6 +30,8 @@ from resilience import (
     Retry,
     SlowRatio,
     Success,
+    Throttled,
+    ThrottleStats,
     Timeout,
     TimeoutExceeded,
     Trip,
@@ -67,6 +70,7 @@ def settings() -> None:
     CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
     CircuitBreaker(ConsecutiveFailures(5), open_for=[1, 2, timedelta(seconds=4)], probe_timeout=5)
     Bulkhead(10, queue=100, max_wait=timedelta(milliseconds=50))
+    AdaptiveThrottle(1.5, window=timedelta(minutes=1), on=ConnectionError, rng=random.Random(1)).reset()
     Chaos(0.01, error=ConnectionError, when=lambda ctx: ctx.attempt == 1).on(0.5, lasts=timedelta(seconds=5))
     Constant(1, jitter="equal")
     Context(timeout=5, operation="get-user", properties={"tenant": "acme"})
@@ -87,6 +91,8 @@ def told() -> None:
     assert_type(CircuitBreaker().stats(), CircuitStats)
     assert_type(Bulkhead(1).stats(), BulkheadStats)
     assert_type(Bulkhead(1).stats().queued, int)
+    assert_type(AdaptiveThrottle().stats(), ThrottleStats)
+    assert_type(AdaptiveThrottle().stats().rejection_rate, float)
     assert_type(Timeout.abandoned(), int)
     assert_type(Chaos(error=lambda ctx: OSError(ctx.operation)), Chaos[Never])
     assert_type(Chaos(result="x"), Chaos[str])
@@ -96,11 +102,14 @@ def told() -> None:
     assert_type(ConsecutiveFailures(1) | FailureRatio(0.5), Trip)
 
 
-def errors_carry_their_numbers(circuit: CircuitOpen, timeout: TimeoutExceeded, retries: RetriesExhausted) -> None:
+def errors_carry_their_numbers(
+    circuit: CircuitOpen, timeout: TimeoutExceeded, retries: RetriesExhausted, throttled: Throttled
+) -> None:
     assert_type(circuit.retry_after, "float | None")
     assert_type(circuit.policy, "str | None")
     assert_type(circuit.state, "CircuitState | None")
     assert_type(circuit.last_failure, "str | None")
+    assert_type(throttled.rejection_rate, "float | None")
     assert_type(timeout.timeout, "float | None")
     assert_type(retries.attempts, int)
     assert_type(retries.last, "Outcome[object] | None")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Never, TypeVar
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
     Call,
     Chaos,
@@ -110,6 +111,8 @@ def settings() -> None:
     Bulkhead(1, 2)  # type: ignore[call-arg]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
+    AdaptiveThrottle("2")  # type: ignore[arg-type]
+    AdaptiveThrottle(2.0, 30.0)  # type: ignore[call-arg]
     Chaos()  # type: ignore[call-overload]
     Chaos(error=OSError, delay=1)  # type: ignore[call-overload]
     Chaos(error=KeyboardInterrupt)  # type: ignore[arg-type]

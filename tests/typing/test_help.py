@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from resilience import Bulkhead, Chaos, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+from resilience import AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
 
 ROOT = Path(__file__).parents[2]
-CONSTRUCTORS = (Pipeline, Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, Chaos)
+CONSTRUCTORS = (Pipeline, Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, Chaos, AdaptiveThrottle)
 
 
 # --- at run time -----------------------------------------------------------------------------

@@ -221,6 +221,24 @@ function updateBulkhead(it, bulkhead) {
   write(about, bulkhead.about);
 }
 
+// --- throttles ---
+
+function updateThrottle(it, throttle) {
+  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
+  const share = Math.round(100 * throttle.rejection_rate);
+  write(name, throttle.name);
+  write(where, whereOf(throttle));
+  write(it.querySelector(".full-word"), share > 0 ? "holds back" : "");
+  meter.classList.toggle("full", share > 0);
+  meter.firstChild.style.width = `${share}%`;
+  meter.setAttribute("aria-label", `share of calls that ${throttle.name} holds back`);
+  meter.setAttribute("aria-valuemax", 100);
+  meter.setAttribute("aria-valuenow", share);
+  const accepted = `${throttle.accepts.toLocaleString("en")} of ${throttle.requests.toLocaleString("en")}`;
+  tell(facts, [["held back", `${share} %`], ["accepted", accepted], ["refused", throttle.rejected.toLocaleString("en")]]);
+  write(about, throttle.about);
+}
+
 // --- the log ---
 
 const rows = new Map(); // number -> row, in the order in which they began
@@ -265,7 +283,9 @@ function show(now) {
   byId("pipelines").parentElement.hidden = now.pipelines.length === 0;
   arrange(byId("circuits"), now.circuits, (it) => it.key, makeCircuit, updateCircuit);
   arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
-  const cards = [now.pipelines, now.circuits, now.bulkheads].map((it) => it.length);
+  arrange(byId("throttles"), now.throttles, (it) => it.key, makeBulkhead, updateThrottle);
+  byId("throttles").parentElement.hidden = now.throttles.length === 0;
+  const cards = [now.pipelines, now.circuits, now.bulkheads, now.throttles].map((it) => it.length);
   byId("board").classList.toggle("few", Math.max(...cards) <= FEW);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
   for (const it of document.querySelectorAll("section > .empty")) {
@@ -273,6 +293,7 @@ function show(now) {
   }
   write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
   write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
+  write(byId("n-throttles"), numberOf(now.throttles, now.left_out.throttles));
   summarize(now);
   write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
 }

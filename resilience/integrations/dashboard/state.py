@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
+from resilience.integrations.telemetry.observed import Watched
+from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.timeout import Timeout
@@ -22,23 +24,30 @@ def state(observed: Observed, *, messages: bool) -> _Json:
 
     :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
-    circuits, bulkheads = [], []
+    circuits, bulkheads, throttles = [], [], []
     for where, policy in _each_once(observed):
         if isinstance(policy, CircuitBreaker):
             circuits.append({**where, **_circuit(policy, messages)})
+        elif isinstance(policy, AdaptiveThrottle):
+            throttles.append({**where, **_throttle(policy)})
         else:
             bulkheads.append({**where, **_bulkhead(policy)})
     return {
         "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
         "bulkheads": _first(bulkheads, lambda it: bool(it["in_flight"])),
-        "left_out": {"circuits": max(0, len(circuits) - MOST), "bulkheads": max(0, len(bulkheads) - MOST)},
+        "throttles": _first(throttles, lambda it: bool(it["rejection_rate"])),
+        "left_out": {
+            "circuits": max(0, len(circuits) - MOST),
+            "bulkheads": max(0, len(bulkheads) - MOST),
+            "throttles": max(0, len(throttles) - MOST),
+        },
         "abandoned": Timeout.abandoned(),
     }
 
 
-def _each_once(observed: Observed) -> Iterable[tuple[_Json, CircuitBreaker | Bulkhead]]:
+def _each_once(observed: Observed) -> Iterable[tuple[_Json, Watched]]:
     """Go over the observed policies: one that is in several pipelines comes once, with all their names."""
-    found: dict[int, tuple[_Json, CircuitBreaker | Bulkhead]] = {}
+    found: dict[int, tuple[_Json, Watched]] = {}
     for pipeline, name, policy in observed:
         new: _Json = {"key": f"{pipeline}/{name}", "name": name, "pipelines": []}
         where, _ = found.setdefault(id(policy), (new, policy))
@@ -70,6 +79,17 @@ def _bulkhead(policy: Bulkhead) -> _Json:
         "in_flight": stats.in_flight,
         "queue": policy.settings()["queue"],
         "queued": stats.queued,
+        "rejected": stats.rejected,
+    }
+
+
+def _throttle(policy: AdaptiveThrottle) -> _Json:
+    stats = policy.stats()
+    return {
+        "about": policy.describe().removeprefix(f"{policy.name}: "),
+        "rejection_rate": stats.rejection_rate,
+        "requests": stats.requests,
+        "accepts": stats.accepts,
         "rejected": stats.rejected,
     }
 

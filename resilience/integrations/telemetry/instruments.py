@@ -99,12 +99,13 @@ CIRCUIT_STATE = _gauge("1", "circuit.state", _STATE, *_POLICY, "state")
 IN_FLIGHT = _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY)
 QUEUED = _gauge("{call}", "bulkhead.queued", "Calls that wait for a bulkhead.", *_POLICY)
 LIMIT = _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY)
+REJECTION_RATE = _gauge("1", "throttle.rejection_rate", "The share of the calls that a throttle holds back.", *_POLICY)
 ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
     *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
-    *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, ABANDONED),
+    *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, ABANDONED),
 )
 
 

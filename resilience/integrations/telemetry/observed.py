@@ -18,17 +18,20 @@ from resilience.integrations.telemetry.instruments import (
     LIMIT,
     MEASURED,
     QUEUED,
+    REJECTION_RATE,
     Instrument,
     Measurement,
     measurements,
 )
 from resilience.integrations.telemetry.labels import Labels
+from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 
-_Watched: TypeAlias = CircuitBreaker | Bulkhead
+#: What holds something that can be read at any instant.
+Watched: TypeAlias = AdaptiveThrottle | CircuitBreaker | Bulkhead
 
 
 class ManyPolicies(Protocol):
@@ -53,7 +56,7 @@ class Member(NamedTuple):
 
     pipeline: str
     name: str
-    policy: _Watched
+    policy: Watched
 
 
 @final
@@ -90,7 +93,7 @@ class Observed:
         """Read what they hold at this instant, and how many calls of the process are abandoned."""
         return _gauges(iter(self))
 
-    def _found(self) -> Iterator[tuple[str, _Watched]]:
+    def _found(self) -> Iterator[tuple[str, Watched]]:
         for pipeline, reference in self._held:
             if pipeline is not None:
                 yield from ((pipeline, policy) for policy in _watched(reference()))
@@ -102,8 +105,8 @@ def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     return policy.policies if isinstance(policy, Pipeline) else (policy,)
 
 
-def _watched(policy: object) -> Iterator[_Watched]:
-    if isinstance(policy, (CircuitBreaker, Bulkhead)):
+def _watched(policy: object) -> Iterator[Watched]:
+    if isinstance(policy, (AdaptiveThrottle, CircuitBreaker, Bulkhead)):
         yield policy
     else:
         for part in _inside(policy):
@@ -136,6 +139,8 @@ def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
             now = policy.state
             for state in CircuitState:
                 yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
+        elif isinstance(policy, AdaptiveThrottle):
+            yield Measurement(REJECTION_RATE, policy.stats().rejection_rate, labels)
         else:
             stats = policy.stats()
             yield Measurement(IN_FLIGHT, stats.in_flight, labels)

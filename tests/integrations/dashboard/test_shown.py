@@ -55,7 +55,7 @@ def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., 
     now = run(lambda: told(app))["now"]
     assert len(now["circuits"]) == MOST
     assert now["circuits"][0]["name"] == f"b{MOST + 4}"
-    assert now["left_out"] == {"circuits": 5, "bulkheads": 0}
+    assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0}
 
 
 def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:

@@ -1,0 +1,244 @@
+"""AdaptiveThrottle: hold back a part of the calls at the client, in proportion to what the other side refuses.
+
+Client-side throttling as Google does it ("Site Reliability Engineering", 2016, "Handling Overload", eq. 21-1): of the
+`requests` of the last while, those that were held back here among them, the other side has accepted `accepts`. A new
+one is held back with the probability
+
+    max(0, (requests - k * accepts) / (requests + 1))
+
+So the other side sees about `k` requests for each one that it accepts, and as soon as it accepts more, more come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import backoff, checks, forks
+from resilience.backoff import Randomness
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import Throttled, bare
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
+from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.network_errors import transient
+from resilience.policy import Call, Policy
+from resilience.state.windows import TimeWindow
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ThrottleStats:
+    """What a throttle knows at one instant.
+
+    :param rejection_rate: the share of the calls that is held back now.
+    :param requests: how many calls of the window have ended, or were held back.
+    :param accepts: how many of them the other side has accepted.
+    :param rejected: how many calls have been held back since it was built.
+    """
+
+    rejection_rate: float
+    requests: int
+    accepts: int
+    rejected: int
+
+
+@final
+class AdaptiveThrottle(Policy[Never]):
+    """Hold back a part of the calls while the other side refuses some: about as many as it would refuse.
+
+    :param k: how many calls are let through for each that is accepted, at least 1; 2 by default. The nearer to 1, the
+        fewer the other side has to refuse, and the longer it takes to notice that it has recovered.
+    :param window: the seconds of which the results count, 30 by default. It forgets in steps of a 32nd.
+    :param min_calls: how many calls have to be in the window before one is held back; 10 by default.
+    :param most: the largest share of the calls that is held back, at most 1; 0.9 by default. The rest finds out whether
+        the other side has recovered: with 1.0 that takes many minutes after a long outage.
+    :param on: which exceptions say that the other side refuses, or cannot keep up; `transient` by default. After any
+        other one it has accepted the call.
+    :param on_result: a predicate over the result; true means that it has refused.
+    :param ignore: exceptions that say nothing. `Rejected` and `DeadlineExceeded` say nothing unless `on` names them,
+        nor does a cancellation.
+    :param observe_only: true for a throttle that holds nothing back: it announces each call that it would have
+        (`CallRejected` with `shadow`). What such a call ends with counts for nothing.
+    :param name: what errors and events call this policy; "AdaptiveThrottle" by default.
+    :param rng: source of randomness, `random` by default; `random.Random(seed)` makes it repeatable.
+    :raises Throttled: instead of making the call, with `rejection_rate`.
+
+    Share one between all callers of one dependency. Calls count when they end, not while they run.
+
+    >>> from resilience import AdaptiveThrottle
+    >>> throttle = AdaptiveThrottle(k=1.5, name="search")
+    >>> throttle.call(str.upper, "hello")
+    'HELLO'
+    >>> throttle.stats()
+    ThrottleStats(rejection_rate=0.0, requests=1, accepts=1, rejected=0)
+    """
+
+    def __init__(
+        self,
+        k: float = 2.0,
+        *,
+        window: Duration = 30.0,
+        min_calls: int = 10,
+        most: float = 0.9,
+        on: On = transient,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        observe_only: bool = False,
+        name: str | None = None,
+        rng: Randomness | None = None,
+    ) -> None:
+        checks.not_bare("@AdaptiveThrottle()", k)
+        self._k = checks.number("k", k)
+        if not 1 <= self._k < inf:
+            raise ValueError(f"k must be at least 1 and finite, not {k!r}")
+        self._seconds = checks.seconds("window", window)
+        self._min_calls = checks.whole("min_calls", min_calls)
+        self._most = checks.ratio("most", most)
+        self._failures = Matcher(on, ignore)
+        self._on_result = optional_predicate("on_result", on_result)
+        self._observe_only = checks.flag("observe_only", observe_only)
+        self._rng = checks.optional_randomness("rng", rng)
+        self.name: str = checks.optional_name(name) or "AdaptiveThrottle"
+        self._settings = {
+            "k": self._k,
+            "window": self._seconds,
+            "min_calls": min_calls,
+            "most": self._most,
+            "on": on,
+            "on_result": on_result,
+            "ignore": ignore,
+            "observe_only": observe_only,
+            "name": name,
+            "rng": rng,
+        }
+        self._begin_anew()
+        forks.reset_after_fork(self, AdaptiveThrottle._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._rejected = 0
+        self._forget_locked()
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        if self._rate and (rate := self._draw()):
+            refusal = self._refusal(rate, ctx)
+            if not self._observe_only:
+                raise refusal
+            return await call(ctx)
+        try:
+            result = await call(ctx)
+        except Exception as error:
+            self._judge(error)
+            raise
+        if self._on_result is not None and self._on_result(result):
+            self._count_refused()
+            return result
+        if clock.now() >= self._next_look:
+            self._look()
+        self._accepted()  # no lock: these are counted once in each step of the window
+        return result
+
+    def stats(self) -> ThrottleStats:
+        """Return what the throttle knows at this instant."""
+        with self._lock:
+            self._look()
+            window = self._window
+            return ThrottleStats(self._rate, window.total, window.total - window.bad, self._rejected)
+
+    def reset(self) -> None:
+        """Forget all results: nothing is held back until there are new ones."""
+        with self._lock:
+            self._forget_locked()
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two throttles would each know half."""
+        raise TypeError(f"{self.name} counts for all its users; it cannot be copied or pickled")
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        text = (
+            f"{self.name}: lets {format_number(self._k)} calls through for each that was accepted in the last "
+            f"{format_number(self._seconds)} s, and holds back at most {format_number(100 * self._most)} %"
+        )
+        return f"{text}; only observes" if self._observe_only else text
+
+    # --- inside ---
+
+    def _forget_locked(self) -> None:
+        self._window = TimeWindow(self._seconds)
+        ticks = count(1)  # a step of it is atomic; one for each accepted call, and one for each time it is read
+        self._read = 0
+        #: Note that a call was accepted.
+        self._accepted: Callable[[], object] = ticks.__next__
+        self._since = self._next_look = -inf  # between these the accepted calls that are not in the window have ended
+        self._rate = 0.0
+
+    def _look(self) -> None:
+        """Take what was accepted since the last look into the window, and reckon what is held back."""
+        with self._lock:
+            now = clock.now()
+            tick: Any = self._accepted()
+            accepted, self._read = tick - self._read - 1, tick
+            if accepted:  # since the last look, and before the next: a call that ends after that looks first
+                self._window.add_good(accepted, self._since)
+            self._window.add_good(0, now)
+            self._since = now
+            self._reckon_locked()
+
+    def _reckon_locked(self) -> None:
+        requests, refused = self._window.total, self._window.bad
+        share = (requests - self._k * (requests - refused)) / (requests + 1)
+        self._rate = min(self._most, max(0.0, share)) if requests >= self._min_calls else 0.0
+        # While calls are held back, each that ends may change that.
+        self._next_look = -inf if self._rate else self._since + self._seconds / TimeWindow.STEPS
+
+    def _judge(self, error: Exception) -> None:
+        """Count a call that raised, if that says anything."""
+        if self._failures.handles(error):
+            self._count_refused()
+        elif not self._failures.is_neutral(error):
+            self._look()
+            self._accepted()
+
+    def _count_refused(self) -> None:
+        """Count a call that the other side has refused, or that was held back."""
+        with self._lock:
+            self._look()
+            self._window.add(True, self._since)
+            self._reckon_locked()
+
+    def _draw(self) -> float:
+        """Draw whether this call is held back, and count it; return at which rate, 0 for one that is let through."""
+        self._look()
+        rate = self._rate
+        source = backoff.SHARED_RANDOMNESS if self._rng is None else self._rng
+        if not rate or source.uniform(0.0, 1.0) >= rate:
+            return 0.0
+        with self._lock:
+            self._rejected += 1
+        self._count_refused()
+        return rate
+
+    def _refusal(self, rate: float, ctx: Context) -> Throttled:
+        error: Throttled = bare(Throttled, f"{100 * rate:.0f} % of the calls are held back, as too many were refused")
+        error.policy, error.retry_after, error.rejection_rate = self.name, None, rate
+        if subscribers.refusals or ctx._info.listeners:
+            shadow = self._observe_only
+            emit(CallRejected, self.name, ctx, reason="Throttled", retry_after=None, shadow=shadow)
+        return error

@@ -1,0 +1,416 @@
+"""AdaptiveThrottle: what it counts, whom it holds back, and what reaches the other side."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from resilience import (
+    AdaptiveThrottle,
+    BulkheadFull,
+    CircuitOpen,
+    Context,
+    DeadlineExceeded,
+    Failure,
+    Rejected,
+    Retry,
+    Success,
+    Throttled,
+    events,
+)
+from resilience.clock import clock as process_clock
+from resilience.policies.adaptive_throttle import ThrottleStats
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.policies.simulated import throttled
+
+
+class Draws:
+    """A source of randomness that always draws the same."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def uniform(self, a: float, b: float) -> float:
+        assert (a, b) == (0, 1)
+        return self.number
+
+
+LET_THROUGH, HOLD_BACK = Draws(1.0), Draws(0.0)
+
+
+def counts(throttle: AdaptiveThrottle) -> tuple[int, int, int]:
+    stats = throttle.stats()
+    return stats.requests, stats.accepts, stats.rejected
+
+
+async def ends(world: World, throttle: AdaptiveThrottle, ending: Any, times: int = 1) -> Any:
+    came_out = None
+    for _ in range(times):
+        came_out = await world.attempt(throttle, Script(ending).function())
+    return came_out
+
+
+# --- the rate ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requests", "accepts", "k", "most", "rate"),
+    [
+        (1, 0, 1.0, 1.0, 0.5),
+        (120, 90, 1 / 0.9, 1.0, 20 / 121),
+        (100, 95, 1 / 0.9, 1.0, 0.0),
+        (1000, 10, 1 / 0.9, 0.8, 0.8),
+        (30, 10, 2.0, 0.9, 10 / 31),
+        (20, 10, 2.0, 0.9, 0.0),
+    ],
+)
+async def test_the_rate_is_that_of_the_book(
+    world: World, clock: FakeClock, requests: int, accepts: int, k: float, most: float, rate: float
+) -> None:
+    """The first four are those of failsafe-go's adaptivethrottler_test.go."""
+    throttle = AdaptiveThrottle(k, most=most, min_calls=1, on=Boom, rng=LET_THROUGH)
+    await ends(world, throttle, "fine", accepts)
+    await ends(world, throttle, Boom(), requests - accepts)
+    assert throttle.stats() == ThrottleStats(pytest.approx(rate), requests, accepts, 0)
+
+
+async def test_a_draw_below_the_rate_holds_a_call_back(world: World, clock: FakeClock) -> None:
+    """It counts as a request that was not accepted; the error says at which rate."""
+    source = Draws(0.5)
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=source, name="search")
+    assert isinstance(await ends(world, throttle, Boom()), Boom)
+    assert throttle.stats().rejection_rate == 0.5
+    assert await ends(world, throttle, "fine") == "fine"  # 0.5 is not below 0.5
+    assert throttle.stats().rejection_rate == pytest.approx(1 / 3)
+    source.number = 0.3
+    script = Script("fine")
+    error = await world.attempt(throttle, script.function())
+    assert (type(error), error.policy, error.retry_after, script.calls) == (Throttled, "search", None, 0)
+    assert error.rejection_rate == pytest.approx(1 / 3)
+    assert "33 %" in str(error)
+    assert counts(throttle) == (3, 1, 1)
+    assert throttle.stats().rejection_rate == 0.5
+
+
+async def test_too_few_calls_hold_nothing_back(world: World, clock: FakeClock) -> None:
+    """Ten by default, of which those in the window count."""
+    throttle = AdaptiveThrottle(1.0, on=Boom, rng=HOLD_BACK)
+    await ends(world, throttle, Boom(), 9)
+    assert throttle.stats().rejection_rate == 0
+    await ends(world, throttle, Boom())
+    assert throttle.stats().rejection_rate == pytest.approx(0.9)  # at most, as by default
+    assert isinstance(await ends(world, throttle, "fine"), Throttled)
+    clock.advance(30)
+    assert throttle.stats() == ThrottleStats(0.0, 0, 0, 1)
+    assert await ends(world, throttle, "fine") == "fine"
+
+
+async def test_as_soon_as_more_is_accepted_more_is_let_through(world: World, clock: FakeClock) -> None:
+    throttle = AdaptiveThrottle(2.0, min_calls=1, on=Boom, rng=LET_THROUGH)
+    await ends(world, throttle, Boom(), 10)
+    rates = []
+    for _ in range(10):
+        await ends(world, throttle, "fine")
+        rates.append(throttle.stats().rejection_rate)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == 0
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "counted"),
+    [
+        ("fine", (1, 1)),
+        ("bad", (1, 0)),
+        (Boom(), (1, 0)),
+        (KeyError(), (1, 1)),
+        (LookupError(), (0, 0)),
+        (CircuitOpen(), (0, 0)),
+        (BulkheadFull(), (0, 0)),
+        (DeadlineExceeded(), (0, 0)),
+        (ExceptionGroup("", [Boom(), Boom()]), (1, 0)),
+    ],
+    ids=repr,
+)
+async def test_what_each_ending_counts_as(
+    world: World, clock: FakeClock, ending: Any, counted: tuple[int, int]
+) -> None:
+    """Refused, accepted (the other side has answered), or nothing."""
+    throttle = AdaptiveThrottle(
+        on=Boom, on_result=lambda it: it == "bad", ignore=lambda error: type(error) is LookupError
+    )
+    assert await ends(world, throttle, ending) is ending
+    assert counts(throttle)[:2] == counted
+
+
+async def test_a_refusal_that_on_names_counts(world: World) -> None:
+    throttle = AdaptiveThrottle(on=(Boom, Rejected))
+    await ends(world, throttle, CircuitOpen())
+    assert counts(throttle) == (1, 0, 0)
+
+
+async def test_by_default_the_network_has_to_fail(world: World) -> None:
+    throttle = AdaptiveThrottle()
+    await ends(world, throttle, ConnectionError())
+    await ends(world, throttle, Boom())
+    assert counts(throttle) == (2, 1, 0)
+
+
+async def test_what_is_still_running_counts_for_nothing(world: World) -> None:
+    """Else a cold client would hold back every second of its concurrent calls."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1)
+    seen: list[ThrottleStats] = []
+
+    async def fn(ctx: Context) -> None:
+        seen.append(throttle.stats())
+
+    await world.execute(throttle, fn)
+    assert seen == [ThrottleStats(0.0, 0, 0, 0)]
+
+
+async def test_a_call_that_ends_otherwise_counts_for_nothing(tasks_world: World) -> None:
+    """Cancelled, interrupted, or closed."""
+    import anyio
+
+    throttle = AdaptiveThrottle()
+    with anyio.move_on_after(0.001):
+        await throttle.aexecute(lambda ctx: anyio.sleep(10))
+    assert counts(throttle) == (0, 0, 0)
+    with pytest.raises(KeyboardInterrupt):
+        await throttle.aexecute(Script(KeyboardInterrupt()).function())
+    assert counts(throttle) == (0, 0, 0)
+
+
+async def test_what_a_predicate_raises_comes_out_and_nothing_is_counted(world: World) -> None:
+    for throttle in (AdaptiveThrottle(on=lambda error: 1 / 0 > 0), AdaptiveThrottle(on_result=lambda it: 1 / 0)):
+        ending = Boom() if throttle.settings()["on_result"] is None else "fine"
+        assert isinstance(await ends(world, throttle, ending), ZeroDivisionError)
+        assert counts(throttle) == (0, 0, 0)
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.9, 5, 29])
+async def test_results_are_forgotten_when_they_are_as_old_as_the_window(
+    world: World, clock: FakeClock, pause: float
+) -> None:
+    """At most a sixteenth of it earlier; one that ends after a long pause is not dated before it."""
+    throttle = AdaptiveThrottle(window=30, on=Boom)
+    clock.advance(1000)
+    for ending in ("fine", "fine", Boom()):
+        clock.advance(pause)
+        await ends(world, throttle, ending)
+    assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
+    clock.advance(min(30 - 30 / 16 - 2 * pause, 28) if pause < 10 else 0)
+    assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
+    clock.advance(30)
+    assert counts(throttle)[:2] == (0, 0)
+
+
+async def test_it_can_be_told_to_forget(world: World, clock: FakeClock) -> None:
+    """What was held back since it was built stays counted."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK)
+    await ends(world, throttle, Boom(), 5)
+    assert throttle.stats().rejection_rate > 0
+    throttle.reset()
+    assert throttle.stats() == ThrottleStats(0.0, 0, 0, 4)
+    assert await ends(world, throttle, "fine") == "fine"
+
+
+# --- shadow mode, order, and what is told --------------------------------------------------------
+
+
+async def test_one_that_only_observes_holds_nothing_back(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """It counts those that it would have held back, as if it had; what they end with counts for nothing."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK, observe_only=True)
+    await ends(world, throttle, Boom())
+    error = Boom()
+    assert await ends(world, throttle, "fine") == "fine"
+    assert await ends(world, throttle, error) is error
+    assert counts(throttle) == (3, 0, 2)
+    assert [(it.reason, it.shadow) for it in heard if isinstance(it, events.CallRejected)] == [("Throttled", True)] * 2
+    assert throttle.describe().endswith("; only observes")
+
+
+async def test_each_call_that_is_held_back_is_told(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK, name="search")
+    await ends(world, throttle, Boom())
+    await ends(world, throttle, "fine")
+    [told] = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert (told.policy, told.reason, told.retry_after, told.shadow) == ("search", "Throttled", None, False)
+
+
+async def test_a_retry_around_does_not_repeat_what_was_held_back(world: World, clock: FakeClock) -> None:
+    """It is a refusal; that is the point."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK)
+    script = Script(Boom())
+    error = await world.attempt(Retry(5, on=Boom, backoff=[0]).wrap(throttle), script.function())
+    assert isinstance(error, Throttled)
+    assert script.calls == 1
+
+
+def test_it_is_described() -> None:
+    assert AdaptiveThrottle(1.5, window=10, most=0.5, name="search").describe() == (
+        "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %"
+    )
+    assert repr(AdaptiveThrottle()) == "AdaptiveThrottle()"
+    assert repr(AdaptiveThrottle(3, min_calls=2)) == "AdaptiveThrottle(k=3.0, min_calls=2)"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_can_be_repeated(clock: FakeClock, seed: int) -> None:
+    def course() -> list[str]:
+        throttle = AdaptiveThrottle(1.5, min_calls=1, on=Boom, rng=random.Random(seed))
+        return [type(_error(throttle)).__name__ for _ in range(200)]
+
+    assert course() == course()
+    assert {"Boom", "Throttled"} == set(course())
+
+
+def _error(throttle: AdaptiveThrottle) -> Exception | None:
+    def fn(ctx: Context) -> None:
+        raise Boom
+
+    try:
+        throttle.execute(fn)
+    except Exception as error:
+        return error
+    return None
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+def test_everything_is_counted_once_by_threads_at_once() -> None:
+    """Successes take no lock, and none is lost; those held back are as many as were told so."""
+    throttle = AdaptiveThrottle(1.2, window=1e6, on=Boom)
+    totals = {"fine": 0, "failed": 0, "held back": 0}
+    lock = threading.Lock()
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        own = dict.fromkeys(totals, 0)
+
+        def fn(ctx: Context) -> None:
+            if rng.random() < 0.5:
+                raise Boom
+
+        for _ in range(2000):
+            try:
+                throttle.execute(fn)
+                own["fine"] += 1
+            except Boom:
+                own["failed"] += 1
+            except Throttled:
+                own["held back"] += 1
+        with lock:
+            for name, number in own.items():
+                totals[name] += number
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(totals.values()) == 12_000
+    assert counts(throttle) == (12_000, totals["fine"], totals["held back"])
+    assert totals["held back"] > 1000
+
+
+class InUse(RuleBasedStateMachine):
+    """A throttle against a list of what happened when."""
+
+    WINDOW = 32.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(process_clock, "now", lambda: self.now)
+        self.source = Draws(1.0)
+        self.throttle = AdaptiveThrottle(1.5, window=self.WINDOW, min_calls=3, on=Boom, rng=self.source)
+        self.happened: list[tuple[float, bool]] = []
+        self.rejected = 0
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 7.0, 33.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(ending=st.sampled_from(["fine", "fine", "failed", "other", "ignored"]), draw=st.sampled_from([0.0, 0.4, 1.0]))
+    def call(self, ending: str, draw: float) -> None:
+        self.source.number = draw
+        rate = self.throttle.stats().rejection_rate
+        errors = {"failed": Boom(), "other": KeyError(), "ignored": CircuitOpen()}
+
+        def fn(ctx: Context) -> None:
+            if ending in errors:
+                raise errors[ending]
+
+        outcome = self.throttle.capture(fn)
+        if draw < rate:
+            assert isinstance(outcome, Failure)
+            assert isinstance(outcome.error, Throttled)
+            assert outcome.error.rejection_rate == rate
+            self.rejected += 1
+            self.happened.append((self.now, True))
+            return
+        assert outcome == (Failure(errors[ending]) if ending in errors else Success(None))
+        if ending != "ignored":
+            self.happened.append((self.now, ending == "failed"))
+
+    @rule()
+    def reset(self) -> None:
+        self.throttle.reset()
+        self.happened.clear()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        stats = self.throttle.stats()
+        surely = [bad for at, bad in self.happened if self.now - at < self.WINDOW * 30 / 32]
+        perhaps = [bad for at, bad in self.happened if self.now - at < self.WINDOW]
+        assert len(surely) <= stats.requests <= len(perhaps)
+        assert surely.count(False) <= stats.accepts <= perhaps.count(False)
+        assert stats.rejected == self.rejected
+        share = (stats.requests - 1.5 * stats.accepts) / (stats.requests + 1)
+        assert stats.rejection_rate == (min(0.9, max(0.0, share)) if stats.requests >= 3 else 0.0)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
+TestInUse = InUse.TestCase
+TestInUse.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+# --- what reaches the other side -----------------------------------------------------------------
+
+
+def test_about_k_calls_are_sent_for_each_that_is_accepted() -> None:
+    """SRE book, "Handling Overload": with k = 2 one is refused for each that is accepted."""
+    traffic = throttled(AdaptiveThrottle(2.0, most=1.0, window=10), 300.0, seconds=60)
+    assert traffic.sent_for_each_accepted(since=20) == pytest.approx(2.0, rel=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("k", "demand"), [(1.1, 400.0), (1.5, 200.0), (1.5, 1000.0), (2.0, 400.0), (2.0, 1000.0)])
+def test_within_three_per_cent_in_the_long_run(k: float, demand: float) -> None:
+    """Whatever the demand, from 2 to 10 times of what is accepted."""
+    traffic = throttled(AdaptiveThrottle(k, most=1.0), demand, seconds=400)
+    assert traffic.sent_for_each_accepted(since=250) == pytest.approx(min(k, demand / 100), rel=0.03)
+
+
+@pytest.mark.slow
+def test_it_finds_back_after_an_outage() -> None:
+    """Of two minutes, at 90 % of the capacity: in less than a minute, and in the end it sends a tenth."""
+    traffic = throttled(AdaptiveThrottle(), 90.0, 400, lambda now: 0.0 if 120 <= now < 240 else 100.0)
+    assert traffic.sent[23] < 15
+    assert next(at for at in range(24, 40) if traffic.accepted[at] >= 81) <= 30

@@ -54,6 +54,10 @@ def leave_ambient(token: AmbientToken) -> None:
         return
 
 
+#: The context around a block that is in no other.
+_NOWHERE = Context()
+
+
 class BlockContext(BareContext):  # type: ignore[misc]  # final to everybody else
     """The context of a block: it has a beginning and an end, and may be found after that."""
 
@@ -74,10 +78,11 @@ def block_context(
     :param inside: the context around it; the ambient one by default.
     :param deadline: an instant on the process clock; it can only shorten what is there.
     """
-    outer = current_context() if inside is None else inside
-    ends_at = outer.deadline if deadline is None else min(deadline, outer.deadline)
+    outer = inside or innermost_open(get_ambient()) or _NOWHERE
+    ends_at = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
     attempt = outer.attempt if attempt is None else attempt
-    block: BlockContext = derive(outer, ends_at, attempt, timer_here(outer), BlockContext)
+    timer = None if outer._timer is None else timer_here(outer)
+    block: BlockContext = derive(outer, ends_at, attempt, timer, BlockContext)
     block._function = block._arguments = None
     block._keywords = NO_KEYWORDS
     block.is_over = False
@@ -100,4 +105,6 @@ def leave_block(ctx: BlockContext, token: AmbientToken) -> None:
         reset_ambient(token)
     except ValueError:  # these variables are a copy
         ctx.outer, ctx.is_over = outer, True
-    set_ambient(innermost_open(outer))
+        set_ambient(outer)
+    if outer is not None:
+        set_ambient(innermost_open(outer))

@@ -21,8 +21,8 @@ from resilience.runtimes.tasks import shielded_timer, timer_until
 class _Budget:
     """A block with a deadline."""
 
-    def __init__(self, timeout: Duration | None) -> None:
-        self._seconds = inf if timeout is None else checks.seconds("timeout", timeout, zero=True, infinite=True)
+    def __init__(self, timeout: Duration) -> None:
+        self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
         self._limit = self._seconds  # or what was left of an outer budget
         self._ctx: BlockContext | None = None
         self._token: AmbientToken | None = None
@@ -42,8 +42,8 @@ class _Budget:
         if self._ctx is not None:
             raise RuntimeError(f"this {type(self).__name__} is in use: open another one")
         now = clock.now()
-        ctx = self._open(now + self._seconds)
-        self._limit = self._seconds if ctx.deadline == now + self._seconds else max(0.0, ctx.deadline - now)
+        ctx = self._open(ends_at := now + self._seconds)
+        self._limit = self._seconds if ctx.deadline == ends_at else max(0.0, ctx.deadline - now)
         self._ctx, self._token = ctx, set_ambient(ctx)
         return ctx
 
@@ -78,7 +78,10 @@ class _Budget:
             self.__exit__(kind, error, traceback)
         if timer is None:
             return False
-        if timer.fired or (ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST):
+        late = timer.fired
+        if error is not None and ends_with_the_deadline(error):
+            late = late or clock.now() >= timer.deadline - EARLIEST
+        if late:
             raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
         return swallowed
 
@@ -99,9 +102,6 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
     ...     Retry().execute(lambda inner: inner.deadline == ctx.deadline)
     True
     """
-
-    def __init__(self, timeout: Duration) -> None:
-        super().__init__(checks.seconds("timeout", timeout, zero=True, infinite=True))
 
 
 @final
@@ -124,7 +124,7 @@ class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
     """
 
     def __init__(self, timeout: Duration | None = None) -> None:
-        super().__init__(timeout)
+        super().__init__(inf if timeout is None else timeout)
 
     @override
     def _open(self, ends_at: float) -> BlockContext:

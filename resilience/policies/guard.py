@@ -9,6 +9,7 @@ from resilience.ambient import block_context
 from resilience.clock import clock
 from resilience.outcome import Failure
 from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit
+from resilience.state.circuit import Closed
 
 
 @final
@@ -24,12 +25,14 @@ class Guard:
     def __enter__(self) -> None:
         if self._noted is not None and self._noted.admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
-        if self._circuit.is_around():
+        circuit = self._circuit
+        if circuit.is_around():
             return  # the block belongs to a call that was admitted
-        self._began = clock.now()
-        self._since = self._circuit.failures
-        self._noted = Admitted(self._circuit)  # should the next line raise, it counts for nothing
-        self._noted.admission = self._circuit.admit(block_context())  # last: nothing fails once it is admitted
+        self._began = clock.now() if circuit.is_timed else 0.0
+        self._since = circuit.failures
+        self._noted = noted = Admitted(circuit)  # should the next lines raise, it counts for nothing
+        period = circuit.machine.period
+        noted.admission = period if type(period) is Closed else circuit.admit(block_context())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

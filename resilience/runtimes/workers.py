@@ -6,8 +6,9 @@ own time, drops what came out, and can be used again. Whether a job was finished
 decided once, by the side that takes its claim first.
 
 Workers are daemon threads (the process can end while one hangs), started on demand (no job queues
-for one), reused last in, first out, and gone after `IDLE` seconds without work. While the interpreter
-shuts down there may be none: the caller then runs its function itself.
+for one), reused last in, first out. A few stay for `IDLE` seconds without work; the others, which only a burst has
+needed, go after `IDLE_IN_EXCESS`. While the interpreter shuts down there may be none: the caller then runs its function
+itself.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from resilience.errors import WorkersExhausted
 
 logger: logging.Logger = logging.getLogger("resilience")
 
-#: Seconds after which a worker without work ends.
+#: Seconds after which a worker without work ends: where no more than `FEW` have none, and where more have.
 IDLE = 30.0
+IDLE_IN_EXCESS = 2.0
+FEW = 4
 
 
 @final
@@ -138,7 +141,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Wait for work and do it, until none has come for a while."""
-        while self._wake.acquire(timeout=IDLE) or not pool.retire(self):
+        while self._wake.acquire(timeout=pool.patience()) or not pool.retire(self):
             job, self._job = self._job, None
             if job is None:
                 continue
@@ -183,6 +186,10 @@ class Pool:
         worker._job = job
         worker._wake.release()
         return True
+
+    def patience(self) -> float:
+        """Return the seconds for which a worker that has just become idle waits for work."""
+        return IDLE if len(self.idle) <= FEW else IDLE_IN_EXCESS
 
     def retire(self, worker: Worker) -> bool:
         """Let a worker go; false if it has just been taken."""

@@ -6,17 +6,19 @@ entry of a heap, sets the clock to its instant and sends the client on. Entries 
 taken in the order in which they were made, and all randomness comes from one seeded generator, so a
 simulation is repeated exactly by its seed.
 
-An entry is never taken out of the heap. One that no longer counts, because the client was woken or
-cut off before, or because the block of the timer has been left, is passed over when its turn comes.
+An entry that no longer counts, because the client was woken or cut off before, or because the block of the timer has
+been left, stays in the heap. It is passed over when its turn comes; and each time that the heap has doubled, all of
+them are dropped at once: the limit of a call that ends in time would keep its entry for as long as that limit is.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context as Variables
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Self, final
 
@@ -27,6 +29,10 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 from resilience.runtimes.tasks import TASKS
+
+
+#: So many entries are never looked through.
+_FEW = 1000
 
 
 @types.coroutine
@@ -161,6 +167,7 @@ class Engine:
         self.current: Client
         self._queue: list[tuple[float, int, Client, SimulatedTimer | None]] = []
         self._entries = 0
+        self._most_entries = _FEW  # beyond so many, those that no longer count are dropped
         self._clients: dict[Client, None] = {}  # those that are not done, in order
 
     def __enter__(self) -> Self:
@@ -190,8 +197,10 @@ class Engine:
 
         What a client raises comes out, and ends the simulation.
         """
-        now, source = clock.now, backoff.SHARED_RANDOMNESS
+        now, source, (often, *rest) = clock.now, backoff.SHARED_RANDOMNESS, gc.get_threshold()
         clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng
+        # The collector looks through all that the clients hold, and would take longer than they: it comes less often.
+        gc.set_threshold(often and max(often, 20 * len(self._clients)), *rest)
         try:
             self._run(until)
         except BaseException:
@@ -199,6 +208,7 @@ class Engine:
             raise
         finally:
             clock.now, backoff.SHARED_RANDOMNESS = now, source
+            gc.set_threshold(often, *rest)
         if until != inf:
             self.time = max(self.time, until)
         return self.time
@@ -215,9 +225,18 @@ class Engine:
         heappush(self._queue, (instant, number, client, timer))
         return number
 
+    def _drop_what_no_longer_counts(self) -> None:
+        queue = self._queue
+        queue[:] = [it for it in queue if (it[2].resumes_at == it[1] if it[3] is None else it[3].is_armed)]
+        heapify(queue)
+        self._most_entries = max(_FEW, 2 * len(queue))
+
     def _run(self, until: float) -> None:
         queue = self._queue
         while queue and queue[0][0] <= until:
+            if len(queue) > self._most_entries:
+                self._drop_what_no_longer_counts()
+                continue
             instant, number, client, timer = heappop(queue)
             if timer is None:
                 if client.resumes_at != number:

@@ -6,6 +6,7 @@ The contention model takes the mean of 30 trials a backoff here, and of 100, as 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -533,3 +534,64 @@ def test_a_client_that_never_begins_in_the_past() -> None:
     with Simulation() as simulation, pytest.raises(ValueError, match="after must be zero or more"):
         simulation.start(coroutine, after=-1)
     coroutine.close()
+
+
+def test_calls_that_end_in_time_leave_no_entries_of_their_limits_behind() -> None:
+    """Their limits would be in the queue for as long as they last, and every step would be slower for it."""
+    with Simulation() as simulation:
+        policy = Timeout(10_000)
+        lengths: list[int] = []
+
+        async def call(ctx: Context) -> None:
+            await simulation.sleep(1)
+
+        async def client() -> None:
+            for _ in range(300):
+                await simulation.execute(policy, call)
+                lengths.append(len(simulation._queue))
+
+        for number in range(20):
+            simulation.start(client(), after=number / 100)
+        assert simulation.run() == 300 + 19 / 100
+    assert max(lengths) <= 1001
+
+
+def test_limits_that_still_count_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the entries that no longer count are dropped, each call is cut off when it is due."""
+    monkeypatch.setattr("resilience.testing.runtime._FEW", 0)
+    with Simulation() as simulation:
+        ends: list[float] = []
+
+        async def hang(ctx: Context) -> None:
+            await simulation.sleep(1000)
+
+        async def client(limit: float) -> None:
+            with pytest.raises(TimeoutExceeded):
+                await simulation.execute(Timeout(limit), hang)
+            ends.append(simulation.now())
+
+        for limit in (5.0, 1.0, 3.0, 2.0, 4.0):
+            simulation.start(client(limit))
+        assert simulation.run() == 5
+    assert ends == [1, 2, 3, 4, 5]
+
+
+def test_while_a_simulation_runs_the_collector_comes_as_often_as_it_has_clients() -> None:
+    """And afterwards as before; where it is switched off it stays so."""
+    before = gc.get_threshold()
+    seen: list[int] = []
+
+    async def client(simulation: Simulation) -> None:
+        seen.append(gc.get_threshold()[0])
+
+    for often in (700, 0):
+        gc.set_threshold(often, *before[1:])
+        try:
+            with Simulation() as simulation:
+                for _ in range(100):
+                    simulation.start(client(simulation))
+                simulation.run()
+            assert gc.get_threshold() == (often, *before[1:])
+        finally:
+            gc.set_threshold(*before)
+    assert seen == [2000] * 100 + [0] * 100

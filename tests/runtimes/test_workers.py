@@ -223,6 +223,24 @@ def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timeout.call(threading.current_thread) is not worker
 
 
+def test_of_the_idle_workers_of_a_burst_only_a_few_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of calls leaves no burst of threads behind; the few that stay spare the usual calls a new one."""
+    monkeypatch.setattr(workers, "IDLE_IN_EXCESS", 0.01)
+    monkeypatch.setattr(workers.pool, "idle", deque())
+    together = threading.Barrier(20)
+    timeout = Timeout(LONG)
+
+    def call(_: int) -> threading.Thread:
+        return timeout.call(lambda: (together.wait(10), threading.current_thread())[1])
+
+    with ThreadPoolExecutor(20) as callers:
+        threads = list(callers.map(call, range(20)))
+    for thread in [it for it in threads if it not in list(workers.pool.idle)[: workers.FEW]]:
+        thread.join(5)
+    assert [it.is_alive() for it in threads].count(True) == workers.FEW == len(workers.pool.idle)
+    assert timeout.call(threading.current_thread) in threads
+
+
 def test_a_worker_that_is_about_to_end_may_be_taken_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is never handed to a thread that has gone."""
     monkeypatch.setattr(workers, "IDLE", 0.0005)

@@ -79,6 +79,8 @@ class OfHost(str):
     'GET'
     """
 
+    __slots__ = ("common",)
+
     common: str
 
     def __new__(cls, text: str, common: str) -> OfHost:

@@ -6,7 +6,6 @@ A part of CircuitBreaker's room. The policy and the block form both go through i
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -141,7 +140,7 @@ class LiveCircuit:
         self.failures: int = 0
         self._opened = 0
         self._rejected = count()  # a step of it is atomic, and takes a fifth of the time of a lock
-        self._unreported: deque[tuple[Transition, Context | None]] = deque()
+        self._unreported: list[tuple[Transition, Context | None]] = []
         self._reporting = False
         forks.reset_after_fork(self, LiveCircuit._reset)
 
@@ -284,7 +283,7 @@ class LiveCircuit:
                 if self._reporting or not self._unreported:
                     return  # the thread that reports now will come to ours
                 self._reporting = True
-                transition, ctx = self._unreported.popleft()
+                transition, ctx = self._unreported.pop(0)
             try:
                 self._draw(transition.new)
             finally:

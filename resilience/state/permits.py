@@ -1,6 +1,6 @@
 """Permits: at most so many at once, granted in the order of arrival to threads and tasks alike.
 
-Free permits lie in a `deque`, whose `pop` and `append` are atomic: while all is quiet a caller takes
+Free permits lie in a list, whose `pop` and `append` are atomic: while all is quiet a caller takes
 one, and gives it back, without a lock. The rest happens under one short lock, behind the flag `busy`:
 
 - a caller that finds none free queues, raises the flag, and then looks for free permits;
@@ -20,9 +20,11 @@ import contextlib
 import enum
 import threading
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 W = TypeVar("W")
+
+_NOBODY: deque[Any] = deque()  # stays empty
 
 
 class Place(enum.Enum):
@@ -62,7 +64,7 @@ class Permits(Generic[W]):
     """The machine. Methods that can grant permits return the tickets whose holders are to be woken, in order."""
 
     #: How many permits are made at a time: a limit of a million costs memory only as it is used.
-    BATCH = 1024
+    BATCH = 16
 
     __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "limit", "queue")
 
@@ -71,8 +73,8 @@ class Permits(Generic[W]):
         self.queue: int = queue
         self._rejected = 0
         self._made = min(limit, self.BATCH)  # permits in existence, free or taken
-        self.free: deque[None] = deque([None] * self._made)
-        self._waiting: deque[Ticket[W]] = deque()
+        self.free: list[None] = [None] * self._made
+        self._waiting: deque[Ticket[W]] = _NOBODY  # 760 bytes, which most bulkheads never need
         self.busy: bool = False  # there are waiters, or more permits than there should be
         self._lock = threading.RLock()
 
@@ -144,6 +146,8 @@ class Permits(Generic[W]):
     def join(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
         """Join the queue with a new ticket. It may be granted at once, and is gone if the queue is full."""
         with self._lock:
+            if self._waiting is _NOBODY:
+                self._waiting = deque()
             self._waiting.append(ticket)
             self.busy = True
             granted = self.settle() if self.free or self._made < self.limit else None

@@ -66,7 +66,7 @@ class TimeWindow:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._step = seconds / self.STEPS
-        self._steps: deque[list[float]] = deque()  # [began at, total, bad]
+        self._steps: list[list[float]] = []  # [began at, total, bad]
         self.total: int = 0
         self.bad: int = 0
 
@@ -74,7 +74,7 @@ class TimeWindow:
         """Count one more result, and forget the steps that began `seconds` ago or earlier."""
         steps = self._steps
         while steps and now - steps[0][0] >= self._seconds:
-            _, old_total, old_bad = steps.popleft()
+            _, old_total, old_bad = steps.pop(0)
             self.total -= int(old_total)
             self.bad -= int(old_bad)
         if not steps or now - steps[-1][0] >= self._step:

@@ -30,7 +30,6 @@ from resilience.clock import clock
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
 from resilience.runtimes.tasks import TASKS
 
-
 #: So many entries are never looked through.
 _FEW = 1000
 

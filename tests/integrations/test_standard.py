@@ -204,6 +204,10 @@ def test_a_host_is_scheme_name_and_port() -> None:
         "https://EXAMPLE.org:443/a?b",
         "https://user:pw@example.org./",
         "HTTPS://example.org",
+        "https://example.org?next=//www.example.org:1/",
+        "https://example.org#//www.example.org:1/",
+        "https://exa\tmple.org/a",
+        " https:\n//example.org/a",
     ):
         hosts.for_host(url)
     for url in ("http://example.org/", "https://example.org:8443/", "http://[::1]:8000/", "https://www.example.org/"):

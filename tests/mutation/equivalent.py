@@ -14,7 +14,7 @@ _UNTIMED = "nobody looks at it where calls are not timed"
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _ASKED = "return min(checks.seconds({}), FOREVER)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
-_BUDGET = "budget = inf if ctx._timer is not None and ctx._timer.deadline {} ctx.deadline else ctx.deadline"
+_BUDGET = "if timer is not None and timer.deadline {} budget:"
 _FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
 _TIMED = "self._timed = condition.slower_than {} inf # reading the clock costs 50 ns: only where slowness counts"
 _BEGAN = "began = clock.now() if self._timed else {}"
@@ -33,21 +33,26 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         (_WINDOW.format("self.last or 1"), _WINDOW.format("((self.last))"), _FOR_CHECKERS),
     ],
     "state/permits.py": [
-        ("BATCH = 1024", "BATCH = 1025", _OF_MEMORY),
-        ("BATCH = 1024", "BATCH = 1023", _OF_MEMORY),
+        ("BATCH = 16", "BATCH = 17", _OF_MEMORY),
+        ("BATCH = 16", "BATCH = 15", _OF_MEMORY),
         ("return False", "pass", _FALSE_ANYWAY),
         ("break", "continue", "nobody waits any more, so the loop ends"),
         (
-            "while self._waiting and self._made <= self.limit and (self._take_free() or self._make_one_locked()):",
-            "while ((self._made <= self.limit) and (self._take_free() or self._make_one_locked())):",
+            "while waiting and self._made <= self.limit and (free or self._made < self.limit):",
+            "while self._made <= self.limit and (free or self._made < self.limit):",
             "where nobody waits the permit is put back at once",
         ),
         (
-            "if self._made <= self.limit and ((self.free and self._take_free()) or self._make_one_locked()):",
-            "if self._made <= self.limit and ((((self._take_free()))) or self._make_one_locked()):",
+            "granted = self.settle() if self.free or self._made < self.limit else None",
+            "granted = self.settle()",
             _QUICK_WAY,
         ),
         ("if missing > self.BATCH:", "if missing >= self.BATCH:", "then they are the same"),
+        (
+            "self.busy = bool(waiting) or self._made > self.limit",
+            "self.busy = bool(waiting) or self._made >= self.limit",
+            _FLAG_STAYS_UP,
+        ),
         (
             "self.busy = bool(self._waiting) or self._made > self.limit",
             "pass",

@@ -285,10 +285,11 @@ def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, 
     permits: Permits[int] = Permits(1, 5)
     assert permits.take()
     tickets = [queued(permits, number) for number in range(1 + behind)]
+    it: Any = permits
     if how == "pop":
-        permits.free = Interrupting(permits.free, how, lambda: permits.abandon(tickets[0]))
+        it.free = Interrupting(permits.free, how, lambda: permits.abandon(tickets[0]))
     else:
-        permits._waiting = Interrupting(permits._waiting, how, lambda: permits.abandon(tickets[0]))
+        it._waiting = Interrupting(permits._waiting, how, lambda: permits.abandon(tickets[0]))
     assert permits.give_back() == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
     assert tickets[0].place is Place.GONE
@@ -344,7 +345,7 @@ def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_ref
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
 
 
-class ComesBack(deque[None]):
+class ComesBack(list[None]):
     """The free permits, of which there are none; and after somebody has looked, one comes back from another thread."""
 
     def __bool__(self) -> bool:
@@ -363,7 +364,7 @@ def test_a_permit_beyond_a_smaller_limit_is_not_granted_to_who_waits() -> None:
     assert not permits.join(ticket)
     permits.free = ComesBack()
     assert permits.resize(1) == []
-    permits.free = deque(permits.free)
+    permits.free = list(permits.free)
     assert permits.settle() == []
     assert permits.counts() == (1, 1, 1, 0)
     assert permits.give_back() == [ticket]
@@ -378,7 +379,7 @@ def test_a_permit_beyond_a_smaller_limit_is_not_taken_where_nobody_may_wait() ->
     permits.resize(1)
     permits.free = ComesBack()
     assert not permits.take_or_refuse()
-    permits.free = deque(permits.free)
+    permits.free = list(permits.free)
     permits.settle()
     assert permits.counts() == (1, 1, 0, 1)
 

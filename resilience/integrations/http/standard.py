@@ -97,24 +97,25 @@ def standard(
     checks.ratio("failure_ratio", failure_ratio)
     if not isinstance(listeners, Iterable):
         raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
-    heard = tuple(listeners)  # once for all hosts
+    heard = tuple(listeners)
+    # What holds no state is made once for all hosts.
+    total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
+    body, retry = _Body(), Retry(attempts, backoff=backoff)
+    trip = FailureRatio(failure_ratio, min_calls=min_calls, window=window)
+    attempt = Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout")
+    max_wait = total_timeout if queue else None
 
     def make(origin: str) -> Policy[Any]:
         def of(name: str) -> str:
             return OfHost(f"{name} of {origin}", common=name)
 
         return Policy.wrap(
-            Bulkhead(concurrency, queue=queue, max_wait=total_timeout if queue else None, name=of("bulkhead")),
-            Timeout(total_timeout, cooperative=cooperative, name="total timeout"),
-            _Body(),
-            Retry(attempts, backoff=backoff),
-            CircuitBreaker(
-                FailureRatio(failure_ratio, min_calls=min_calls, window=window),
-                open_for=open_for,
-                on=transient,
-                name=of("breaker"),
-            ),
-            Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout"),
+            Bulkhead(concurrency, queue=queue, max_wait=max_wait, name=of("bulkhead")),
+            total,
+            body,
+            retry,
+            CircuitBreaker(trip, open_for=open_for, on=transient, name=of("breaker")),
+            attempt,
             name=of("standard pipeline"),
             listeners=heard,
         )

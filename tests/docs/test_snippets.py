@@ -40,12 +40,13 @@ def test_there_are_pages_with_something_to_run() -> None:
     assert set(found) <= LANGUAGES
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_node_of_a_diagram_is_named_by_a_word_of_mermaid(name: str) -> None:
+def test_no_node_of_a_diagram_is_named_by_a_word_of_mermaid() -> None:
     """A flowchart with a bare `call -->` is an error on the page in the place of a picture."""
     bare = re.compile(r"^\s*(call|click|end|href) +-|> +(call|click|end|href)\b(?![\[({])", re.MULTILINE)
-    diagrams = [it.text for it in blocks((ROOT / name).read_text(encoding="utf-8")) if it.language == "mermaid"]
-    assert not any(bare.search(it) for it in diagrams)
+    diagrams = [
+        it.text for path in PAGES for it in blocks(path.read_text(encoding="utf-8")) if it.language == "mermaid"
+    ]
+    assert [it for it in diagrams if bare.search(it)] == []
 
 
 # --- links -----------------------------------------------------------------------------------
@@ -58,35 +59,35 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_links_between_pages_lead_somewhere(name: str) -> None:
+def test_links_between_pages_lead_somewhere() -> None:
     """A relative link names a file of the project and, after a `#`, a heading in it."""
-    page = ROOT / name
-    text = page.read_text(encoding="utf-8")
     dead = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        file, _, anchor = target.partition("#")
-        if re.match(r"[a-z]+:", target):
-            continue
-        path = (page.parent / file).resolve() if file else page
-        if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
-            dead.append(target)
+    for name in WRITTEN:
+        page = ROOT / name
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            file, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            path = (page.parent / file).resolve() if file else page
+            if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+                dead.append((name, target))
     assert dead == []
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name != "docs/index.md"])
-def test_the_index_leads_to_every_page(name: str) -> None:
+def test_the_index_leads_to_every_page() -> None:
     """Readers do not have to guess that a page exists."""
-    assert f"]({name.removeprefix('docs/')})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [it.removeprefix("docs/") for it in NAMES if it.startswith("docs/") and it != "docs/index.md"]
+    assert [it for it in pages if f"]({it})" not in index] == []
 
 
-@pytest.mark.parametrize("name", [it for it in NAMES if it.startswith("docs/integrations/")])
 @pytest.mark.parametrize(
     "answer", [r"own (retries|second try)|[Rr]etries (of|to|are|and)\b", r"[Tt]imeout|[Dd]eadline", r"[Tt]hread"]
 )
-def test_the_page_of_an_integration_answers_what_every_user_has_to_know(name: str, answer: str) -> None:
+def test_the_page_of_an_integration_answers_what_every_user_has_to_know(answer: str) -> None:
     """What to switch off, where the time goes, and what belongs to one thread: three lines at least."""
-    assert re.search(answer, (ROOT / name).read_text(encoding="utf-8"))
+    pages = [it for it in NAMES if it.startswith("docs/integrations/")]
+    assert [it for it in pages if not re.search(answer, (ROOT / it).read_text(encoding="utf-8"))] == []
 
 
 # --- the README ------------------------------------------------------------------------------

@@ -183,6 +183,21 @@ async def test_a_refusal_after_failures_has_their_history_and_the_last_one(world
     assert error.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
 
 
+async def test_a_refusal_in_a_block_after_failures_has_their_history(world: World, clock: FakeClock) -> None:
+    """What failed was let go of before the next attempt."""
+    steps = iter([Boom("first"), Boom("last"), BulkheadFull("no")])
+    with pytest.raises(BulkheadFull) as caught:
+        if world.blocking:
+            for attempt in Retry(5, on=Boom, backoff=[1]).attempts():
+                with attempt:
+                    raise next(steps)
+        else:
+            async for attempt in Retry(5, on=Boom, backoff=[1]).attempts():
+                with attempt:
+                    raise next(steps)
+    assert caught.value.__notes__ == ["resilience: 2 attempts in 2 s, failed with Boom(first), Boom(last)"]
+
+
 async def test_a_circuit_that_another_caller_opens_in_the_wait(world: World, clock: FakeClock) -> None:
     """The refusal is made without `__init__`, and carries the note nevertheless."""
     breaker = CircuitBreaker(5, open_for=30)

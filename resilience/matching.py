@@ -7,7 +7,8 @@ Two rules of the library stand above the user's words. A misuse of the library i
 `Rejected` and `DeadlineExceeded`, the library's own "it was not even tried" and "there is no time
 left", are handled by a policy that repeats or counts calls only where `on` names them as types.
 
-An exception group is what all its leaves are: handled if each of them is, and neutral if one of them is neutral.
+An exception group is what all its leaves are: handled if each of them is, and neutral if one of them is neutral or only
+some of them are handled.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ class Matcher:
     def is_neutral(self, error: Exception) -> bool:
         """Whether the policy handles this exception not at all, and it says nothing about the dependency either.
 
-        It is one that `ignore` names, or one of the library's own that stands above the user's words.
+        It is one that `ignore` names, or one of the library's own that stands above the user's words, or a group of
+        which only a part is handled.
         """
         if isinstance(error, ExceptionGroup) and not self._names_groups:
-            return any(self.is_neutral(leaf) for leaf in error.exceptions)
+            return any(self.is_neutral(leaf) or self.handles(leaf) for leaf in error.exceptions)
         if isinstance(error, self._above) and not isinstance(error, self._named):
             return True
         return self._ignored is not None and bool(self._ignored(error))

@@ -22,7 +22,8 @@ _HTTPX = frozenset(
 _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     "http": frozenset({"IncompleteRead", "RemoteDisconnected", "BadStatusLine"}),
     "smtplib": frozenset({"SMTPServerDisconnected", "SMTPConnectError"}),
-    "anyio": frozenset({"BrokenResourceError", "ConnectionFailed"}),
+    "asyncio": frozenset({"IncompleteReadError"}),
+    "anyio": frozenset({"BrokenResourceError", "ConnectionFailed", "IncompleteRead"}),
     "trio": frozenset({"BrokenResourceError", "TooSlowError"}),
     "resilience": frozenset({"TransientStatus"}),  # a response that says "not now", as the HTTP integrations raise it
     "httpx": _HTTPX,
@@ -80,7 +81,7 @@ _LOGIN = re.compile(r"username|password|auth", re.IGNORECASE)
 _NONE: frozenset[str] = frozenset()
 
 #: How many causes of an error are looked at.
-_DEEPEST = 20
+_MOST_CAUSES = 20
 
 
 #: Numbers of an `OSError` with which a connection cannot be made or has broken, besides those of `ConnectionError`.
@@ -96,21 +97,21 @@ def transient(error: Exception) -> bool:
 
     True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`), for the `OSError`s of
     connecting (no route, unreachable, timed out, a name that could not be resolved for now), and for the connection
-    and timeout errors of http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3, aiohttp, anyio,
-    trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and SQLAlchemy
-    (connections that were invalidated). An exception group is transient if all its leaves are. A proxy that did not
-    connect is no connection, so that is transient, unless it asks for a login (407) or forbids it (another 4xx).
+    and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
+    aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
+    SQLAlchemy (connections that were invalidated). An exception group is transient if all its leaves are. A proxy that
+    did not connect is no connection, so it is transient, unless it asks for a login (407) or forbids it (another 4xx).
 
     Certificate and authentication errors are not transient, wherever they stand in the chain of causes. Nor is
     an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
     `TransientStatus` is transient.)
     """
-    if isinstance(error, ExceptionGroup):
-        return all(isinstance(leaf, Exception) and transient(leaf) for leaf in error.exceptions)
     return _says_network(error) and not _hides_a_certificate(error)
 
 
 def _says_network(error: Exception) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return all(_says_network(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
             return True
@@ -140,13 +141,20 @@ def _says_no_connection(error: OSError) -> bool:
     return transient(cause) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
 
 
-def _hides_a_certificate(error: BaseException | None) -> bool:
+def _hides_a_certificate(error: BaseException) -> bool:
     """Whether a certificate was refused: here, or in what this error was made of by a client."""
-    seen = 0
-    while error is not None and seen < _DEEPEST:
-        if any(base.__name__ == "SSLCertVerificationError" for base in type(error).__mro__):
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left and len(seen) < _MOST_CAUSES:
+        error_or_cause = left.pop()
+        if error_or_cause is None or id(error_or_cause) in seen:
+            continue
+        seen.add(id(error_or_cause))
+        if any(base.__name__ == "SSLCertVerificationError" for base in type(error_or_cause).__mro__):
             return True
-        error, seen = error.__cause__ or error.__context__, seen + 1
+        left += (error_or_cause.__context__, error_or_cause.__cause__)
+        if isinstance(error_or_cause, BaseExceptionGroup):
+            left += error_or_cause.exceptions
     return False
 
 

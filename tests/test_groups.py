@@ -71,6 +71,21 @@ async def test_a_probe_that_fails_with_a_group_opens_the_circuit(world: World, c
     assert breaker.state is OPEN
 
 
+@pytest.mark.parametrize("mixed", [group(DOWN, Boom()), group(Boom(), group(Boom(), DOWN))], ids=["flat", "nested"])
+async def test_a_group_of_which_only_a_part_is_a_failure_says_nothing(
+    world: World, clock: FakeClock, mixed: Exception
+) -> None:
+    """It opens no circuit, and a probe that fails with it does not close one."""
+    breaker = CircuitBreaker(1, open_for=10, on=ConnectionError)
+    await fails(world, breaker, mixed)
+    assert breaker.state is CLOSED
+    await fails(world, breaker, DOWN)
+    clock.advance(10)
+    await fails(world, breaker, mixed)
+    assert breaker.state is HALF_OPEN
+    assert breaker.stats().probes == 0
+
+
 @pytest.mark.parametrize("neutral", [CircuitOpen(), BulkheadFull(), DeadlineExceeded(), group(CircuitOpen())])
 async def test_a_group_with_a_refusal_says_nothing(world: World, clock: FakeClock, neutral: Exception) -> None:
     """Neither a failure nor a success: the breaker around neither opens nor closes, and nothing is repeated."""

@@ -6,15 +6,18 @@ whether they took an exception for theirs.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import socket
+import ssl
 import urllib.error
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import anyio
 import httpcore
 import httpx
 import httpx2
@@ -539,6 +542,31 @@ def test_classes_that_call_themselves_equal_are_asked_one_by_one() -> None:
     lost = Judging("ConnectError", (Exception,), {"__module__": "httpx"})
     for _ in range(2):
         assert [transient(kind("no")) for kind in (lost, Judge)] == [True, False]
+
+
+def test_a_certificate_is_found_wherever_it_hides() -> None:
+    """In the cause, in the context beside another cause, in a group, in the cause of a group; cycles come to an end."""
+    refused = ssl.SSLCertVerificationError("expired")
+
+    def error(cause: BaseException | None = None, context: BaseException | None = None) -> ConnectionError:
+        made = ConnectionError("no")
+        made.__cause__, made.__context__ = cause, context
+        return made
+
+    of_a_group = ExceptionGroup("two addresses", [error()])
+    of_a_group.__cause__ = refused
+    hidden = [error(refused), error(None, refused), error(KeyError(), refused), error(error(error(refused)))]
+    for it in (*hidden, error(ExceptionGroup("two", [OSError(), refused])), of_a_group, ExceptionGroup("", [*hidden])):
+        assert not transient(it)
+    circle = error()
+    circle.__cause__ = error(circle)
+    assert transient(circle)
+
+
+def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
+    """Of asyncio and of anyio."""
+    assert transient(asyncio.IncompleteReadError(b"half", 8))
+    assert transient(anyio.IncompleteRead())
 
 
 def test_urllib3_is_asked_for_what_really_happened() -> None:

@@ -119,6 +119,8 @@ def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
 
 def optional_randomness(name: str, value: R) -> R:
     """Return a source of randomness, or None."""
+    if isinstance(value, type):
+        raise TypeError(f"{name} must be an object, not {value!r}: did you mean {value.__name__}()?")
     if value is not None and not callable(getattr(value, "uniform", None)):
         raise TypeError(f"{name} must have a method uniform(a, b), as random.Random has; {value!r} has not")
     return value

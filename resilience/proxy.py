@@ -67,6 +67,8 @@ def make_proxy(
     :param policy: how the proxy's `repr` calls the policy.
     :param unbegun: which methods do none of their work when they are called, and are the client's own.
     """
+    if client is None:
+        raise TypeError("there is no client to protect, only None")
     names = tuple(names)
     for name in names:
         if not isinstance(name, str):

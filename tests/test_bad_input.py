@@ -149,7 +149,9 @@ CASES: list[Case] = [
     *table("Retry", lambda it: Retry(wrap=it), "wrap", **NO_FLAG),
     *table("Retry", lambda it: Retry(on_retry=it), "on_retry", **NO_LISTENER),
     *table("Retry", lambda it: Retry(name=it), "name", **NO_NAME),
-    *table("Retry", lambda it: Retry(rng=it), "rng", type_errors=[5, "random", 0, False], value_errors=[]),
+    *table(
+        "Retry", lambda it: Retry(rng=it), "rng", type_errors=[5, "random", 0, False, random.Random], value_errors=[]
+    ),
     # --- RetryBudget
     *table("RetryBudget", lambda it: RetryBudget(it), "ratio", **NO_SHARE),
     *table("RetryBudget", lambda it: RetryBudget(saved=it), "saved", **NO_SAVINGS),
@@ -239,7 +241,13 @@ CASES: list[Case] = [
     *table("Chaos", lambda it: Chaos(action=it), "action", type_errors=[5, "x", [plain], False], value_errors=[]),
     *table("Chaos", lambda it: Chaos(result=1, when=it), "when", **NO_PREDICATE),
     *table("Chaos", lambda it: Chaos(result=1, name=it), "name", **NO_NAME),
-    *table("Chaos", lambda it: Chaos(result=1, rng=it), "rng", type_errors=[5, "random", 0, False], value_errors=[]),
+    *table(
+        "Chaos",
+        lambda it: Chaos(result=1, rng=it),
+        "rng",
+        type_errors=[5, "random", 0, False, random.Random],
+        value_errors=[],
+    ),
     *table(
         "Chaos.on",
         lambda it: Chaos(result=1).on(lasts=it),

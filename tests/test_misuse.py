@@ -489,6 +489,14 @@ def test_a_sleep_of_centuries_is_cut_to_what_a_thread_can_sleep(
     assert FOREVER * 1e9 < 2**63  # in nanoseconds, as Python counts it
 
 
+def test_a_proxy_of_none_is_refused() -> None:
+    """It would protect nothing: the client was not made, or not found."""
+    with refused(TypeError, "no client"):
+        quick().proxy(None)
+    with refused(TypeError, "no client"):
+        quick().aproxy(None)
+
+
 # --- memory ------------------------------------------------------------------------------------
 
 

@@ -263,9 +263,9 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
             with deadline(0.05):
                 assert isinstance(await client.failure("GET", url), TimeoutExceeded)
 
-        for _ in range(5):
+        for _ in range(3):
             async with anyio.create_task_group() as group:
-                for _ in range(40):
+                for _ in range(30):
                     group.start_soon(request)
         assert inner._pool.connections == []
 

@@ -62,7 +62,8 @@ class RateLimiter(Policy[Never]):
         its deadline allows.
     :param retry_after: whether an error of the call that carries a delay (`.retry_after`, in seconds: the other side
         says when to come again) closes the limiter to all callers for so long; it does by default.
-    :param longest_pause: the most seconds that such an error can close it for, 60 by default.
+    :param longest_pause: the most seconds that such an error can close it for, 60 by default. With the integrations for
+        HTTP, the headers of a response close it, too, and not for longer either.
     :param told: a function of the result, which returns how many calls the other side still allows and for how many
         seconds, `(remaining, seconds)`; or None, where it does not say. See `learn`.
     :param observe_only: let all calls through at once; only report, as a `CallRejected` with `shadow=True`, those that
@@ -296,6 +297,11 @@ class RateLimiter(Policy[Never]):
         asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
         if asked:
             self.pause(min(asked, self._longest_pause))
+
+    def _hear(self, remaining: float, seconds: float) -> None:
+        """Take over what the headers of a response say, as the integrations read them."""
+        if self._retry_after:
+            self.learn(remaining, min(seconds, self._longest_pause))
 
     def _look_at(self, result: Any, costs: Units, began: float) -> None:
         """Take over what a result says: how much is left, and how much it has used."""

@@ -41,9 +41,11 @@ from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
+from resilience.integrations.http.limits import hear
 from resilience.integrations.http.perhost import Policies, as_policies, policy_for
 from resilience.integrations.http.rules import DEFAULT_RULES, NotRepeatable, Rules, TransientStatus, as_rules
 from resilience.integrations.wire import OfHost, Propagation
+from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
 
@@ -192,7 +194,7 @@ class Exchange(ABC):
         if not self._keep(response, ctx):
             await self._close(response)
             raise DeadlineExceeded("the response came after its time")
-        return self._judged(response)
+        return self._judged(response, ctx._executed)
 
     def _begin(self, ctx: Context) -> Attempt:
         left = ctx.timeout()
@@ -225,8 +227,10 @@ class Exchange(ABC):
             self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
             return True
 
-    def _judged(self, response: Any) -> Any:
-        failure = self.settings.rules.failure_of(*self.status_of(response), response)
+    def _judged(self, response: Any, policy: Policy[Any]) -> Any:
+        status, headers = self.status_of(response)
+        hear(policy, headers)
+        failure = self.settings.rules.failure_of(status, headers, response)
         if failure is None:
             return response
         self._mark(failure)

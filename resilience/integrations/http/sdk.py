@@ -24,8 +24,10 @@ from typing_extensions import override
 
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
-from resilience.integrations.http.perhost import Policies
+from resilience.integrations.http.limits import hear
+from resilience.integrations.http.perhost import Policies, policy_for
 from resilience.integrations.http.rules import retry_after
+from resilience.policy import Policy
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
@@ -83,6 +85,7 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     """Put the policy around the requests of this very client, and of the copies that are made of it."""
     send = client.request
     make_copy = client.copy
+    parse = client._process_response
 
     @functools.wraps(send)
     def request(cast_to: Any, options: Any, **stream: Any) -> Any:
@@ -96,8 +99,13 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
     def copy_protected(*args: Any, **kwargs: Any) -> Any:
         return _protect(make_copy(*args, **kwargs), settings, sdk)
 
+    @functools.wraps(parse)
+    def parse_heard(*args: Any, **kwargs: Any) -> Any:  # a coroutine, where the client is asynchronous
+        hear(policy_for(settings.policies, str(client.base_url)), kwargs["response"].headers)
+        return parse(*args, **kwargs)
+
     chosen = arequest if inspect.iscoroutinefunction(send) else request
-    vars(client).update(request=chosen, copy=copy_protected, with_options=copy_protected)
+    vars(client).update(request=chosen, copy=copy_protected, with_options=copy_protected, _process_response=parse_heard)
     return client
 
 
@@ -152,12 +160,18 @@ class _Call(Exchange):
             )
         return options
 
+    def _hear(self, error: Any) -> None:
+        """Let limiters obey the response that an error carries."""
+        headers = getattr(getattr(error, "response", None), "headers", None)
+        if headers is not None:
+            hear(policy_for(self.settings.policies, self._url), headers)
+
     @override
     def why_not_once_sent(self) -> str | None:
         return None if self._body.can_be_sent_again else "its body can be sent only once"
 
     @override
-    def _judged(self, response: Any) -> Any:
+    def _judged(self, response: Any, policy: Policy[Any]) -> Any:
         return response  # a status that is a failure was an error
 
     @override
@@ -180,6 +194,7 @@ class _BlockingCall(_Call, BlockingExchange):
         try:
             return self._send(self._prepared(attempt))
         except self._known as error:
+            self._hear(error)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)
@@ -196,6 +211,7 @@ class _AsyncCall(_Call, TaskExchange):
         try:
             return await self._send(self._prepared(attempt))
         except self._known as error:
+            self._hear(error)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)

@@ -3,7 +3,7 @@
 The order, and most of the numbers, are those of .NET's standard resilience handler
 (Microsoft.Extensions.Http.Resilience), which many services have run for years:
 
-    concurrency limit > total timeout > retry > circuit breaker > attempt timeout
+    concurrency limit > total timeout > retry > circuit breaker (> rate limit) > attempt timeout
 
 A call over the limit is refused at once. The total time covers attempts and waits. The breaker counts attempts, so
 it hears of each failure, and while it is open a retry ends at once. The limit of an attempt is what makes a retry
@@ -26,6 +26,7 @@ from resilience.integrations.wire import OfHost
 from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Policy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from resilience.checks import Duration
     from resilience.context import Context
     from resilience.events import Listener
+    from resilience.policies.rate import Rate
 
 T = TypeVar("T")
 
@@ -52,6 +54,7 @@ def standard(
     min_calls: int = 100,
     window: Duration = 30.0,
     open_for: Duration | BackoffLike = 5.0,
+    rate: Rate | float | None = None,
     attempt_timeout: Duration = 10.0,
     cooperative: bool = False,
     max_hosts: int = 1000,
@@ -72,6 +75,9 @@ def standard(
     :param min_calls: ... if there were at least so many ...
     :param window: ... in so many seconds.
     :param open_for: seconds for which it stays open.
+    :param rate: at most so many attempts to a host, each of them counted: a `Rate`, or a number in any second; no limit
+        by default. Attempts wait for their turn within the total time. What the host says of its own limits, in the
+        headers of a response, is obeyed too.
     :param attempt_timeout: seconds for one attempt, until the headers of the response are there.
     :param cooperative: in blocking code, whether the limits are only handed to the client (its timeouts are cut to
         what is left) and enforced by nobody. By default an attempt runs on a worker thread, which the caller leaves
@@ -109,12 +115,14 @@ def standard(
         def of(name: str) -> str:
             return OfHost(f"{name} of {origin}", common=name)
 
+        limiter = [] if rate is None else [RateLimiter(rate, name=of("rate limiter"))]
         return Policy.wrap(
             Bulkhead(concurrency, queue=queue, max_wait=max_wait, name=of("bulkhead")),
             total,
             body,
             retry,
             CircuitBreaker(trip, open_for=open_for, on=transient, name=of("breaker")),
+            *limiter,
             attempt,
             name=of("standard pipeline"),
             listeners=heard,

@@ -1,0 +1,244 @@
+"""What headers say about rate limits, and the limiters that obey it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anthropic import Anthropic
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI, OpenAI
+
+from resilience import Policy, Rate, RateLimited, RateLimiter, Retry, Timeout
+from resilience.integrations import anthropic, openai
+from resilience.integrations.answers import answer_to
+from resilience.integrations.http import standard
+from resilience.integrations.http.limits import learned
+from resilience.integrations.httpx import ResilienceTransport
+from resilience.testing import virtual_time
+from tests.integrations.llm_server import (
+    ANTHROPIC_PATH,
+    OPENAI_PATH,
+    anthropic_error,
+    completion,
+    message,
+    openai_error,
+)
+from tests.integrations.servers import flaky_server
+
+
+def from_now(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def openai_headers(kind: str, remaining: object, reset: str, limit: object = 60) -> dict[str, str]:
+    values = {"limit": limit, "remaining": remaining, "reset": reset}
+    return {f"x-ratelimit-{name}-{kind}": str(value) for name, value in values.items()}
+
+
+def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str]:
+    return {f"anthropic-ratelimit-{kind}-remaining": str(remaining), f"anthropic-ratelimit-{kind}-reset": reset}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        # the IETF's, newest first
+        ({"RateLimit": '"default";r=50;t=30', "RateLimit-Policy": '"default";q=100;w=60'}, (50, 30)),
+        ({"RateLimit": '"day";r=0', "RateLimit-Policy": '"hour";q=9;w=3600, "day";q=100;w=86400'}, (0, 86400)),
+        ({"RateLimit": '"a";r=5;t=3, "b" ; r=2 ; t=40;pk=:cGs=:'}, (2, 40)),
+        ({"RateLimit": '"bytes";r=9;t=5', "RateLimit-Policy": '"bytes";q=100;w=9;qu="content-bytes"'}, None),
+        ({"RateLimit": '"bytes";r=0;t=5', "RateLimit-Policy": '"bytes";q=100;w=9;qu="content-bytes"'}, (0, 5)),
+        ({"RateLimit": "default;r=7;t=8"}, (7, 8)),
+        ({"RateLimit": "limit=100, remaining=50, reset=5"}, (50, 5)),
+        ({"RateLimit-Limit": "100, 100;w=60", "RateLimit-Remaining": "3", "RateLimit-Reset": "20"}, (3, 20)),
+        # with X-
+        ({"X-RateLimit-Limit": "60", "X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "20"}, (3, 20)),
+        ({"x-ratelimit-remaining": "299.0", "x-ratelimit-reset": "201", "x-ratelimit-used": "301"}, (299, 201)),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "9", "x-ratelimit-reset-after": "0.5"}, (0, 0.5)),
+        # OpenAI's reset is until full: only where nothing is left
+        (openai_headers("requests", 59, "1s"), None),
+        (openai_headers("requests", 0, "6m0s"), (0, 360)),
+        (openai_headers("tokens", 0, "12ms"), (0, 0.012)),
+        (openai_headers("tokens", 0, "1h2m3.5s"), (0, 3723.5)),
+        (openai_headers("requests", 0, "1s") | openai_headers("tokens", 0, "6m0s"), (0, 360)),
+        (openai_headers("tokens", 0, "6m0s") | {"x-ratelimit-remaining": "5", "x-ratelimit-reset": "9"}, (0, 360)),
+        # which mean nothing
+        ({}, None),
+        ({"x-ratelimit-remaining": "0"}, None),
+        ({"x-ratelimit-reset": "20"}, None),
+        (openai_headers("requests", -1, "6m0s"), None),
+        (openai_headers("requests", 0, "6m0s", limit=0), None),
+        (openai_headers("requests", 0, "6m0s", limit=-1), None),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "-5"}, None),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0"}, None),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "soon"}, None),
+        ({"x-ratelimit-remaining": "none", "x-ratelimit-reset": "5"}, None),
+        ({"x-ratelimit-remaining": "nan", "x-ratelimit-reset": "inf"}, None),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}, None),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0001-01-01T00:00:00"}, None),
+        ({"RateLimit": '"a";r=x;t=3'}, None),
+        ({"RateLimit": '"a";t=3'}, None),
+        ({"RateLimit": ";;;,,,"}, None),
+    ],
+    ids=str,
+)
+def test_headers_say_how_many_are_left_and_for_how_long(headers: dict[str, str], expected: Any) -> None:
+    """In any case."""
+    assert learned(headers) == expected
+    assert learned({name.upper(): value for name, value in headers.items()}) == expected
+    assert learned(httpx.Headers(headers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: {"x-ratelimit-remaining": "4", "x-ratelimit-reset": str(int(time.time()) + 30)}, (4, 30)),
+        (lambda: {"x-ratelimit-remaining": "4", "x-ratelimit-reset": str(int(time.time() + 30) * 1000)}, (4, 30)),
+        (lambda: {"x-ratelimit-remaining": "4", "x-ratelimit-reset": f"{time.time() + 30:.3f}"}, (4, 30)),
+        (lambda: anthropic_headers("requests", 4, from_now(30).replace("+00:00", "Z")), (4, 30)),
+        (lambda: anthropic_headers("requests", 4, from_now(30)[:19]), (4, 30)),
+        (lambda: anthropic_headers("tokens", 4, from_now(30)), None),
+        (lambda: anthropic_headers("input-tokens", 0, from_now(30)), (0, 30)),
+        (lambda: anthropic_headers("output-tokens", 0, from_now(-30)), None),
+    ],
+)
+def test_an_instant_is_made_seconds(make: Callable[[], dict[str, str]], expected: Any) -> None:
+    said = learned(make())
+    assert said == (expected if expected is None else pytest.approx(expected, abs=1.5))
+
+
+_NAMES = ["RateLimit", "RateLimit-Policy", *openai_headers("tokens", 0, ""), *anthropic_headers("requests", 0, "")]
+_NAMES += [f"{prefix}ratelimit-{it}" for prefix in ("", "x-") for it in ("limit", "remaining", "reset", "reset-after")]
+_WORDS = st.text(st.sampled_from('0123456789.-+:TZ";=,rtqwu msh\n\u0660\u00e9\x00'), max_size=40)
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), _WORDS))
+def test_whatever_stands_there_it_is_a_number_or_nothing(headers: dict[str, str]) -> None:
+    said = learned(headers)
+    if said is not None:
+        RateLimiter(1).learn(*said)
+        assert said[0] >= 0
+        assert said[1] > 0
+
+
+def test_a_header_that_is_made_to_take_time_takes_none() -> None:
+    began = time.monotonic()
+    for part in ('; ; "', ";a=b ", '"', "1h", "a;", "  "):
+        for name in ("RateLimit", "RateLimit-Policy", "x-ratelimit-reset"):
+            learned({name: "a" + part * 30_000 + '"', "x-ratelimit-remaining": "0"})
+    assert time.monotonic() - began < 1
+
+
+# --- clients -----------------------------------------------------------------------------------
+
+
+def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
+    return httpx.Client(transport=ResilienceTransport(policy, httpx.MockTransport(handler)))
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
+    """Of good ones and of failures; one that shall not obey errors obeys neither."""
+    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
+    for limiter, closed_for in [(RateLimiter(1000), 30), (RateLimiter(1000, longest_pause=5), 5)]:
+        with (
+            virtual_time(),
+            client_of(Timeout(60).wrap(limiter), lambda _: httpx.Response(status, headers=headers)) as it,
+        ):
+            it.get("http://a.test")
+            assert limiter.stats().next_turn == closed_for
+    limiter = RateLimiter(1000, retry_after=False)
+    with client_of(limiter, lambda _: httpx.Response(status, headers=headers)) as it:
+        it.get("http://a.test")
+        assert limiter.stats().next_turn == 0
+
+
+def test_the_standard_pipeline_counts_attempts() -> None:
+    """For each host by itself; and each attempt of a retry waits for its turn."""
+    instants: list[float] = []
+
+    with virtual_time() as clock:
+
+        def handler(request: httpx.Request) -> httpx.Response:
+            instants.append(clock.now())
+            return httpx.Response(503 if len(instants) < 3 else 200)
+
+        policies = standard(rate=Rate(1, per=4, burst=1), backoff=[0.5])
+        with client_of(policies, handler) as client:
+            assert client.get("http://a.test").status_code == 200
+            client.get("http://b.test")
+        assert instants == [0, 4, 8, 8]
+        pipeline: Any = policies.for_host("http://a.test")
+        names = [it.name for it in pipeline.policies]
+        assert names.index("breaker of http://a.test:80") + 1 == names.index("rate limiter of http://a.test:80")
+    with pytest.raises(ValueError, match="limit"):
+        standard(rate=0)
+
+
+def test_openai_feeds_a_limiter() -> None:
+    """By what a good response says, streams and coroutines too, and by what an error does."""
+    full = openai_headers("tokens", 0, "40s")
+    with flaky_server() as server:
+        server.script(
+            OPENAI_PATH, *[replace(it, headers=JSON | full) for it in (completion(), completion(), openai_error(400))]
+        )
+        url = f"{server.url}/v1"
+        ask: Any = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+        limiter = RateLimiter(1000)
+        client = openai.protect(OpenAI(api_key="k", base_url=url), limiter)
+        client.chat.completions.create(**ask)
+        assert 39 < limiter.stats().next_turn <= 40
+
+        async def main() -> None:
+            limiter = RateLimiter(1000)
+            client = openai.protect(AsyncOpenAI(api_key="k", base_url=url), Policy.wrap(Retry(1), limiter))
+            await client.chat.completions.create(**ask)
+            assert 39 < limiter.stats().next_turn <= 40
+            await client.close()
+
+        anyio.run(main)
+        limiter.reset()
+        with pytest.raises(Exception, match="sorry"):
+            client.chat.completions.create(**ask)
+        assert 39 < limiter.stats().next_turn <= 40
+
+
+def test_anthropic_feeds_a_limiter() -> None:
+    spent = replace(message(), headers=JSON | anthropic_headers("requests", 1, from_now(50)))
+    with flaky_server() as server:
+        server.script(ANTHROPIC_PATH, spent, spent, anthropic_error(429, retry_after="20"))
+        url = server.url
+        limiter = RateLimiter(1000, max_wait=0)
+        client = anthropic.protect(Anthropic(api_key="k", base_url=url), limiter)
+        ask: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}]}
+        client.messages.create(**ask)
+        client.messages.create(**ask)
+        with pytest.raises(RateLimited) as refused:
+            client.messages.create(**ask)
+        assert refused.value.retry_after is not None
+        assert 45 < refused.value.retry_after <= 50
+        limiter.reset()
+        with pytest.raises(Exception, match="sorry"):
+            client.messages.create(**ask)
+        assert 19 < limiter.stats().next_turn <= 20
+
+
+# --- services ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("retry_after", "header"), [(2.5, 3), (None, None)])
+def test_a_service_answers_429_where_a_rate_limiter_refuses(retry_after: float | None, header: int | None) -> None:
+    answer = answer_to(RateLimited("no", retry_after=retry_after))
+    assert answer is not None
+    assert (answer.status, answer.reason, answer.retry_after) == (429, "Too Many Requests", header)

@@ -25,7 +25,16 @@ from resilience import (
 )
 
 PAGES = Path(__file__).parents[2] / "docs" / "policies"
-POLICIES: list[type[Policy[Any]]] = [AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Fallback, RateLimiter, Retry, Timeout]
+POLICIES: list[type[Policy[Any]]] = [
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Fallback,
+    RateLimiter,
+    Retry,
+    Timeout,
+]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
 #: Parameters with a default of their own, by which the policy sees whether they were given, mean this.
 MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None}

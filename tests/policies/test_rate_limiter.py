@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
-import gc
 import pickle
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
@@ -596,24 +595,26 @@ def test_the_trio_run_of_the_first_has_ended() -> None:
         left[0].close()
 
 
-def test_no_call_leaves_a_cycle(virtual: VirtualClock) -> None:
-    """Good, failed, refused, waited."""
-    limiter = RateLimiter(Rate(1, burst=1), max_wait=1)
-    patient = RateLimiter(Rate(1, burst=1))
+async def test_no_error_is_kept_by_a_cycle(world: World, virtual: VirtualClock) -> None:
+    """Of a call that failed at once, after it had waited, and of one that was refused, at once and later."""
+    left: list[Any] = []
 
-    def fail() -> None:
-        raise TooMany(0.5)
+    async def fails(policy: Policy[Any]) -> None:
+        error = await world.attempt(policy, Script(TooMany(0.5)).function())
+        left.append(weakref.ref(error))
 
-    def calls() -> None:
-        each: list[tuple[RateLimiter, Any]] = [(limiter, int)] * 3 + [(patient, fail), (patient, int)]
-        for policy, fn in each:
-            with contextlib.suppress(TooMany, RateLimited):
-                policy.call(fn)
+    async def main() -> None:
+        await fails(RateLimiter(1))
+        limiter = RateLimiter(Rate(1, burst=1), max_wait=1)
+        await fails(limiter)
+        await fails(limiter)
+        limiter.pause(60)
+        await fails(limiter)
 
-    calls()
+    await main()
     with no_collector():
-        calls()
-        assert gc.collect() == 0
+        await main()
+        assert [it() for it in left] == [None] * 8
 
 
 def test_it_is_not_copied() -> None:

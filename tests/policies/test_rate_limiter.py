@@ -599,9 +599,11 @@ async def test_no_error_is_kept_by_a_cycle(world: World, virtual: VirtualClock) 
     """Of a call that failed at once, after it had waited, and of one that was refused, at once and later."""
     left: list[Any] = []
 
+    async def fn(ctx: Context) -> None:
+        raise TooMany(0.5)
+
     async def fails(policy: Policy[Any]) -> None:
-        error = await world.attempt(policy, Script(TooMany(0.5)).function())
-        left.append(weakref.ref(error))
+        left.append(weakref.ref(await world.attempt(policy, fn)))
 
     async def main() -> None:
         await fails(RateLimiter(1))

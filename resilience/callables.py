@@ -141,6 +141,8 @@ async def maybe_await(result: Any) -> Any:
 
 def name_of(fn: object) -> str:
     """Return the name by which a user knows `fn`, whatever it is."""
+    if type(fn) is FunctionType:
+        return fn.__qualname__
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__qualname__", None)

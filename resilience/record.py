@@ -121,4 +121,5 @@ class Record:
     @property
     def elapsed(self) -> float:
         """Seconds from the beginning to the end, or to now; never negative, should a clock be put back meanwhile."""
-        return max(0.0, (clock.now() if self.ended is None else self.ended) - self.began)
+        elapsed = (clock.now() if self.ended is None else self.ended) - self.began
+        return elapsed if elapsed > 0 else 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias, final
 
 from resilience import checks, forks
@@ -135,23 +136,13 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
         if kind not in (*_KINDS, CallFinished):
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
     chosen = frozenset(kinds or _KINDS)
-    entry = _Subscription(listener)
+    entry = partial(listener)  # the same listener may be subscribed twice, and each ends by itself
     subscribers.change(chosen, lambda listeners: (*listeners, entry))
 
     def unsubscribe() -> None:
         subscribers.change(chosen, lambda listeners: tuple(it for it in listeners if it is not entry))
 
     return unsubscribe
-
-
-class _Subscription:
-    """One call of `subscribe`: the same listener may be subscribed twice, and each ends by itself."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def __call__(self, event: Event) -> object:
-        return self._listener(event)
 
 
 def optional_listener(name: str, value: Listener | None) -> Listener | None:
@@ -184,7 +175,9 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
     operation = pipeline = called = None
     properties: dict[str, Any] = {}
     if ctx is not None:
-        info, operation, called = ctx._info, ctx.operation, ctx.called
+        info, operation = ctx._info, ctx.operation
+        if ctx._function is not None:
+            called = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments, ctx._keywords
         pipeline = None if info.record is None else info.record.executed.name
         if info.properties:
             properties = dict(info.properties)  # plain, so that an event can be copied and pickled

@@ -43,7 +43,8 @@ class Event:
 
         No field: it is not shown, compared, copied or pickled, as arguments may be secret, and may be anything.
         """
-        return vars(self).get("_called")
+        found = vars(self).get("_called")
+        return None if found is None else Called(*found)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was called: a copy may be for another process, or for long."""

@@ -31,7 +31,6 @@ from resilience.integrations.telemetry import (
     Feed,
     Instrument,
     Labels,
-    Measurement,
     Observable,
     error_type,
     facts,
@@ -66,6 +65,7 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     hosts: bool = False,
     max_names: int = 200,
+    attempts: bool = True,
 ) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
@@ -77,6 +77,8 @@ def instrument(
         that have the same attributes without it are added up.
     :param max_names: how many different pipelines, policies and operations there may be. Further ones are
         ``"other"``.
+    :param attempts: whether single calls of functions are measured beside whole executions, as `attempt.duration` and
+        `attempt.remaining`. Without them a call pays half.
     :returns: a function that undoes it.
     :raises TypeError: for what is no policy, and for what is no meter provider.
     :raises ValueError: for other settings than those of an earlier call for the provider.
@@ -102,8 +104,8 @@ def instrument(
     """
     if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
         raise TypeError(f"meter_provider must be a MeterProvider, not {meter_provider!r}")
-    feed = _exporter_for(meter_provider, Labels(hosts=hosts, max_names=max_names)).feed
-    feed.labels.refuse_others(hosts, max_names)
+    feed = _exporter_for(meter_provider, Labels(hosts=hosts, max_names=max_names), attempts).feed
+    feed.refuse_others(hosts, max_names, attempts)
     return feed.add(*policies)
 
 
@@ -111,9 +113,9 @@ def instrument(
 class _Exporter:
     """The instruments of one meter provider."""
 
-    def __init__(self, provider: MeterProvider, labels: Labels) -> None:
+    def __init__(self, provider: MeterProvider, labels: Labels, attempts: bool) -> None:
         meter = provider.get_meter(_SCOPE)
-        self.feed: Feed = Feed(self._record, labels)
+        self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
         self._recorders: dict[Instrument, Callable[..., None]] = {}
         for it in INSTRUMENTS:
             if it.kind == "counter":
@@ -126,9 +128,8 @@ class _Exporter:
                 callback = partial(_observe, self.feed, it)
                 meter.create_observable_gauge(it.name, [callback], it.unit, it.description)
 
-    def _record(self, measurement: Measurement) -> None:
-        it, value, labels = measurement
-        self._recorders[it](value, _attributes(labels))
+    def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
+        return partial(self._recorders[it], attributes=_attributes(labels))
 
 
 _lock = threading.Lock()
@@ -143,7 +144,7 @@ class _Global:
 _GLOBAL = _Global()
 
 
-def _exporter_for(given: MeterProvider | None, labels: Labels) -> _Exporter:
+def _exporter_for(given: MeterProvider | None, labels: Labels, attempts: bool) -> _Exporter:
     """Return the one exporter of a meter provider."""
     current = metrics.get_meter_provider()
     key = _GLOBAL if given is None or given is current else given
@@ -152,7 +153,7 @@ def _exporter_for(given: MeterProvider | None, labels: Labels) -> _Exporter:
         if exporter is None and key is _GLOBAL:
             exporter = _exporters.get(current)  # one that was given to us before it became the global one
         if exporter is None:
-            exporter = _exporters[key] = _Exporter(given or current, labels)
+            exporter = _exporters[key] = _Exporter(given or current, labels, attempts)
         return exporter
 
 

@@ -7,7 +7,7 @@ policies at each scrape, by a collector, which that mode does not support: there
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
@@ -28,7 +28,6 @@ from resilience.integrations.telemetry import (
     Feed,
     Instrument,
     Labels,
-    Measurement,
     Observable,
 )
 
@@ -41,6 +40,7 @@ def instrument(
     buckets: Sequence[float] = DURATION_BUCKETS,
     hosts: bool = False,
     max_names: int = 200,
+    attempts: bool = True,
 ) -> Callable[[], None]:
     """Count what happens in all policies of this process, and show the state of the given ones.
 
@@ -53,6 +53,8 @@ def instrument(
         that have the same labels without it are added up.
     :param max_names: how many different pipelines, policies and operations there may be. Further ones are
         ``"other"``; one that was not seen for ten minutes makes room for a new one, and its series are gone.
+    :param attempts: whether single calls of functions are measured beside whole executions, as `attempt.duration` and
+        `attempt.remaining`. Without them a call pays half.
     :returns: a function that undoes it. The counts stay in the registry, and stand still.
     :raises TypeError: for what is no policy, and for what is no registry.
     :raises ValueError: for buckets that do not ascend, for other settings than those of an earlier call for the
@@ -79,8 +81,9 @@ def instrument(
     with _lock:
         exporter = _exporters.get(chosen)
         if exporter is None:
-            exporter = _exporters[chosen] = _Exporter(chosen, bounds, hosts=hosts, max_names=max_names)
-        exporter.feed.labels.refuse_others(hosts, max_names)
+            exporter = _Exporter(chosen, bounds, hosts=hosts, max_names=max_names, attempts=attempts)
+            _exporters[chosen] = exporter
+        exporter.feed.refuse_others(hosts, max_names, attempts)
         if exporter.buckets != bounds:
             raise ValueError(f"buckets of this registry are {exporter.buckets!r} already, not {bounds!r}")
     return exporter.feed.add(*policies)
@@ -93,9 +96,12 @@ _Metric: TypeAlias = Counter | Histogram
 class _Exporter(Collector):
     """The metrics of one registry: it is their feed, and the collector of the gauges."""
 
-    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int, attempts: bool
+    ) -> None:
         self.buckets: tuple[float, ...] = buckets
-        self.feed: Feed = Feed(self._record, Labels(hosts=hosts, max_names=max_names, forget=self._forget))
+        labels = Labels(hosts=hosts, max_names=max_names, forget=self._forget)
+        self.feed: Feed = Feed(self._recorder, labels, attempts=attempts)
         self._metrics: dict[Instrument, _Metric] = {}
         self._series: dict[tuple[str, tuple[str, ...]], _Metric] = {}
         registry.register(self)
@@ -113,19 +119,16 @@ class _Exporter(Collector):
             return Counter(_name(it), it.description, it.labels, registry=registry)
         return Histogram(_name(it), it.description, it.labels, registry=registry, buckets=self.buckets)
 
-    def _record(self, measurement: Measurement) -> None:
-        it, value, labels = measurement
+    def _recorder(self, it: Instrument, labels: Mapping[str, str]) -> Callable[[float], object]:
         texts = tuple(labels[name] for name in it.labels)
         series = self._series.get((it.name, texts))
         if series is None:
             series = self._series[it.name, texts] = self._metrics[it].labels(*texts)
-        if isinstance(series, Counter):
-            series.inc(value)
-        else:
-            series.observe(value)
+        return series.inc if isinstance(series, Counter) else series.observe
 
     def _forget(self, label: str, text: str) -> None:
         """Remove the series of a name that has made room for another."""
+        self.feed.forget_recorders()
         for it, metric in self._metrics.items():
             for name, texts in tuple(self._series):
                 if name == it.name and (label, text) in zip(it.labels, texts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
@@ -311,6 +312,30 @@ def test_a_count_is_written_once_also_where_an_event_interrupts_it(threads: Worl
         "db (get): refused a call with CircuitIsolated (and 1 more in 11 s)",
         "other (get): refused a call with CircuitIsolated",
     ]
+
+
+def test_a_call_that_has_nothing_to_say_makes_no_event(
+    threads: World, clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends of executions are listened to where they are logged, or while they may have a count to report."""
+    heard: list[str] = []
+    gc.collect()  # events that others have kept
+    monkeypatch.setattr(events.Event, "__del__", lambda event: heard.append(type(event).__name__), raising=False)
+    log.begin(interval=10)
+    Retry().execute(lambda ctx: "fine")
+    assert heard == []
+    Fallback(None).execute(lambda ctx: 1 / 0)
+    assert heard == ["FallbackUsed"]
+    clock.advance(11)
+    Retry().execute(lambda ctx: "fine")
+    Retry().execute(lambda ctx: "fine")
+    assert heard == ["FallbackUsed", "ExecutionFinished"]
+    detailed = Log()
+    detailed.logger.setLevel(logging.DEBUG)
+    end = detailed.begin()
+    Retry().execute(lambda ctx: "fine")
+    end()
+    assert heard[2:] == ["ExecutionFinished"]
 
 
 def test_the_end_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:

@@ -252,3 +252,23 @@ def test_settings_are_chosen_once(metrics: Metrics) -> None:
     with pytest.raises(TypeError, match="hosts must be True or False"):
         metrics.instrument(hosts=1)
     metrics.instrument(hosts=True, max_names=7)
+
+
+def test_single_calls_are_measured_or_not(metrics: Metrics) -> None:
+    """They double what a call pays; whole executions are always measured. It is chosen once, too."""
+    metrics.instrument(attempts=False)
+    Retry(name="quick").execute(lambda ctx: None, Context(timeout=5, operation="get"))
+    assert metrics.value("execution.duration", pipeline="quick", operation="get", outcome="success")[0] == 1
+    assert metrics.labels("pipeline", "attempt.duration") == metrics.labels("pipeline", "attempt.remaining") == set()
+    with pytest.raises(ValueError, match="attempts of these metrics is False already, not True"):
+        metrics.instrument()
+    with pytest.raises(TypeError, match="attempts must be True or False"):
+        metrics.instrument(attempts=0)
+
+
+def test_what_records_is_remembered_for_a_bounded_number_of_names(metrics: Metrics) -> None:
+    """Names that nothing bounds are counted all the same."""
+    metrics.instrument(max_names=2, attempts=False)
+    for number in range(1005):
+        Retry(name="p").execute(lambda ctx: None, Context(operation=f"get-{number}"))
+    assert metrics.value("execution.duration", pipeline="p", operation="other", outcome="success")[0] == 1003

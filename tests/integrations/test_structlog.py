@@ -113,7 +113,7 @@ def test_a_logger_is_asked_before_a_line_is_made(threads: World) -> None:
     for _ in range(2):
         breaker.capture(lambda ctx: "never")
     end()
-    assert logger.levels == [logging.WARNING, *[logging.WARNING, logging.DEBUG] * 2]
+    assert logger.levels == [logging.DEBUG, *[logging.WARNING] * 3]
 
 
 def test_the_classes_of_the_standard_library_will_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Mapping
 from typing import Any, Never
 
 import grpc  # type: ignore[import-untyped]
@@ -11,7 +12,15 @@ import pytest
 
 from resilience import AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
 from resilience.integrations.http import PerHost, TransientStatus
-from resilience.integrations.telemetry import INSTRUMENTS, Feed, Labels, Measurement, Observed, error_type
+from resilience.integrations.telemetry import (
+    INSTRUMENTS,
+    Feed,
+    Instrument,
+    Labels,
+    Measurement,
+    Observed,
+    error_type,
+)
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import retry_without_budget
@@ -21,7 +30,11 @@ from tests.listening import retry_without_budget
 def taken() -> Any:
     """What a feed records while the test runs."""
     seen: list[Measurement] = []
-    remove = Feed(seen.append, Labels()).add()
+
+    def recorder(it: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
+        return lambda value: seen.append(Measurement(it, value, labels))
+
+    remove = Feed(recorder, Labels()).add()
     yield seen
     remove()
 

@@ -19,7 +19,7 @@ DURATION_BUCKETS: tuple[float, ...] = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is one object, and is looked up for every event
 class Instrument:
     """One of the numbers that are kept.
 

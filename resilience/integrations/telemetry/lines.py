@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import TypeAlias, final
 
@@ -42,7 +43,8 @@ class Lines:
     """Makes lines of events and writes them, the repeated ones now and then.
 
     :param write: called with each line, in the thread in which the event happens.
-    :param is_enabled: whether lines of a level are wanted; asked before anything is made.
+    :param is_enabled: whether lines of a level are wanted; asked before anything is made, and for lines of each
+        execution's end once, at the beginning.
     :param levels: levels of kinds that differ from `DEFAULT_LEVELS`; None for no line.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval.
     :param interval: its length in seconds.
@@ -64,13 +66,22 @@ class Lines:
         self._levels = {**DEFAULT_LEVELS, **_checked(levels or {})}
         self._repeats = Repeats(checks.whole("repeats", repeats), checks.seconds("interval", interval))
         self._messages = checks.flag("messages", messages)
+        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
+        self._follows_endings = False  # whether there is a line for each execution
+        self._has_ended = False
+        self._unsubscribe: Callable[[], None] | None = None
 
     def begin(self) -> Callable[[], None]:
         """Write lines of all policies in the process, until the function that is returned is called."""
-        unsubscribe = events.subscribe(self, *DEFAULT_LEVELS)
+        level = self._levels[events.ExecutionFinished]
+        self._follows_endings = level is not None and self._is_enabled(level)
+        kinds = [it for it in DEFAULT_LEVELS if it is not events.ExecutionFinished or self._follows_endings]
+        unsubscribe = events.subscribe(self, *kinds)
 
         def end() -> None:
             unsubscribe()
+            self._has_ended = True
+            self._look_for_counts()
             for line in self._repeats.all_left_out():
                 self._write(line)
 
@@ -85,6 +96,16 @@ class Lines:
             line = Line(level, kind_of(event), text, values)
         for each in self._repeats.due(line, key_of(event), event.time):
             self._write(each)
+        if not self._follows_endings and self._repeats.has_open != (self._unsubscribe is not None):
+            self._look_for_counts()
+
+    def _look_for_counts(self) -> None:
+        """Listen to the ends of executions, which every call pays for, only while they may have a count to report."""
+        with self._lock:
+            if self._unsubscribe is not None:
+                self._unsubscribe()
+            wanted = self._repeats.has_open and not self._has_ended
+            self._unsubscribe = events.subscribe(self, events.ExecutionFinished) if wanted else None
 
     def _level(self, event: Event) -> int | None:
         level = self._levels[type(event)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, final
+from math import inf
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
-from resilience import events
+from resilience import checks, events
 from resilience.circuit_state import CircuitState
 from resilience.events import Event
 from resilience.integrations.telemetry.instruments import (
@@ -152,17 +153,32 @@ def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
 # --- to one place ----------------------------------------------------------------------------
 
 
+#: Seconds for which a feed remembers what records for some labels, and how many of them.
+_FRESH: Final = 1.0
+_MOST: Final = 1000
+
+
 @final
 class Feed:
     """The numbers of the process for one place that they go to, however often it is asked for.
 
-    :param record: called with each measurement that an event makes, in the thread in which it happens.
-    :param labels: bounds their labels.
+    :param recorder: called with an instrument and labels for it; returns what records a value there. That is called in
+        the thread in which an event happens.
+    :param labels: bounds the labels.
+    :param attempts: whether single calls of functions are measured, too, which doubles what a call pays.
     """
 
-    def __init__(self, record: Callable[[Measurement], object], labels: Labels) -> None:
-        self._record = record
+    def __init__(
+        self,
+        recorder: Callable[[Instrument, Mapping[str, str]], Callable[[float], object]],
+        labels: Labels,
+        *,
+        attempts: bool = True,
+    ) -> None:
+        self._recorder = recorder
+        self._known: dict[tuple[object, ...], tuple[float, Callable[[float], object]]] = {}  # since when
         self.labels: Labels = labels
+        self.attempts: bool = checks.flag("attempts", attempts)
         self._lock = threading.RLock()  # a finalizer may end a subscription in the middle of another
         self._groups: list[Observed] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -176,7 +192,8 @@ class Feed:
         with self._lock:
             self._groups = [*self._groups, group]
             if self._unsubscribe is None:
-                self._unsubscribe = events.subscribe(self._tell, *MEASURED)
+                kinds = (it for it in MEASURED if self.attempts or it is not events.CallFinished)
+                self._unsubscribe = events.subscribe(self._tell, *kinds)
 
         def remove() -> None:
             with self._lock:
@@ -186,6 +203,12 @@ class Feed:
                     self._unsubscribe = None
 
         return remove
+
+    def refuse_others(self, hosts: bool, max_names: int, attempts: bool) -> None:
+        """Refuse other settings: a series has one meaning for as long as it is there."""
+        self.labels.refuse_others(hosts, max_names)
+        if checks.flag("attempts", attempts) != self.attempts:
+            raise ValueError(f"attempts of these metrics is {self.attempts} already, not {attempts}")
 
     def gauges(self) -> Iterator[Measurement]:
         """Read what the observed policies hold at this instant; nothing where nothing is observed.
@@ -199,6 +222,26 @@ class Feed:
             sums[key] = sums.get(key, 0) + value
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 
+    def forget_recorders(self) -> None:
+        """Ask anew for what records, whatever the labels."""
+        self._known.clear()
+
     def _tell(self, event: Event) -> None:
         for it, value, labels in measurements(event):
-            self._record(Measurement(it, value, self.labels.bounded(labels)))
+            key = it, *labels.values()  # an instrument has its labels in one order
+            since, record = self._known.get(key, _UNKNOWN)
+            if not 0 <= event.time - since < _FRESH:  # else no name was seen much longer ago than it is said to be
+                record = self._record_anew(key, it, labels, event.time)
+            record(value)
+
+    def _record_anew(
+        self, key: tuple[object, ...], it: Instrument, labels: Mapping[str, str], now: float
+    ) -> Callable[[float], object]:
+        if len(self._known) >= _MOST:
+            self.forget_recorders()
+        record = self._recorder(it, self.labels.bounded(labels))
+        self._known[key] = now, record
+        return record
+
+
+_UNKNOWN: Final[tuple[float, Callable[[float], object]]] = (-inf, float)

@@ -47,6 +47,11 @@ class Repeats:
         self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
         self._intervals: dict[Key, _Interval] = {}  # in the order in which they began
 
+    @property
+    def has_open(self) -> bool:
+        """Whether an interval has begun that is not over yet: only then may there be a count to report."""
+        return bool(self._intervals)
+
     def due(self, line: Line | None, key: Key | None, now: float) -> list[Line]:
         """Return the lines to write now: counts of intervals that are over, then this line if it is not left out."""
         if line is None and not self._intervals:

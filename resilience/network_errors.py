@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-import socket
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -115,8 +115,9 @@ def _says_network(error: Exception) -> bool:
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
             return True
-        if isinstance(error, socket.gaierror):
-            return error.errno == socket.EAI_AGAIN
+        socket = sys.modules.get("socket")  # whatever resolves names has imported it; here that would take 2 ms
+        if socket is not None and isinstance(error, socket.gaierror):
+            return bool(error.errno == socket.EAI_AGAIN)
         if type(error) is OSError and error.errno is None:
             return _says_no_connection(error)
         if error.errno in _NETWORK_NUMBERS:

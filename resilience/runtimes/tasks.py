@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, final
 
-import anyio
 from typing_extensions import override
 
 from resilience.callables import maybe_await
@@ -64,7 +63,11 @@ def _in_trio() -> bool:
 
 def _library() -> Any:
     """Return trio, where it runs this code, and else anyio, which has the same names: here it takes twice as long."""
-    return sys.modules["trio"] if _in_trio() else anyio
+    if _in_trio():
+        return sys.modules["trio"]
+    import anyio  # which may take as long as all that `Retry` needs
+
+    return anyio
 
 
 @final

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.cells import Result
-from benchmarks.families import layers, threads
+from benchmarks.families import layers, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -36,6 +36,8 @@ class Bar:
         return self.cell if self.contestant == OURS else f"{self.cell}, {self.contestant}"
 
 
+TELEMETRY = f"{telemetry.GROUP}: {telemetry.CELL}"
+
 BARS = (
     Bar("sync, stack: five, deadline", BY_HAND, 0.9),
     Bar("sync, stack: four", "resilix", 0.75),
@@ -47,6 +49,18 @@ BARS = (
     Bar("asyncio, stack: five, timeout", "resilix", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
+    Bar("sync, failure: one retry", "itself", 2000, unit="ns"),
+    Bar("asyncio, failure: one retry", "itself", 3000, unit="ns"),
+    Bar("sync, failure: through four", "itself", 3000, unit="ns"),
+    Bar("asyncio, failure: through four", "itself", 3000, unit="ns"),
+    Bar("asyncio, time out: a timeout fires", BY_HAND, 1.0),
+    Bar("sync, block: deadline", "nopanic", 0.95),
+    Bar("asyncio, block: deadline", BY_HAND, 1.1),
+    Bar("sync, block: guard", "itself", 400, unit="ns"),
+    Bar(TELEMETRY, "itself", 4000, contestant="Prometheus", unit="ns"),
+    Bar(TELEMETRY, "itself", 9000, contestant="OpenTelemetry", unit="ns"),
+    Bar(TELEMETRY, "itself", 9000, contestant="a span", unit="ns"),
+    Bar(TELEMETRY, "itself", 1000, contestant="logging at INFO, with nothing to say", unit="ns"),
     Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
     Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),

@@ -146,6 +146,16 @@ async def opened(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any
     yield _catching(world, protected, type(error))
 
 
+def raising(function: Callable[[str], Callable[..., Any]], kind: type[Exception]) -> Setting:
+    """Protect a function of which an exception comes out, and the caller catches that."""
+
+    @asynccontextmanager
+    async def setting(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
+        yield _catching(world, protect(function(world)), kind)
+
+    return setting
+
+
 @asynccontextmanager
 async def full(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
     """A bulkhead whose only permit is taken refuses a call, and the caller catches that."""

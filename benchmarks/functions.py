@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any, Final
@@ -16,6 +17,10 @@ FAILURES: Final = 5  # in a row open a circuit
 OPEN_FOR: Final = 600.0  # seconds; longer than any cell takes
 LIMIT: Final = 64  # calls at once
 SECONDS: Final = 5.0  # that a call may take
+TOO_SHORT: Final = 1e-6  # seconds, where it is to be cut off
+
+#: What policies handle that are to handle nothing here.
+OTHER_FAILURE: Final = LookupError
 
 #: What is tried again. The wait grows from `BASE` seconds, doubling, to `CAP`, with full jitter where there is one.
 FAILURE: Final = ConnectionError
@@ -48,9 +53,18 @@ def failing(world: str) -> Callable[..., Any]:
     return fail if world == SYNC else fail_later
 
 
+def failing_once(world: str) -> Callable[..., Any]:
+    """Return a function that fails, then answers, and begins anew."""
+    return _failing((True, False), world)
+
+
 def failing_twice(world: str) -> Callable[..., Any]:
     """Return a function that fails twice, then answers, and begins anew."""
-    fails = cycle((True, True, False))
+    return _failing((True, True, False), world)
+
+
+def _failing(turns: tuple[bool, ...], world: str) -> Callable[..., Any]:
+    fails = cycle(turns)
 
     def work(ctx: object = None) -> int:
         if next(fails):
@@ -61,3 +75,13 @@ def failing_twice(world: str) -> Callable[..., Any]:
         return work()
 
     return work if world == SYNC else work_later
+
+
+def never_answering(world: str) -> Callable[..., Any]:
+    """Return a function that is cut off before it has slept its fill, in asyncio."""
+
+    async def sleep(ctx: object = None) -> int:
+        await asyncio.sleep(SECONDS)
+        return ANSWER
+
+    return sleep

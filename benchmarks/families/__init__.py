@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.cells import Result, Wanted, measure_each
-from benchmarks.families import account, alone, entrances, failures, imports, layers, memory, stacks, threads
+from benchmarks.families import (
+    account,
+    alone,
+    blocks,
+    entrances,
+    failures,
+    imports,
+    layers,
+    memory,
+    stacks,
+    telemetry,
+    threads,
+)
 from benchmarks.libraries import Library
 from benchmarks.timing import Effort
 
-CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *entrances.CELLS]
+CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances.CELLS]
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
     """Measure what is wanted; the results of one table come one after another."""
     yield from measure_each(CELLS, libraries, effort, wanted)
-    for family in (account, layers, threads, memory, imports):
+    for family in (account, layers, threads, telemetry, memory, imports):
         yield from family.measure(libraries, effort, wanted)

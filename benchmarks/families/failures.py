@@ -1,10 +1,10 @@
-"""Calls that do not go well: refused, answered in their place, or made again."""
+"""Calls that do not go well: refused, answered in their place, made again, cut off, or handed on."""
 
 from __future__ import annotations
 
-from benchmarks.cells import Cell, full, opened, with_function
-from benchmarks.functions import failing, failing_twice
-from benchmarks.timing import WORLDS
+from benchmarks.cells import Cell, full, opened, raising, with_function
+from benchmarks.functions import FAILURE, failing, failing_once, failing_twice, never_answering
+from benchmarks.timing import ASYNCIO, WORLDS
 
 CELLS = [
     cell
@@ -12,7 +12,18 @@ CELLS = [
     for cell in (
         Cell(f"{world}, failure", "open circuit", world, entry="breaker", setting=opened),
         Cell(f"{world}, failure", "full bulkhead", world, entry="bulkhead of one", setting=full),
+        Cell(f"{world}, failure", "one retry", world, entry="retry at once", setting=with_function(failing_once)),
         Cell(f"{world}, failure", "two retries", world, entry="retry at once", setting=with_function(failing_twice)),
         Cell(f"{world}, failure", "fallback", world, entry="fallback", setting=with_function(failing), expected=None),
+        Cell(f"{world}, failure", "through four", world, entry="four, unanswered", setting=raising(failing, FAILURE)),
+    )
+]
+CELLS += [
+    Cell(
+        f"{ASYNCIO}, time out",
+        "a timeout fires",
+        ASYNCIO,
+        entry="short timeout",
+        setting=raising(never_answering, Exception),
     )
 ]

@@ -23,6 +23,11 @@ an entry takes the form that is fastest for its library.
     four                fallback(retry(breaker(bulkhead(fn))))
     five, deadline      fallback(retry(breaker(bulkhead(deadline(fn)))))
     five, timeout       fallback(retry(breaker(bulkhead(timeout(fn)))))
+    four, unanswered    four that handle another exception than the one that is raised
+    short timeout       a timeout that fires
+    deadline, block     a block with a deadline; in asyncio one that is cut off
+    guard, block        a block under a breaker
+    slot, block         a block under a bulkhead
     four, listened      four, and a listener that hears how each call went
     four, call          four around a function that is handed over with each call
     four, execute       ... that takes a context

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from benchmarks.functions import ATTEMPTS, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
+from benchmarks.functions import ATTEMPTS, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS, TOO_SHORT
 from benchmarks.libraries.by_hand import Refused, deadline_of_call, delay_after, library
 from benchmarks.timing import ASYNCIO, TRIO
 
@@ -140,6 +140,24 @@ def timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
             return await fn()
 
     return protected
+
+
+@library.enters("short timeout", ASYNCIO)
+def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        async with asyncio.timeout(TOO_SHORT):
+            return await fn(*args, **kwargs)
+
+    return call
+
+
+@library.enters("deadline, block", ASYNCIO)
+def deadline_block(fn: Callable[..., Any]) -> Callable[..., Any]:
+    async def block() -> Any:
+        async with asyncio.timeout(SECONDS):
+            return await fn()
+
+    return block
 
 
 @library.enters("four", ASYNCIO)

@@ -9,7 +9,18 @@ from typing import Any
 import nopanic
 from nopanic import backoff, compose
 
-from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
+from benchmarks.functions import (
+    ATTEMPTS,
+    BASE,
+    CAP,
+    FAILURE,
+    FAILURES,
+    LIMIT,
+    OPEN_FOR,
+    OTHER_FAILURE,
+    SECONDS,
+    TOO_SHORT,
+)
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 
@@ -95,3 +106,24 @@ def four_call(fn: Callable[..., Any]) -> Callable[..., Any]:
 @library.enters("four, call", ASYNCIO, TRIO)
 def four_acall(fn: Callable[..., Any]) -> Callable[..., Any]:
     return partial(new_four().acall, fn)
+
+
+@library.enters("four, unanswered", SYNC, ASYNCIO, TRIO)
+def four_unanswered(fn: Callable[..., Any]) -> Callable[..., Any]:
+    other = OTHER_FAILURE
+    retry, breaker = nopanic.retry(on=other), nopanic.circuit_breaker(on=other)
+    return compose(nopanic.fallback(None, on=other), retry, breaker, nopanic.bulkhead(LIMIT, max_wait=0))(fn)
+
+
+@library.enters("short timeout", ASYNCIO)
+def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.timeout(TOO_SHORT)(fn)
+
+
+@library.enters("deadline, block", SYNC)
+def deadline_block(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def block() -> Any:
+        with nopanic.deadline(SECONDS):
+            return fn()
+
+    return block

@@ -6,8 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
-from benchmarks.libraries import OURS, Library
+import resilience
+from benchmarks.functions import (
+    ATTEMPTS,
+    BASE,
+    CAP,
+    FAILURE,
+    FAILURES,
+    LIMIT,
+    OPEN_FOR,
+    OTHER_FAILURE,
+    SECONDS,
+    TOO_SHORT,
+)
+from benchmarks.libraries import OURS, Library, Protect
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Pipeline, Policy, Retry, Timeout, events
 from resilience.backoff import Exponential
@@ -112,3 +124,45 @@ def four_proxy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     client = new_four().proxy(Client(), "get")
     return lambda: client.get()
+
+
+@library.enters("four, unanswered", SYNC, ASYNCIO, TRIO)
+def four_unanswered(fn: Callable[..., Any]) -> Callable[..., Any]:
+    other = OTHER_FAILURE
+    return Policy.wrap(Fallback(None, on=other), Retry(on=other), CircuitBreaker(on=other), Bulkhead(LIMIT))(fn)
+
+
+@library.enters("short timeout", ASYNCIO)
+def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Timeout(TOO_SHORT)(fn)
+
+
+def _in_block(open_block: Callable[[], Any]) -> tuple[Protect, Protect]:
+    """Return what runs a function in a block, in blocking code and in tasks."""
+
+    def protect(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def block() -> Any:
+            with open_block():
+                return fn()
+
+        return block
+
+    def protect_task(fn: Callable[..., Any]) -> Callable[..., Any]:
+        async def block() -> Any:
+            async with open_block():
+                return await fn()
+
+        return block
+
+    return protect, protect_task
+
+
+_BLOCKS: dict[str, Callable[[], Any]] = {
+    "deadline, block": partial(resilience.deadline, SECONDS),
+    "guard, block": new_breaker().guard,
+    "slot, block": Bulkhead(LIMIT).slot,
+}
+for _name, _block in _BLOCKS.items():
+    _protect, _protect_task = _in_block(_block)
+    library.enters(_name, SYNC)(_protect)
+    library.enters(_name, ASYNCIO)(_protect_task)

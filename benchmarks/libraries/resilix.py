@@ -7,7 +7,18 @@ from typing import Any
 
 from resilix import CircuitBreaker, protect
 
-from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
+from benchmarks.functions import (
+    ATTEMPTS,
+    BASE,
+    CAP,
+    FAILURE,
+    FAILURES,
+    LIMIT,
+    OPEN_FOR,
+    OTHER_FAILURE,
+    SECONDS,
+    TOO_SHORT,
+)
 from benchmarks.libraries import Library
 from benchmarks.timing import ASYNCIO, SYNC
 
@@ -79,3 +90,15 @@ def four_listened(fn: Callable[..., Any]) -> Callable[..., Any]:
         pass
 
     return protect.observe(on_finish=listener)(four(fn))
+
+
+@library.enters("four, unanswered", SYNC, ASYNCIO)
+def four_unanswered(fn: Callable[..., Any]) -> Callable[..., Any]:
+    breaker = CircuitBreaker(failures=FAILURES, reset_timeout=OPEN_FOR, on=OTHER_FAILURE)
+    inner = protect.when(OTHER_FAILURE, retry=ATTEMPTS)(protect.bulkhead(LIMIT, wait=False)(breaker(fn)))
+    return protect.when(OTHER_FAILURE, return_=None)(inner)
+
+
+@library.enters("short timeout", ASYNCIO)
+def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return protect.timeout(TOO_SHORT)(fn)

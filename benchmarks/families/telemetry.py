@@ -1,0 +1,167 @@
+"""What it adds to a call under five policies that somebody listens, measures, traces or logs."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import repeat
+from time import perf_counter, perf_counter_ns
+from typing import Any, TypeAlias
+
+from benchmarks.cells import Result, Wanted
+from benchmarks.functions import ANSWER, answering
+from benchmarks.libraries import Library
+from benchmarks.libraries.ours import new_four
+from benchmarks.timing import SYNC, Effort
+from resilience import Timeout, events
+
+GROUP = "telemetry"
+CELL = "added to a call"
+
+Call: TypeAlias = Callable[[], Any]
+
+#: While it is entered, the function that it gives is called under that telemetry.
+Listening: TypeAlias = Callable[[Call], AbstractContextManager[Call]]
+
+
+def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
+    """Time each kind of telemetry in turn, and the plain call beside it: most kinds are switched on for the process."""
+    if not wanted(f"{GROUP}: {CELL}"):
+        return
+    call = new_four(Timeout(5.0, cooperative=True), name="benchmark")(answering(SYNC))
+    kinds = contestants()
+    samples: dict[str, list[float]] = {name: [] for name in kinds}
+    calls = _calls_in(effort.batch, call)
+    for _ in range(effort.rounds):
+        for name in random.sample(list(kinds), len(kinds)):
+            plain = _fastest(call, calls, effort.batches)
+            with kinds[name](call) as function:
+                samples[name].append(_fastest(function, calls, effort.batches) - plain)
+    yield Result(GROUP, CELL, "ns", samples)
+
+
+def _calls_in(nanoseconds: float, function: Call) -> int:
+    assert function() == ANSWER
+    return max(10, int(nanoseconds / _fastest(function, 1000, 3)))
+
+
+def _fastest(function: Call, calls: int, batches: int) -> float:
+    """Return nanoseconds per call."""
+    function()
+    return min(_batch(function, calls) for _ in range(batches)) / calls
+
+
+def _batch(function: Call, calls: int) -> int:
+    began = perf_counter_ns()
+    for _ in repeat(None, calls):
+        function()
+    return perf_counter_ns() - began
+
+
+def contestants() -> dict[str, Listening]:
+    """Return what can be measured with what is installed."""
+    kinds: dict[str, Listening] = {
+        "a listener to the end of executions": _listening(events.ExecutionFinished),
+        "a listener to single calls, too": _listening(events.ExecutionFinished, events.CallFinished),
+        "logging at INFO, with nothing to say": _logging,
+    }
+    for more in (_prometheus, _opentelemetry):
+        try:
+            kinds |= more()
+        except ModuleNotFoundError:
+            continue
+    return kinds
+
+
+def _listening(*kinds: type[events.Event]) -> Listening:
+    return lambda call: _subscribed(lambda: events.subscribe(_nothing, *kinds), call)
+
+
+def _nothing(event: events.Event) -> None:
+    return
+
+
+@contextmanager
+def _subscribed(begin: Callable[[], Callable[[], None]], call: Call) -> Iterator[Call]:
+    with ExitStack() as endings:
+        endings.callback(begin())
+        yield call
+
+
+def _logging(call: Call) -> AbstractContextManager[Call]:
+    from resilience.integrations.logging import log_events
+
+    return _subscribed(lambda: log_events(logging.Logger("benchmark", level=logging.INFO)), call)
+
+
+def _prometheus() -> dict[str, Listening]:
+    from prometheus_client import CollectorRegistry, Counter, Histogram
+
+    from resilience.integrations.prometheus import instrument
+
+    registry, apart, mine = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    duration = Histogram("duration_seconds", "", ("operation",), registry=mine).labels("answer")
+    total = Counter("calls", "", ("operation", "outcome"), registry=mine).labels("answer", "success")
+
+    def manually(call: Call) -> AbstractContextManager[Call]:
+        def measured() -> Any:
+            began = perf_counter()
+            result = call()
+            duration.observe(perf_counter() - began)
+            total.inc()
+            return result
+
+        return nullcontext(measured)
+
+    return {
+        "Prometheus": lambda call: _subscribed(lambda: instrument(registry=registry), call),
+        "Prometheus, attempts=False": lambda call: _subscribed(
+            lambda: instrument(registry=apart, attempts=False), call
+        ),
+        "Prometheus, by hand": manually,
+    }
+
+
+def _opentelemetry() -> dict[str, Listening]:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from resilience.integrations.opentelemetry import Tracing, instrument
+
+    provider, apart, mine = (MeterProvider([InMemoryMetricReader()]) for _ in range(3))
+    meter, tracer_provider = mine.get_meter("benchmark"), TracerProvider()
+    duration, total = meter.create_histogram("duration"), meter.create_counter("calls")
+    tracer = tracer_provider.get_tracer("benchmark")
+    attributes = {"operation": "answer", "outcome": "success"}
+    policies = Tracing(tracer_provider=tracer_provider), new_four(Timeout(5.0, cooperative=True))
+    traced = policies[0].wrap(policies[1])(answering(SYNC))
+
+    def manually(call: Call) -> AbstractContextManager[Call]:
+        def measured() -> Any:
+            began = perf_counter()
+            result = call()
+            duration.record(perf_counter() - began, attributes)
+            total.add(1, attributes)
+            return result
+
+        return nullcontext(measured)
+
+    def spanned(call: Call) -> AbstractContextManager[Call]:
+        def measured() -> Any:
+            with tracer.start_as_current_span("answer"):
+                return call()
+
+        return nullcontext(measured)
+
+    return {
+        "OpenTelemetry": lambda call: _subscribed(lambda: instrument(meter_provider=provider), call),
+        "OpenTelemetry, attempts=False": lambda call: _subscribed(
+            lambda: instrument(meter_provider=apart, attempts=False), call
+        ),
+        "OpenTelemetry, by hand": manually,
+        "a span": lambda call: nullcontext(traced),
+        "a span, by hand": spanned,
+    }

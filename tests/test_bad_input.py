@@ -28,6 +28,8 @@ from resilience import (
     FailureRatio,
     Fallback,
     Policy,
+    Rate,
+    RateLimiter,
     RepeatCap,
     Retry,
     RetryBudget,
@@ -56,6 +58,9 @@ class Later:
 def plain(*args: object) -> None: ...
 
 
+def plain_without() -> None: ...
+
+
 class Case(NamedTuple):
     """One wrong argument."""
 
@@ -82,6 +87,8 @@ def tell(value: Any) -> str:
     """How a message tells a value: as `repr` does, a duration in seconds, a function by its name."""
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}"
+    if value is plain_without:
+        return "plain_without"
     if value is later or isinstance(value, (Later, partial)):
         return "later"
     if isinstance(value, str) and not value:
@@ -98,6 +105,8 @@ NO_DELAY = {"type_errors": ["1", True, [1]], "value_errors": [-1, -0.5, NAN, INF
 NO_COUNT = {"type_errors": ["3", 3.0, True, False, [3], NAN], "value_errors": [0, -1]}
 NO_RATIO = {"type_errors": ["0.5", True, None, [0.5]], "value_errors": [0, -0.1, 1.1, NAN, INF]}
 NO_RATE = {"type_errors": ["0.5", True, [0.5]], "value_errors": [-0.1, 1.1, NAN, INF]}
+NO_AMOUNT: dict[str, list[Any]] = {"type_errors": ["1", True, [1]], "value_errors": [0, -1, NAN, INF, -INF]}
+NO_UNITS: dict[str, list[Any]] = {"type_errors": ["1", True, [1]], "value_errors": [-1, NAN, INF, -INF]}
 NO_FLAG = {"type_errors": [1, 0, "yes", None], "value_errors": []}
 NO_NAME = {"type_errors": [5, b"db", ["db"]], "value_errors": [""]}
 NO_LISTENER: dict[str, list[Any]] = {
@@ -218,6 +227,37 @@ CASES: list[Case] = [
     *table("Bulkhead", lambda it: Bulkhead(1, observe_only=it), "observe_only", **NO_FLAG),
     *table("Bulkhead", lambda it: Bulkhead(1, name=it), "name", **NO_NAME),
     *table("Bulkhead.resize", lambda it: Bulkhead(1).resize(it), "limit", **required(NO_COUNT)),
+    # --- Rate and RateLimiter
+    *table("Rate", lambda it: Rate(it), "limit", **required(NO_AMOUNT)),
+    *table("Rate", lambda it: Rate(1, per=it), "per", **required(NO_DURATION)),
+    *table("Rate", lambda it: Rate(1, burst=it), "burst", **NO_AMOUNT),
+    *table(
+        "Rate", lambda it: Rate(1, cost=it), "cost", **{**required(NO_AMOUNT), "value_errors": [0, -1, NAN, INF, 2]}
+    ),
+    *table("Rate", lambda it: Rate(1, cost=it), "cost", type_errors=[later, plain_without], value_errors=[]),
+    *table("Rate", lambda it: Rate(1, actual=it), "actual", **NO_PREDICATE),
+    *table("RateLimiter", lambda it: RateLimiter(it), "rate", **required(NO_AMOUNT)),
+    *table(
+        "RateLimiter", lambda it: RateLimiter(1, it), "more", type_errors=[5, "1", None, [Rate(1)]], value_errors=[]
+    ),
+    *table("RateLimiter", lambda it: RateLimiter(1, max_wait=it), "max_wait", **NO_DELAY),
+    *table("RateLimiter", lambda it: RateLimiter(1, retry_after=it), "retry_after", **NO_FLAG),
+    *table(
+        "RateLimiter",
+        lambda it: RateLimiter(1, longest_pause=it),
+        "longest_pause",
+        type_errors=["1", True, None],
+        value_errors=[0, -1, NAN],
+    ),
+    *table("RateLimiter", lambda it: RateLimiter(1, told=it), "told", **NO_PREDICATE),
+    *table("RateLimiter", lambda it: RateLimiter(1, observe_only=it), "observe_only", **NO_FLAG),
+    *table("RateLimiter", lambda it: RateLimiter(1, name=it), "name", **NO_NAME),
+    *table("RateLimiter.resize", lambda it: RateLimiter(1).resize(it), "limit", **required(NO_AMOUNT)),
+    *table("RateLimiter.turn", lambda it: RateLimiter(1).turn(it), "cost", **required(NO_UNITS)),
+    *table("RateLimiter.try_take", lambda it: RateLimiter(1).try_take(it), "cost", **required(NO_UNITS)),
+    *table("RateLimiter.pause", lambda it: RateLimiter(1).pause(it), "seconds", **required(NO_DELAY)),
+    *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(it, 5), "remaining", **required(NO_UNITS)),
+    *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(1, it), "reset_after", **required(NO_DELAY)),
     # --- Fallback
     *table(
         "Fallback", lambda it: Fallback(handler=it), "handler", type_errors=[5, "x", [plain], False], value_errors=[]
@@ -405,6 +445,8 @@ def test_the_table_leaves_no_parameter_out() -> None:
         Fallback,
         Chaos,
         AdaptiveThrottle,
+        Rate,
+        RateLimiter,
         ConsecutiveFailures,
         FailureRatio,
         SlowRatio,

@@ -19,7 +19,7 @@ from resilience.errors import RateLimited, Rejected
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import CallRejected
 from resilience.matching import asked_delay
-from resilience.policies.rate import Rate, in_words, meter_of, used_units
+from resilience.policies.rate import Rate, in_words, meter_of, positive, used_units
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -365,10 +365,10 @@ def _as_rate(rate: object) -> Rate:
         return rate
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise TypeError(f"rate must be a Rate, or a number of calls in a second, not {rate!r}")
-    return Rate(rate)
+    return Rate(positive("rate", rate))
 
 
 def _checked(rate: object) -> Rate:
     if not isinstance(rate, Rate):
-        raise TypeError(f"further rates must be written as Rate(limit, per=seconds), not {rate!r}")
+        raise TypeError(f"more rates must each be a Rate(limit, per=seconds), not {rate!r}")
     return rate

@@ -28,6 +28,8 @@ from resilience import (
     Context,
     Fallback,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     Timeout,
     current_context,
@@ -205,6 +207,11 @@ def still_about_to_probe(breaker: CircuitBreaker) -> None:
     assert breaker.state is CircuitState.CLOSED
 
 
+def none_waits(limiter: RateLimiter) -> None:
+    assert limiter.stats().queued == 0
+    assert limiter.stats().next_turn < 0.01
+
+
 def all_free(bulkhead: Bulkhead) -> None:
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), "a permit or a place in the queue was kept"
@@ -244,7 +251,13 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         it = Bulkhead(1)
         return executing(it, work, lambda: all_free(it))
 
+    def limiter() -> Scene:
+        it = RateLimiter(Rate(200, burst=1), Rate(10**6))
+        it.try_take()
+        return executing(it, work, lambda: none_waits(it))
+
     return {
+        "limiter": limiter,
         "retry": lambda: executing(Retry(on=BaseException)),
         "timeout": lambda: executing(Timeout(LONG)),
         "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),

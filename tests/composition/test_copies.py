@@ -21,6 +21,7 @@ from resilience import (
     Context,
     Fallback,
     Policy,
+    RateLimiter,
     Retry,
     Timeout,
 )
@@ -77,12 +78,13 @@ def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
     "policy",
     [
         Bulkhead(1),
+        RateLimiter(1),
         CircuitBreaker(ConsecutiveFailures(2)),
         Chaos(result=1),
         AdaptiveThrottle(),
         Retry().wrap(Bulkhead(1)),
     ],
-    ids=["Bulkhead", "CircuitBreaker", "Chaos", "AdaptiveThrottle", "Pipeline"],
+    ids=["Bulkhead", "RateLimiter", "CircuitBreaker", "Chaos", "AdaptiveThrottle", "Pipeline"],
 )
 def test_a_policy_that_all_its_users_share_refuses(policy: Policy[Any], way: str) -> None:
     """Two of them would let twice as much through; also as a part of a pipeline."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,8 @@ from resilience import (
     CircuitState,
     Fallback,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     Timeout,
     TimeoutExceeded,
@@ -162,6 +164,31 @@ def interrupted_in_queue(scene: str, at: int) -> int:
             pass
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), f"something is held after an interrupt at place {at}"
+    return interruptions.count
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("form", ["call", "block"])
+def test_an_interrupt_anywhere_leaves_nobody_in_the_queue_of_a_limiter(form: str) -> None:
+    """And the next call begins at its turn."""
+    interrupted_at_its_turn(form, 0)
+    number = interrupted_at_its_turn(form, 0)
+    assert number > 10
+    assert [at for at in range(1, number + 1) if interrupted_at_its_turn(form, at) != at] == []
+    gc.collect()
+
+
+def interrupted_at_its_turn(form: str, at: int) -> int:
+    limiter = RateLimiter(Rate(2000, burst=1), Rate(1000))
+    limiter.call(int)
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        if form == "call":
+            limiter.call(int)
+        else:
+            enter(limiter.turn())
+    assert limiter.stats().queued == 0, f"a place is left after an interrupt at place {at}"
+    limiter.call(int)
     return interruptions.count
 
 

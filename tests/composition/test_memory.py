@@ -28,6 +28,8 @@ from resilience import (
     FailureRatio,
     Fallback,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     SlowRatio,
     Timeout,
@@ -380,6 +382,7 @@ SCENARIOS: dict[str, Scenario] = {
     "CircuitBreaker, timed": executes(lambda: CircuitBreaker(SlowRatio(0.5, slower_than=1.0))),
     "CircuitBreaker, probes": fails_again_and_again_in_half_open,
     "Bulkhead": executes(lambda: Bulkhead(1)),
+    "RateLimiter": executes(lambda: RateLimiter(1000)),
     "AdaptiveThrottle": executes(lambda: AdaptiveThrottle(on=Boom)),
     "Chaos": executes(lambda: Chaos(result=1)),
     "rejected": is_rejected,
@@ -456,7 +459,9 @@ async def test_nor_where_policies_are_driven(threads: World, name: str, monkeypa
     await test_a_failed_call_leaves_no_reference_cycle(threads, name)
 
 
-@pytest.mark.parametrize("name", ["Retry", "Timeout", "CircuitBreaker", "Bulkhead", "Fallback", "all of them"])
+@pytest.mark.parametrize(
+    "name", ["Retry", "Timeout", "CircuitBreaker", "Bulkhead", "RateLimiter", "Fallback", "all of them"]
+)
 async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, name: str) -> None:
     """Given up from outside while it waits."""
     parts: dict[str, Callable[[], Policy[Any]]] = {
@@ -464,6 +469,7 @@ async def test_a_cancelled_call_leaves_no_reference_cycle(tasks_world: World, na
         "Timeout": lambda: Timeout(5.0),
         "CircuitBreaker": CircuitBreaker,
         "Bulkhead": lambda: Bulkhead(1),
+        "RateLimiter": lambda: RateLimiter(1000),
         "Fallback": lambda: Fallback("x"),
     }
     policy = parts[name]() if name in parts else Policy.wrap(*(make() for make in parts.values()))
@@ -543,6 +549,7 @@ SHARED: dict[str, Callable[[], Policy[Any]]] = {
         FailureRatio(1.0, min_calls=50, last=100) | SlowRatio(1.0, slower_than=9.0)
     ),
     "Bulkhead": lambda: Bulkhead(1),
+    "RateLimiter": lambda: RateLimiter(Rate(1e9), Rate(1e9, burst=1e9)),
     "Fallback": lambda: Fallback(handler=lambda failure, ctx: "x"),
     "a policy of one's own, driven": Driven,
     "all of them": lambda: Policy.wrap(

@@ -26,6 +26,9 @@ from resilience import (
     Outcome,
     Pipeline,
     Policy,
+    Rate,
+    RateLimiter,
+    RateLimiterStats,
     RetriesExhausted,
     Retry,
     SlowRatio,
@@ -70,6 +73,10 @@ def settings() -> None:
     CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
     CircuitBreaker(ConsecutiveFailures(5), open_for=[1, 2, timedelta(seconds=4)], probe_timeout=5)
     Bulkhead(10, queue=100, max_wait=timedelta(milliseconds=50))
+    RateLimiter(10, max_wait=timedelta(seconds=2), told=lambda result: (0, 1.5)).resize(20)
+    RateLimiter(
+        Rate(500, timedelta(minutes=1)), Rate(10, burst=2, cost=lambda ctx: len(ctx.properties), actual=len), name="llm"
+    )
     AdaptiveThrottle(1.5, window=timedelta(minutes=1), on=ConnectionError, rng=random.Random(1)).reset()
     Chaos(0.01, error=ConnectionError, when=lambda ctx: ctx.attempt == 1).on(0.5, lasts=timedelta(seconds=5))
     Constant(1, jitter="equal")
@@ -91,6 +98,11 @@ def told() -> None:
     assert_type(CircuitBreaker().stats(), CircuitStats)
     assert_type(Bulkhead(1).stats(), BulkheadStats)
     assert_type(Bulkhead(1).stats().queued, int)
+    assert_type(RateLimiter(1).stats(), RateLimiterStats)
+    assert_type(RateLimiter(1).stats().next_turn, float)
+    assert_type(RateLimiter(1).try_take(1.5), float)
+    assert_type(RateLimiter(1).call(int), int)
+    assert_type(Rate(1, timedelta(seconds=5)).per, float)
     assert_type(AdaptiveThrottle().stats(), ThrottleStats)
     assert_type(AdaptiveThrottle().stats().rejection_rate, float)
     assert_type(Timeout.abandoned(), int)
@@ -156,9 +168,9 @@ async def blocks() -> None:
     async for attempt in Retry().attempts():
         with attempt as same:
             assert_type(same.number, int)
-    with CircuitBreaker().guard(), Bulkhead(1).slot():
+    with CircuitBreaker().guard(), Bulkhead(1).slot(), RateLimiter(1).turn():
         pass
-    async with CircuitBreaker().guard(), Bulkhead(1).slot():
+    async with CircuitBreaker().guard(), Bulkhead(1).slot(), RateLimiter(1).turn(2.5):
         pass
 
 

@@ -19,6 +19,8 @@ from resilience import (
     Fallback,
     Pipeline,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     SlowRatio,
     Success,
@@ -109,6 +111,12 @@ def settings() -> None:
     SlowRatio(0.5)  # type: ignore[call-arg]
     Bulkhead(1.5)  # type: ignore[arg-type]
     Bulkhead(1, 2)  # type: ignore[call-arg]
+    RateLimiter("10")  # type: ignore[arg-type]
+    RateLimiter(Rate(1), 5)  # type: ignore[arg-type]
+    RateLimiter(1, max_waits=1)  # type: ignore[call-arg]
+    Rate(1, 2, 3)  # type: ignore[call-arg]
+    Rate(1, cost="1")  # type: ignore[arg-type]
+    Rate(1).limit = 2  # type: ignore[misc]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
     AdaptiveThrottle("2")  # type: ignore[arg-type]

@@ -15,10 +15,33 @@ from typing import Any
 
 import pytest
 
-from resilience import AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Fallback, Pipeline, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Fallback,
+    Pipeline,
+    Policy,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+)
 
 ROOT = Path(__file__).parents[2]
-CONSTRUCTORS = (Pipeline, Retry, Timeout, CircuitBreaker, Bulkhead, Fallback, Chaos, AdaptiveThrottle)
+CONSTRUCTORS = (
+    Pipeline,
+    Retry,
+    Timeout,
+    CircuitBreaker,
+    Bulkhead,
+    Fallback,
+    Chaos,
+    AdaptiveThrottle,
+    Rate,
+    RateLimiter,
+)
 
 
 # --- at run time -----------------------------------------------------------------------------

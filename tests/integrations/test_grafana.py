@@ -58,6 +58,8 @@ def test_every_instrument_but_a_few_has_a_panel() -> None:
     assert {it.name for it in set(INSTRUMENTS) - shown} == {
         "resilience.chaos.injections",
         "resilience.circuit.transitions",
+        "resilience.rate_limiter.next_turn",
+        "resilience.rate_limiter.queued",
         "resilience.throttle.rejection_rate",
     }
 

@@ -10,7 +10,18 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 import pytest
 
-from resilience import AdaptiveThrottle, Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Policy,
+    RateLimiter,
+    Retry,
+    Timeout,
+)
 from resilience.integrations.http import PerHost, TransientStatus
 from resilience.integrations.telemetry import (
     INSTRUMENTS,
@@ -72,7 +83,8 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     with chaos.injecting(rate=1.0):
         await world.attempt(chaos, Script(1).function())
     throttle = AdaptiveThrottle()
-    taken += list(Observed(throttle).gauges())
+    limiter = RateLimiter(1)
+    taken += list(Observed(throttle, limiter).gauges())
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()
     await world.attempt(shadow, Script(1).function())

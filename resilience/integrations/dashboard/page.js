@@ -239,6 +239,28 @@ function updateThrottle(it, throttle) {
   write(about, throttle.about);
 }
 
+// --- rate limiters ---
+
+const FULL_METER = 10; // seconds to wait
+
+function updateLimiter(it, limiter) {
+  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
+  const seconds = limiter.next_turn;
+  const wait = seconds === null ? FULL_METER : Math.min(FULL_METER, seconds);
+  write(name, limiter.name);
+  write(where, whereOf(limiter));
+  write(it.querySelector(".full-word"), limiter.queued > 0 ? "waits" : "");
+  meter.classList.toggle("full", limiter.queued > 0);
+  meter.firstChild.style.width = `${(100 * wait) / FULL_METER}%`;
+  meter.setAttribute("aria-label", `seconds until the next turn of ${limiter.name}`);
+  meter.setAttribute("aria-valuemax", FULL_METER);
+  meter.setAttribute("aria-valuenow", wait);
+  const next = seconds === null ? "never" : `${seconds.toFixed(1)} s`;
+  const waiting = limiter.queued.toLocaleString("en");
+  tell(facts, [["waiting", waiting], ["next turn", next], ["refused", limiter.rejected.toLocaleString("en")]]);
+  write(about, limiter.about);
+}
+
 // --- the log ---
 
 const rows = new Map(); // number -> row, in the order in which they began
@@ -285,7 +307,10 @@ function show(now) {
   arrange(byId("bulkheads"), now.bulkheads, (it) => it.key, makeBulkhead, updateBulkhead);
   arrange(byId("throttles"), now.throttles, (it) => it.key, makeBulkhead, updateThrottle);
   byId("throttles").parentElement.hidden = now.throttles.length === 0;
-  const cards = [now.pipelines, now.circuits, now.bulkheads, now.throttles].map((it) => it.length);
+  arrange(byId("limiters"), now.limiters, (it) => it.key, makeBulkhead, updateLimiter);
+  byId("limiters").parentElement.hidden = now.limiters.length === 0;
+  const shown = [now.pipelines, now.circuits, now.bulkheads, now.throttles, now.limiters];
+  const cards = shown.map((it) => it.length);
   byId("board").classList.toggle("few", Math.max(...cards) <= FEW);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
   for (const it of document.querySelectorAll("section > .empty")) {
@@ -294,6 +319,7 @@ function show(now) {
   write(byId("n-circuits"), numberOf(now.circuits, now.left_out.circuits));
   write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
   write(byId("n-throttles"), numberOf(now.throttles, now.left_out.throttles));
+  write(byId("n-limiters"), numberOf(now.limiters, now.left_out.limiters));
   summarize(now);
   write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
@@ -10,6 +11,7 @@ from resilience.integrations.telemetry.observed import Watched
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 
 #: How many circuits, and how many bulkheads, are shown: a page of more would not be read. There may be one for each
@@ -24,22 +26,26 @@ def state(observed: Observed, *, messages: bool) -> _Json:
 
     :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
-    circuits, bulkheads, throttles = [], [], []
+    circuits, bulkheads, throttles, limiters = [], [], [], []
     for where, policy in _each_once(observed):
         if isinstance(policy, CircuitBreaker):
             circuits.append({**where, **_circuit(policy, messages)})
         elif isinstance(policy, AdaptiveThrottle):
             throttles.append({**where, **_throttle(policy)})
+        elif isinstance(policy, RateLimiter):
+            limiters.append({**where, **_limiter(policy)})
         else:
             bulkheads.append({**where, **_bulkhead(policy)})
     return {
         "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
         "bulkheads": _first(bulkheads, lambda it: bool(it["in_flight"])),
         "throttles": _first(throttles, lambda it: bool(it["rejection_rate"])),
+        "limiters": _first(limiters, lambda it: bool(it["queued"])),
         "left_out": {
             "circuits": max(0, len(circuits) - MOST),
             "bulkheads": max(0, len(bulkheads) - MOST),
             "throttles": max(0, len(throttles) - MOST),
+            "limiters": max(0, len(limiters) - MOST),
         },
         "abandoned": Timeout.abandoned(),
     }
@@ -90,6 +96,16 @@ def _throttle(policy: AdaptiveThrottle) -> _Json:
         "rejection_rate": stats.rejection_rate,
         "requests": stats.requests,
         "accepts": stats.accepts,
+        "rejected": stats.rejected,
+    }
+
+
+def _limiter(policy: RateLimiter) -> _Json:
+    stats = policy.stats()
+    return {
+        "about": policy.describe().removeprefix(f"{policy.name}: "),
+        "queued": stats.queued,
+        "next_turn": stats.next_turn if stats.next_turn < inf else None,
         "rejected": stats.rejected,
     }
 

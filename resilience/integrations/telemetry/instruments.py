@@ -100,12 +100,14 @@ IN_FLIGHT = _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkh
 QUEUED = _gauge("{call}", "bulkhead.queued", "Calls that wait for a bulkhead.", *_POLICY)
 LIMIT = _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at once.", *_POLICY)
 REJECTION_RATE = _gauge("1", "throttle.rejection_rate", "The share of the calls that a throttle holds back.", *_POLICY)
+RATE_QUEUED = _gauge("{call}", "rate_limiter.queued", "Calls that wait for their turn.", *_POLICY)
+NEXT_TURN = _gauge("s", "rate_limiter.next_turn", "How long a call that comes now waits for its turn.", *_POLICY)
 ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
     *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
-    *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, ABANDONED),
+    *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, RATE_QUEUED, NEXT_TURN, ABANDONED),
 )
 
 

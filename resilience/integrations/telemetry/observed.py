@@ -18,7 +18,9 @@ from resilience.integrations.telemetry.instruments import (
     IN_FLIGHT,
     LIMIT,
     MEASURED,
+    NEXT_TURN,
     QUEUED,
+    RATE_QUEUED,
     REJECTION_RATE,
     Instrument,
     Measurement,
@@ -28,11 +30,12 @@ from resilience.integrations.telemetry.labels import Labels
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 
 #: What holds something that can be read at any instant.
-Watched: TypeAlias = AdaptiveThrottle | CircuitBreaker | Bulkhead
+Watched: TypeAlias = AdaptiveThrottle | CircuitBreaker | Bulkhead | RateLimiter
 
 
 class ManyPolicies(Protocol):
@@ -107,7 +110,7 @@ def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
 
 
 def _watched(policy: object) -> Iterator[Watched]:
-    if isinstance(policy, (AdaptiveThrottle, CircuitBreaker, Bulkhead)):
+    if isinstance(policy, (AdaptiveThrottle, CircuitBreaker, Bulkhead, RateLimiter)):
         yield policy
     else:
         for part in _inside(policy):
@@ -142,6 +145,10 @@ def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
                 yield Measurement(CIRCUIT_STATE, float(state is now), {**labels, "state": state.value})
         elif isinstance(policy, AdaptiveThrottle):
             yield Measurement(REJECTION_RATE, policy.stats().rejection_rate, labels)
+        elif isinstance(policy, RateLimiter):
+            turns = policy.stats()
+            yield Measurement(RATE_QUEUED, turns.queued, labels)
+            yield Measurement(NEXT_TURN, turns.next_turn, labels)
         else:
             stats = policy.stats()
             yield Measurement(IN_FLIGHT, stats.in_flight, labels)

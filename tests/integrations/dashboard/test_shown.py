@@ -9,7 +9,19 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, events
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Policy,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
 from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.log import Row
 from resilience.integrations.dashboard.state import MOST
@@ -39,6 +51,17 @@ async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., 
     assert [held[it] for it in ("limit", "in_flight", "queue", "queued", "rejected")] == [3, 1, 2, 0, 0]
 
 
+def test_the_state_of_rate_limiters_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """How many wait, and for how long a newcomer would; one that never would has no number."""
+    limiter, never = RateLimiter(2, name="partner"), RateLimiter(Rate(0.5, cost=lambda ctx: 1))
+    for _ in range(2):
+        limiter.call(int)
+    first, second = run(lambda: told(make(limiter, never)))["now"]["limiters"]
+    assert [first[it] for it in ("name", "queued", "next_turn", "rejected")] == ["partner", 0, 1.0, 0]
+    assert first["about"] == "at most 2 calls in any second; the others wait for their turn"
+    assert second["next_turn"] is None
+
+
 def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard]) -> None:
     """With the names of both."""
     breaker = CircuitBreaker(name="db")
@@ -55,7 +78,7 @@ def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., 
     now = run(lambda: told(app))["now"]
     assert len(now["circuits"]) == MOST
     assert now["circuits"][0]["name"] == f"b{MOST + 4}"
-    assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0}
+    assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0, "limiters": 0}
 
 
 def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:

@@ -11,10 +11,22 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Policy,
+    RateLimiter,
+    Retry,
+    Timeout,
+)
 from resilience.integrations.opentelemetry import instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.listening import retry_without_budget
 
 
 class Measured:
@@ -53,9 +65,14 @@ async def test_names_units_and_descriptions_are_those_of_the_instruments(
 ) -> None:
     """Every one of them is there, with its kind."""
     pipeline = Policy.wrap(Fallback("x"), Timeout(5), Retry(3, on=Boom, backoff=[0]), CircuitBreaker(2), Bulkhead(1))
-    measured.instrument(pipeline)
+    chaos, limits = Chaos(result=1), Policy.wrap(AdaptiveThrottle(), RateLimiter(1, max_wait=0, observe_only=True))
+    measured.instrument(pipeline, limits)
     for _ in range(2):
         await world.execute(pipeline, Script(Boom()).function())
+        await world.execute(limits, Script(1).function())  # the second is over the rate
+    with chaos.injecting(rate=1.0):
+        await world.execute(chaos, Script(2).function())
+    await world.attempt(retry_without_budget(), Script(Boom()).function())
     await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
     await world.attempt(Timeout(5), Script(Boom()).function(), Context(timeout=0))
     found = measured.metrics()

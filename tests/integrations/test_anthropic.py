@@ -12,19 +12,22 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, Timeout, deadline, transient
-from resilience.integrations.anthropic import protect
 from tests.conftest import World
 from tests.integrations import llm_server as llm
+from tests.integrations.sdks import Later, anthropic
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 
 PATH = llm.ANTHROPIC_PATH
 SOON = Retry(3, backoff=[0.001])
 HELLO = [{"role": "user", "content": "hi"}]
+
+
+def protect(client: Any, policy: Any) -> Any:
+    return Later("resilience.integrations.anthropic").protect(client, policy)
 
 
 @contextlib.contextmanager

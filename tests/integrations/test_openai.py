@@ -12,19 +12,22 @@ from typing import Any
 
 import httpx
 import httpx2
-import openai
 import pydantic
 import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
 from resilience.integrations.http import NotRepeatable, PerHost
-from resilience.integrations.openai import protect
 from tests.conftest import World, no_collector
 from tests.integrations import llm_server as llm
+from tests.integrations.sdks import Later, openai
 from tests.integrations.servers import Answer, FlakyServer, unused_url
 
 PATH = llm.OPENAI_PATH
 SOON = Retry(3, backoff=[0.001])
+
+
+def protect(client: Any, policy: Any) -> Any:
+    return Later("resilience.integrations.openai").protect(client, policy)
 
 
 @contextlib.contextmanager
@@ -200,10 +203,11 @@ def test_each_attempt_has_no_more_time_than_is_left(server: FlakyServer) -> None
         ask(client)
 
 
-@pytest.mark.parametrize("own", [5.0, openai.Timeout(5.0, connect=0.9), openai.Timeout(None, read=0.9), 0.9, None])
+@pytest.mark.parametrize("own", [5.0, {"timeout": 5.0, "connect": 0.9}, {"timeout": None, "read": 0.9}, 0.9, None])
 @pytest.mark.parametrize("where", ["client", "call"])
 def test_the_timeouts_of_the_client_and_of_the_call_stay_where_they_are_shorter(own: Any, where: str) -> None:
     """Each of the four numbers is the smaller of the two; none becomes what is left."""
+    own = openai.Timeout(**own) if isinstance(own, dict) else own
     seen: list[dict[str, float | None]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

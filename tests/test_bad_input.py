@@ -108,6 +108,7 @@ NO_RATE = {"type_errors": ["0.5", True, [0.5]], "value_errors": [-0.1, 1.1, NAN,
 NO_AMOUNT: dict[str, list[Any]] = {"type_errors": ["1", True, [1]], "value_errors": [0, -1, NAN, INF, -INF]}
 NO_UNITS: dict[str, list[Any]] = {"type_errors": ["1", True, [1]], "value_errors": [-1, NAN, INF, -INF]}
 NO_FLAG = {"type_errors": [1, 0, "yes", None], "value_errors": []}
+NO_RANDOMNESS: Any = {"type_errors": [5, "random", 0, False, random.Random], "value_errors": []}
 NO_NAME = {"type_errors": [5, b"db", ["db"]], "value_errors": [""]}
 NO_LISTENER: dict[str, list[Any]] = {
     "type_errors": [5, "print", [print], later, partial(later), Later()],
@@ -158,9 +159,7 @@ CASES: list[Case] = [
     *table("Retry", lambda it: Retry(wrap=it), "wrap", **NO_FLAG),
     *table("Retry", lambda it: Retry(on_retry=it), "on_retry", **NO_LISTENER),
     *table("Retry", lambda it: Retry(name=it), "name", **NO_NAME),
-    *table(
-        "Retry", lambda it: Retry(rng=it), "rng", type_errors=[5, "random", 0, False, random.Random], value_errors=[]
-    ),
+    *table("Retry", lambda it: Retry(rng=it), "rng", **NO_RANDOMNESS),
     # --- RetryBudget
     *table("RetryBudget", lambda it: RetryBudget(it), "ratio", **NO_SHARE),
     *table("RetryBudget", lambda it: RetryBudget(saved=it), "saved", **NO_SAVINGS),
@@ -316,13 +315,7 @@ CASES: list[Case] = [
     *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(ignore=it), "ignore", **NO_EXCEPTIONS),
     *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(observe_only=it), "observe_only", **NO_FLAG),
     *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(name=it), "name", **NO_NAME),
-    *table(
-        "AdaptiveThrottle",
-        lambda it: AdaptiveThrottle(rng=it),
-        "rng",
-        type_errors=[5, "random", 0, False],
-        value_errors=[],
-    ),
+    *table("AdaptiveThrottle", lambda it: AdaptiveThrottle(rng=it), "rng", **NO_RANDOMNESS),
     # --- backoffs
     *table("Constant", lambda it: Constant(it), "delay", **required(NO_DELAY)),
     *table("Linear", lambda it: Linear(it), "step", **required(NO_DELAY)),

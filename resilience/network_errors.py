@@ -106,7 +106,7 @@ def transient(error: Exception) -> bool:
     an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
     `TransientStatus` is transient.)
     """
-    return _says_network(error) and not _hides_a_certificate(error)
+    return _says_network(error) and not _hides_a_certificate(error) and _passes_the_proxy(error.__cause__)
 
 
 def _says_network(error: Exception) -> bool:
@@ -122,13 +122,7 @@ def _says_network(error: Exception) -> bool:
             return _says_no_connection(error)
         if error.errno in _NETWORK_NUMBERS:
             return True
-    kind = type(error)
-    if type(kind) is not type:  # a metaclass may forbid a table: where it says which classes are equal
-        return any(test(error) for test in _tests_for(kind))
-    tests = _tests_of.get(kind)
-    if tests is None:
-        tests = _tests_of[kind] = _tests_for(kind)
-    return any(test(error) for test in tests)
+    return any(test(error) for test in _tests_of(type(error)))
 
 
 def _says_no_connection(error: OSError) -> bool:
@@ -159,11 +153,31 @@ def _hides_a_certificate(error: BaseException) -> bool:
     return False
 
 
+def _passes_the_proxy(cause: BaseException | None) -> bool:
+    """Whether what a client has made this error of is no proxy that asks for a login."""
+    for _ in range(_MOST_CAUSES):
+        if not isinstance(cause, Exception):
+            break
+        if _tests_of(type(cause)) == (_proxy_may_connect,):
+            return _proxy_may_connect(cause)
+        cause = cause.__cause__
+    return True
+
+
 _Test: TypeAlias = Callable[[Any], bool]
 
 #: Class -> what its exceptions are asked; one yes is enough. To find that takes 3 us, and what passes by a Retry is of
 #: a few classes. Weak, because a program may make classes while it runs.
-_tests_of: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
+_known_tests: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
+
+
+def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
+    if type(kind) is not type:  # a metaclass may forbid a table: where it says which classes are equal
+        return _tests_for(kind)
+    tests = _known_tests.get(kind)
+    if tests is None:
+        tests = _known_tests[kind] = _tests_for(kind)
+    return tests
 
 
 def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:

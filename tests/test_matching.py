@@ -17,10 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import anthropic
 import anyio
 import httpcore
 import httpx
 import httpx2
+import openai
 import pytest
 import requests
 import urllib3
@@ -651,6 +653,11 @@ PROXY_ANSWERS = {
 }
 
 
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 def proxy_errors(answer: str) -> dict[str, Exception]:
     """What clients raise for it."""
     pool: Any = None
@@ -666,6 +673,8 @@ def proxy_errors(answer: str) -> dict[str, Exception]:
         "httpx": httpx.ProxyError(answer),
         "httpx2": httpx2.ProxyError(answer),
         "httpcore": httpcore.ProxyError(answer),
+        "openai": caused_by(openai.APIConnectionError(request=request), httpx.ProxyError(answer)),
+        "anthropic": caused_by(anthropic.APIConnectionError(request=request), httpx.ProxyError(answer)),
         "aiohttp": aiohttp.ClientHttpProxyError(request, (), status=int(answer[:3]), message=answer[4:]),
     }
 

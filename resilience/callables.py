@@ -101,7 +101,7 @@ def why_unbegun(fn: object) -> str | None:
     if is_generator_function(fn):
         return (
             f"{name_of(fn)} is a generator function: calling it only makes the generator, so nothing that it does "
-            "would be protected; decorate what each step calls instead, or a function that returns `list(...)` of it"
+            "would be protected; use `policy.streaming()` in the place of the policy, or decorate what each step calls"
         )
     if is_block_function(fn):
         return (

@@ -148,7 +148,7 @@ def enter(ctx: Context) -> Any:
     except StopIteration as stop:
         raise StoppedIteration(stop) from None
     except TypeError as error:
-        _refuse_mismatch(ctx, error)
+        refuse_mismatch(ctx, error)
         raise
     if type(result) not in NON_AWAITABLE_TYPES:
         if is_awaitable(result):
@@ -191,17 +191,17 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
             result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
         if record is not None:
-            _end_attempt(record, ctx, began, None, error)
-        _raise_if_expired(timer, error)
+            end_attempt(record, ctx, began, None, error)
+        raise_if_expired(timer, error)
         raise
     finally:
         set_ambient(outer)
     if began is not None and record is not None:
-        _end_attempt(record, ctx, began, result, None)
+        end_attempt(record, ctx, began, result, None)
     return result
 
 
-def _raise_if_expired(timer: Timer | None, error: BaseException) -> None:
+def raise_if_expired(timer: Timer | None, error: BaseException) -> None:
     """Give to a timer what ends at its instant: calls inside found no time left, which it was to end itself."""
     if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST:
         raise Expired(timer) from error
@@ -221,7 +221,7 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
     try:
         return function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
     except TypeError as error:
-        _refuse_mismatch(ctx, error)
+        refuse_mismatch(ctx, error)
         raise
 
 
@@ -231,7 +231,7 @@ async def enter_awaitable(ctx: Context) -> Any:
     return await (awaitable if type(awaitable) is CoroutineType else _awaited(ctx._function, awaitable))
 
 
-def _refuse_mismatch(ctx: Context, error: TypeError) -> None:
+def refuse_mismatch(ctx: Context, error: TypeError) -> None:
     """Raise where a call cannot have entered the function, as that does not take these arguments."""
     function, arguments = ctx._function, ctx._arguments
     misuse = mismatch(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
@@ -260,11 +260,11 @@ async def _await_in_context(ctx: Context) -> Any:
         result = await (awaitable if type(awaitable) is CoroutineType else _awaited(function, awaitable))
     except BaseException as error:
         if isinstance(error, TypeError):
-            _refuse_mismatch(ctx, error)
+            refuse_mismatch(ctx, error)
         if record is not None:
-            _end_attempt(record, ctx, began, None, error)
+            end_attempt(record, ctx, began, None, error)
         if getattr(token.old_value, "_timer", None) is not ctx._timer:  # it was not inherited
-            _raise_if_expired(ctx._timer, error)
+            raise_if_expired(ctx._timer, error)
         raise
     finally:
         try:
@@ -272,11 +272,11 @@ async def _await_in_context(ctx: Context) -> Any:
         except ValueError:
             pass
     if began is not None and record is not None:
-        _end_attempt(record, ctx, began, result, None)
+        end_attempt(record, ctx, began, result, None)
     return result
 
 
-def _end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
+def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
     """Note why a call of the function failed, and report the call to listeners that asked for it.
 
     :param began: when it did; None where there was no such listener then.
@@ -329,7 +329,7 @@ def protect(
         inner._timer = None
         chain = stage
         if is_observed or subscribers.executions or get_ambient() is not None:
-            record = _inherit(inner, executed, ctx)
+            record = inherit(inner, executed, ctx)
             chain = enter if subscribers.policies_off else stage
             if record is not None:
                 chain = partial(_recorded, record, executed, chain)
@@ -376,7 +376,7 @@ def aprotect(
         inner._timer = None
         chain = stage
         if is_observed or subscribers.executions or get_ambient() is not None:
-            record = _inherit(inner, executed, ctx)
+            record = inherit(inner, executed, ctx)
             chain = innermost if subscribers.policies_off else stage
             if record is not None:
                 chain = partial(_arecorded, record, executed, chain)
@@ -391,7 +391,7 @@ def aprotect(
 # --- the two ends of an execution ---
 
 
-def _inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:
+def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:
     """Give a new context what it inherits; return the record of the execution, where something will read it.
 
     :param ctx: the context that the caller passed in, if any.
@@ -418,9 +418,9 @@ def _recorded(record: Record, executed: Executed, stage: Stage, ctx: Context) ->
     try:
         result = stage(ctx)
     except BaseException as error:
-        _end(record, executed, ctx, None, error)
+        end_execution(record, executed, ctx, None, error)
         raise
-    _end(record, executed, ctx, result, None)
+    end_execution(record, executed, ctx, result, None)
     return result
 
 
@@ -428,14 +428,24 @@ async def _arecorded(record: Record, executed: Executed, stage: Stage, ctx: Cont
     try:
         result = await stage(ctx)
     except BaseException as error:
-        _end(record, executed, ctx, None, error)
+        end_execution(record, executed, ctx, None, error)
         raise
-    _end(record, executed, ctx, result, None)
+    end_execution(record, executed, ctx, result, None)
     return result
 
 
-def _end(record: Record, executed: Executed, ctx: Context, value: object, error: BaseException | None) -> None:
-    """Close the record, and report how the execution ended: with a value, or with an error."""
+def end_execution(
+    record: Record,
+    executed: Executed,
+    ctx: Context,
+    value: object,
+    error: BaseException | None,
+    items: int | None = None,
+) -> None:
+    """Close the record, and report how the execution ended: with a value, or with an error.
+
+    :param items: how many items a stream has handed out.
+    """
     record.ended = clock.now()
     listeners = executed._resilience_listeners + subscribers.of(ExecutionFinished)
     if listeners:
@@ -449,6 +459,7 @@ def _end(record: Record, executed: Executed, ctx: Context, value: object, error:
             elapsed=record.elapsed,
             outcome=outcome,
             cancelled_by=cancelled_by,
+            items=items,
         )
 
 

@@ -26,6 +26,7 @@ from resilience.callables import (
     require_callable,
     why_unbegun,
 )
+from resilience.checks import Duration
 from resilience.context import Context
 from resilience.errors import Misuse
 from resilience.execution import (
@@ -38,6 +39,7 @@ from resilience.execution import (
 from resilience.info import Listener
 from resilience.outcome import Failure, Outcome, Success
 from resilience.proxy import awaiting, make_proxy
+from resilience.streams.streaming import Streaming
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class Policy(ABC, Generic[D_co]):
     # The private attributes, under names that a subclass will not choose. What may run the rest of a chain more
     # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_repeats: ClassVar[bool] = False
+    _resilience_streams: ClassVar[bool] = True  # whether it can stand around a stream
     _resilience_listeners: tuple[Listener, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -242,6 +245,33 @@ class Policy(ABC, Generic[D_co]):
             raise
         except Exception as error:
             return Failure(error)
+
+    def streaming(
+        self,
+        *,
+        first: Duration | None = None,
+        idle: Duration | None = None,
+        resume: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> Streaming:
+        """Return this policy for functions that bring items: generators, asynchronous ones, and streams of clients.
+
+        A stream is one call that ends with its last item. It is retried until it has brought an item.
+
+        :param first: how many seconds an attempt may take to its first item; no limit of its own by default.
+        :param idle: how many seconds each later item may take; the consumer's own time never counts. What takes longer
+            fails with `TimeoutExceeded`, as any failure.
+        :param resume: what the function is called with, by keyword, to go on after an item: functions of the last item
+            that was handed out. With it, a Retry also repeats what fails later.
+        :raises TypeError: around a Cache, a SingleFlight or a Hedge.
+
+        >>> from resilience import Retry
+        >>> @Retry().streaming(idle=10.0)
+        ... def numbers():
+        ...     yield from (1, 2, 3)
+        >>> list(numbers())
+        [1, 2, 3]
+        """
+        return Streaming(self, first, idle, resume)
 
     # --- protecting what exists ---
 

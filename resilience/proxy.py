@@ -61,11 +61,14 @@ def make_proxy(
     protect: Protect,
     policy: str,
     unbegun: Callable[[object], object] = why_unbegun,
+    *,
+    brings_items: bool = False,
 ) -> C:
     """Return a stand-in for `client` whose methods `names` (all public ones, if empty) are protected.
 
     :param policy: how the proxy's `repr` calls the policy.
     :param unbegun: which methods do none of their work when they are called, and are the client's own.
+    :param brings_items: whether generator functions can be protected.
     """
     if client is None:
         raise TypeError("there is no client to protect, only None")
@@ -73,7 +76,7 @@ def make_proxy(
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return cast("C", _build(client, names or _public_methods(client, unbegun), protect, policy))
+    return cast("C", _build(client, names or _public_methods(client, unbegun), protect, policy, brings_items))
 
 
 def awaiting(protect: Protect, run: Run) -> Protect:
@@ -94,7 +97,7 @@ def awaiting(protect: Protect, run: Run) -> Protect:
     return protect_awaited
 
 
-def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> Any:
+def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, brings_items: bool) -> Any:
     proxy: Any = object.__new__(_class_for(cast("type", type(client))))
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
@@ -103,20 +106,22 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str) -> 
         if rest:
             nested.setdefault(head, []).append(rest)
         else:
-            here[head] = _protected(head, getattr(client, head), protect)
+            here[head] = _protected(head, getattr(client, head), protect, brings_items)
     for head, rests in nested.items():
-        here[head] = _build(getattr(client, head), rests, protect, policy)
+        here[head] = _build(getattr(client, head), rests, protect, policy, brings_items)
     proxy.__dict__.update(here)
     return proxy
 
 
-def _protected(name: str, method: Any, protect: Protect) -> Run:
+def _protected(name: str, method: Any, protect: Protect, brings_items: bool) -> Run:
     if name[:2] == name[-2:] == "__" and name not in _WORKING:
         raise TypeError(f"{name} cannot be protected: Python calls it around the work, not for it; name the methods")
     if not callable(method):
         raise TypeError(f"only methods can be protected, not {method!r}")
-    if is_generator_function(method):
-        raise TypeError(f"{name_of(method)} is a generator function: calling it does none of its work")
+    if is_generator_function(method) and not brings_items:
+        raise TypeError(
+            f"{name_of(method)} is a generator function: calling it does none of its work; use policy.streaming().proxy"
+        )
     return protect(method)
 
 

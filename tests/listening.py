@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from resilience import Bulkhead, Chaos, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
+from resilience import Bulkhead, Cache, Chaos, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
 from tests.conftest import Boom
 
 KINDS = (
@@ -18,6 +18,8 @@ KINDS = (
     events.CircuitChanged,
     events.FallbackUsed,
     events.ChaosInjected,
+    events.CacheUsed,
+    events.StreamOpened,
     events.ExecutionFinished,
 )
 
@@ -46,6 +48,10 @@ def everything() -> None:
     chaos = Chaos(result=None)
     with chaos.injecting(rate=1.0):
         chaos.execute(fails)
+    cache = Cache(1, keep_errors=Boom, key=lambda ctx: "same")
+    cache.capture(fails)
+    cache.capture(fails)
+    list(Retry().streaming().call(iter, [1]))
     full = Bulkhead(1)
     full.execute(lambda ctx: full.capture(fails))
 

@@ -11,6 +11,8 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Cache,
+    Chaos,
     CircuitBreaker,
     Context,
     Fallback,
@@ -26,7 +28,7 @@ from resilience.events import Called
 from resilience.testing import Simulation
 from tests.conftest import Boom, FakeClock, World
 from tests.functions import quick
-from tests.listening import ASKED_FOR, KINDS
+from tests.listening import ASKED_FOR, KINDS, retry_without_budget
 
 
 class Seeing(Policy):
@@ -260,9 +262,16 @@ def every_kind(call: Callable[[Policy[Any]], object], full: Bulkhead) -> None:
         call(full)
     with deadline(0.0):
         call(Timeout(5.0))
+    call(retry_without_budget())
+    chaos = Chaos(result=None)
+    with chaos.injecting(rate=1.0):
+        call(chaos)
+    cache = Cache(60, key=lambda *_: "same", keep_errors=Boom)
+    call(cache)
+    call(cache)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])
+@pytest.mark.parametrize("kind", [*(it for it in KINDS if it is not events.StreamOpened), ASKED_FOR])
 def test_each_event_says_what_was_called(kind: type[events.Event]) -> None:
     """Of every kind."""
     seen: list[Any] = []

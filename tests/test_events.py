@@ -15,6 +15,7 @@ import pytest
 from resilience import (
     Bulkhead,
     BulkheadFull,
+    Cache,
     Call,
     Chaos,
     CircuitBreaker,
@@ -33,6 +34,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.listening import KINDS, facts, kinds, retry_without_budget
+from tests.streams.sources import Source, streamed
 
 # --- each kind with its numbers ----------------------------------------------------------------
 
@@ -51,7 +53,7 @@ async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
 
     assert await world.attempt(retry, fn, Context(operation="op", properties={"a": 1})) is boom
     common = {"policy": "r", "operation": "op", "properties": {"a": 1}, "pipeline": "r"}
-    failed = Failure(boom)
+    failed, ended = Failure(boom), {"cancelled_by": None, "items": None}
     assert [(type(event), facts(event)) for event in heard] == [
         (events.AttemptFailed, {**common, "time": began + 0.25, "attempt": 1, "outcome": failed, "elapsed": 0.25}),
         (events.RetryScheduled, {**common, "time": began + 0.25, "attempt": 1, "delay": 1.5, "outcome": failed}),
@@ -62,7 +64,7 @@ async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
         ),
         (
             events.ExecutionFinished,
-            {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed, "cancelled_by": None},
+            {**common, "time": began + 2.0, "attempts": 2, "elapsed": 2.0, "outcome": failed, **ended},
         ),
     ]
 
@@ -527,6 +529,7 @@ async def test_no_event_is_built_while_nobody_listens(
     breaker = CircuitBreaker(2, open_for=60.0)
     full = Bulkhead(1)
     chaos = Chaos(result="x")
+    cache = Cache(60, key=lambda ctx: "same", keep_errors=Boom)
     pipeline = Fallback("x").wrap(Retry(on=(Boom, CircuitOpen), backoff=[0]), breaker, Timeout(60.0))
 
     async def main() -> None:
@@ -542,6 +545,10 @@ async def test_no_event_is_built_while_nobody_listens(
         await world.execute(full, outer)
         with chaos.injecting(rate=1.0):
             await world.execute(chaos, Script("never").function())
+        cache.clear()
+        for _ in range(2):
+            await world.attempt(cache, Script(Boom()).function())
+        await streamed(world, Retry(), Source(world, [1])).all()
 
     await main()
     assert built == []

@@ -11,6 +11,7 @@ CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
 ChaosInjected       a Chaos does something to a call
 CacheUsed           a Cache or SingleFlight answered without calling
+StreamOpened        a stream has brought its first item
 ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
@@ -31,6 +32,7 @@ from resilience.events.kinds import (
     FallbackUsed,
     RetryGaveUp,
     RetryScheduled,
+    StreamOpened,
     TimedOut,
 )
 from resilience.info import Called, Listener
@@ -51,6 +53,7 @@ __all__ = [
     "Listener",
     "RetryGaveUp",
     "RetryScheduled",
+    "StreamOpened",
     "TimedOut",
     "TripCount",
     "subscribe",

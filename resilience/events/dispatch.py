@@ -29,6 +29,7 @@ from resilience.events.kinds import (
     FallbackUsed,
     RetryGaveUp,
     RetryScheduled,
+    StreamOpened,
     TimedOut,
 )
 from resilience.info import Listener
@@ -49,6 +50,7 @@ _KINDS: tuple[type[Event], ...] = (
     FallbackUsed,
     ChaosInjected,
     CacheUsed,
+    StreamOpened,
     ExecutionFinished,
 )
 

@@ -184,6 +184,7 @@ class ChaosInjected(Event):
     effect: Literal["error", "result", "delay", "action"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class CacheUsed(Event):
     """A call was answered without calling.
 
@@ -195,6 +196,18 @@ class CacheUsed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamOpened(Event):
+    """A stream has brought its first item. Its `policy` is what is executed.
+
+    :param attempt: the number of the attempt that brought it.
+    :param elapsed: seconds since it was first asked for, earlier attempts included.
+    """
+
+    attempt: int
+    elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutionFinished(Event):
     """A whole execution is over.
 
@@ -202,12 +215,14 @@ class ExecutionFinished(Event):
     :param elapsed: seconds from the beginning to the end.
     :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
     :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
+    :param items: how many items a stream has handed out; None for a call that is no stream.
     """
 
     attempts: int
     elapsed: float
     outcome: Outcome[Any] | None
     cancelled_by: Canceller | None = None
+    items: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

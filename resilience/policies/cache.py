@@ -114,6 +114,8 @@ class Cache(Policy[Never]):
     1
     """
 
+    _resilience_streams = False
+
     def __init__(
         self,
         ttl: Ttl,

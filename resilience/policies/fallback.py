@@ -138,7 +138,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
         try:
             result = await call(ctx)
         except Exception as error:
-            if not self._failures.handles(error):
+            if not (ctx.runtime.is_answerable and self._failures.handles(error)):
                 raise
             if self._is_plain and not (subscribers.fallback or ctx._info.listeners):
                 return cast("A_co", self._value)

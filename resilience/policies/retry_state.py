@@ -6,9 +6,8 @@ it. The policy and the block form both follow it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import clock
@@ -29,9 +28,7 @@ _Reason: TypeAlias = (
 )
 
 
-@final
-@dataclass(slots=True)  # a named tuple's fields take ten times as long to read
-class RetryLimits:
+class RetryLimits(NamedTuple):
     """How often and how long a Retry tries. The fields are the parameters of `Retry`."""
 
     policy: str
@@ -82,7 +79,7 @@ class RetryState:
     def delay_after(self, outcome: Outcome[Any], refused_until: float = -inf) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; report which."""
         limits, ctx = self._limits, self._ctx
-        if self.attempt > 1 and isinstance(outcome, Failure):
+        if isinstance(outcome, Failure):
             self.give_back_if_refused(outcome.error)
         self._history.add(outcome)
         ctx._note(outcome)
@@ -104,7 +101,8 @@ class RetryState:
         if self.attempt == limits.attempts:
             return "attempts"
         carrier = outcome.value if isinstance(outcome, Success) else outcome.error
-        if read_attribute(carrier, "repeatable") is False or read_attribute(ctx._function, "repeatable") is False:
+        is_repeatable = ctx.runtime.is_repeatable and read_attribute(ctx._function, "repeatable") is not False
+        if not is_repeatable or read_attribute(carrier, "repeatable") is False:
             return "unrepeatable"
         delay = next(self._delays)
         if limits.retry_after and (asked := asked_delay(carrier)) > delay:
@@ -113,7 +111,7 @@ class RetryState:
             delay = asked
         if self._began + elapsed + delay < refused_until:
             return "circuit_open"
-        if ctx.deadline != inf and delay >= ctx.remaining():
+        if delay >= ctx.remaining():
             return "deadline"
         if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
             return "max_elapsed"

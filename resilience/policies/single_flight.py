@@ -54,6 +54,8 @@ class SingleFlight(Policy[Never]):
     'HELLO'
     """
 
+    _resilience_streams = False
+
     def __init__(self, *, key: Key | None = None, name: str | None = None) -> None:
         self._key = optional_key(key)
         self._given_name = checks.optional_name(name)

@@ -91,6 +91,11 @@ class Waiter(Protocol):
 class Runtime(ABC):
     """Threads, or tasks of an event loop, or simulated time."""
 
+    #: Whether a call that has failed may be made again, and whether another value may stand in for what it brings.
+    #: Neither where a stream has handed out items.
+    is_repeatable: bool = True
+    is_answerable: bool = True
+
     @abstractmethod
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         """Wait for `seconds`.

@@ -1,0 +1,111 @@
+"""What policies find as their runtime inside a stream: that of the consumer, whose timers are instants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, final
+
+from typing_extensions import override
+
+from resilience.clock import clock
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
+
+
+@final
+class StreamTimer(Timer):
+    """A limit that everything that waits inside it looks at. Nothing is armed between two pulls."""
+
+    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
+
+    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
+        self.deadline: float = deadline
+        self.fired: bool = False
+        self.policy: str = policy
+        self.max_abandoned: int = max_abandoned
+
+    @override
+    def start(self) -> None:
+        return
+
+    @override
+    def stop(self, error: BaseException | None) -> bool:
+        self.fired = isinstance(error, Expired) and error.timer is self
+        return self.fired
+
+
+@final
+class StreamWaiter(Waiter):
+    """A place in a queue: the wait ends with the limit around it, too."""
+
+    def __init__(self, inner: Waiter) -> None:
+        self._inner = inner
+
+    @override
+    def wake(self) -> None:
+        self._inner.wake()
+
+    @override
+    def is_alive(self) -> bool:
+        return self._inner.is_alive()
+
+    @override
+    async def wait(self, deadline: float, timer: Timer | None) -> bool:
+        if not isinstance(timer, StreamTimer):
+            return await self._inner.wait(deadline, timer)
+        if await self._inner.wait(min(deadline, timer.deadline), None):
+            return True
+        if timer.deadline <= deadline:
+            raise Expired(timer)
+        return False
+
+
+@final
+class StreamRuntime(Runtime):
+    """The runtime of the consumer, in which timers are instants.
+
+    :param world: threads or tasks.
+    :param resume: the functions of an item that return what the next call is given, by keyword.
+    """
+
+    def __init__(self, world: Runtime, resume: Mapping[str, Callable[[Any], Any]]) -> None:
+        self.world = world
+        self.resume = resume
+        #: How many items were handed out, in all attempts.
+        self.items: int = 0
+        #: What the function is called with the next time, besides its own arguments.
+        self.keywords: dict[str, Any] = {}
+
+    def hand_out(self, item: Any) -> None:
+        """Note an item before the consumer has it."""
+        self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}
+        self.items += 1
+        self.is_answerable = False
+        self.is_repeatable = bool(self.resume)
+
+    @override
+    async def sleep(self, seconds: float, timer: Timer | None) -> None:
+        left, outer = inf, timer
+        if isinstance(timer, StreamTimer):
+            left, outer = max(0.0, timer.deadline - clock.now()), None
+        await self.world.sleep(min(seconds, left), outer)
+        if timer is not None and seconds >= left:
+            raise Expired(timer)
+
+    @override
+    def timer(
+        self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
+    ) -> StreamTimer:
+        return StreamTimer(deadline, policy, max_abandoned)
+
+    @override
+    def waiter(self) -> Waiter:
+        return StreamWaiter(self.world.waiter())
+
+    @override
+    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
+        return await self.world.run(function, *args)
+
+    @override
+    async def close(self, resource: object) -> None:
+        await self.world.close(resource)

@@ -1,0 +1,144 @@
+"""The innermost stage of a stream: it opens the source, and suspends the whole chain with it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Generator, Iterable
+from math import inf
+from typing import Any, Final, final
+
+from resilience.ambient import leave_ambient, set_ambient
+from resilience.callables import close_coroutine, is_awaitable, name_of
+from resilience.checks import format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
+from resilience.events.dispatch import subscribers
+from resilience.execution import end_attempt, raise_if_expired, refuse_mismatch
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired
+from resilience.runtimes.blocking import BLOCKING, BlockingTimer
+from resilience.runtimes.tasks import TASKS
+from resilience.streams.runtime import StreamTimer
+
+
+class Closed(BaseException):
+    """The consumer wants no more. Only the innermost stage takes it."""
+
+
+@final
+class Opened:
+    """A source that is open: what the chain is suspended with.
+
+    :param first_until: the instant until which the first item has to come.
+    """
+
+    __slots__ = ("ctx", "first_until", "is_first", "items")
+
+    def __init__(self, items: Any, ctx: Context, first_until: float) -> None:
+        self.items = items
+        self.ctx = ctx
+        self.first_until = first_until
+        #: Whether the next pull is the first one.
+        self.is_first: bool = True
+
+
+@types.coroutine
+def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
+    yield opened
+
+
+async def keep_open(first: float, ctx: Context) -> None:
+    """Open the source and keep it open. What a pull raises is thrown in here."""
+    record, timer, items = ctx._info.record, ctx._timer, None
+    now = clock.now()
+    began = now if subscribers.calls else None
+    if record is not None:
+        record.begin_attempt()
+    token = set_ambient(ctx)
+    try:
+        items = await within(ctx, now + first, first, _open, ctx)
+        await _suspend_with(Opened(items, ctx, now + first))
+    except Closed:
+        pass
+    except BaseException as error:
+        if record is not None:
+            end_attempt(record, ctx, began, None, error)
+        raise_if_expired(timer if isinstance(timer, StreamTimer) else None, error)
+        raise
+    finally:
+        leave_ambient(token)
+        # A worker may be in a pull that was walked away from: that source is closed when it is dropped. One of a
+        # coroutine that is closed itself cannot be awaited any more.
+        if items is not None and not getattr(items, "gi_running", False):  # pragma: no branch (out of `finally`)
+            await ctx.runtime.close(items)
+    if record is not None:
+        end_attempt(record, ctx, began, None, None)
+
+
+def _open(ctx: Context) -> Any:
+    """Call what the context carries; return the iterator of its items, in tasks an awaitable of that."""
+    runtime: Any = ctx.runtime
+    function, arguments = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments
+    try:
+        source = function(*arguments, **ctx._keywords, **runtime.keywords)
+    except TypeError as error:
+        refuse_mismatch(ctx, error)
+        raise
+    return _iterated(function, source) if runtime.world is BLOCKING else _awaited(function, source)
+
+
+def _iterated(function: object, source: Any) -> Any:
+    if isinstance(source, Iterable):
+        return iter(source)
+    if is_awaitable(source) or hasattr(type(source), "__aiter__"):
+        close_coroutine(source)
+        raise AwaitableMisuse(
+            f"{name_of(function)} returned {type(source).__name__}, which is asynchronous: use `.acall` or `.aexecute`"
+        )
+    raise ArgumentMisuse(f"{name_of(function)} returned {type(source).__name__}, which has no items")
+
+
+async def _awaited(function: object, source: Any) -> Any:
+    if is_awaitable(source):
+        source = await source
+    if not hasattr(type(source), "__aiter__"):
+        raise AwaitableMisuse(
+            f"{name_of(function)} returned {type(source).__name__}, which is no asynchronous iterator: "
+            "use `.call` or `.execute`"
+        )
+    return source.__aiter__()
+
+
+async def within(ctx: Context, until: float, limit: float, step: Callable[[Any], Any], argument: Any) -> Any:
+    """Return `step(argument)`, awaited in tasks, or cut it off.
+
+    :param until: the instant of the stream's own limit, which is `limit` in seconds.
+    """
+    timer = ctx._timer if isinstance(ctx._timer, StreamTimer) else None
+    runtime: Any = ctx.runtime
+    deadline = until if timer is None else min(until, timer.deadline)
+    if deadline == inf:
+        return step(argument) if runtime.world is BLOCKING else await step(argument)
+    if runtime.world is BLOCKING:
+        real = BlockingTimer(deadline, _NAME if timer is None else timer.policy, _abandonable(timer))
+        try:
+            real.check_before_start()
+            job = real.begin(step, (argument,), {})
+            return step(argument) if job is None else real.wait_for(job)
+        except Expired:
+            pass
+    else:
+        with TASKS.timer(deadline):
+            if clock.now() < deadline:
+                return await step(argument)
+    if timer is not None and timer.deadline <= until:
+        raise Expired(timer)
+    raise TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
+
+
+def _abandonable(timer: StreamTimer | None) -> int:
+    return DEFAULT_MAX_ABANDONED if timer is None else timer.max_abandoned
+
+
+#: What errors call the limits of a stream.
+_NAME: Final = "streaming"

@@ -1,0 +1,194 @@
+"""`policy.streaming(...)`: a policy around functions that bring items."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from math import inf
+from typing import Any, ParamSpec, TypeVar, final, overload
+
+from resilience import checks
+from resilience.callables import is_coroutine_function, named_like, require_callable
+from resilience.checks import Duration, format_number
+from resilience.context import Context
+from resilience.events.dispatch import subscribers
+from resilience.execution import Executed, compose
+from resilience.proxy import make_proxy
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.tasks import TASKS
+from resilience.streams.driver import Driver
+from resilience.streams.items import AsyncStream, Stream
+from resilience.streams.source import keep_open
+
+P = ParamSpec("P")
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+def _is_async(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    method = getattr(type(fn), "__call__", None)  # noqa: B004  # it is looked at, not asked for
+    return any(map(inspect.isasyncgenfunction, (fn, method))) or is_coroutine_function(fn)
+
+
+@final
+class Streaming:
+    """A policy around functions that bring items: what `policy.streaming(...)` returns.
+
+    Decorates them, calls them, and wraps methods of clients, as the policy itself does with functions that return a
+    result.
+    """
+
+    def __init__(
+        self,
+        policy: Executed,
+        first: Duration | None,
+        idle: Duration | None,
+        resume: Mapping[str, Callable[[Any], Any]] | None,
+    ) -> None:
+        self.policy = policy
+        self.first: float = inf if first is None else checks.seconds("first", first)
+        self.idle: float = inf if idle is None else checks.seconds("idle", idle)
+        if resume is not None and not isinstance(resume, Mapping):
+            raise TypeError(f"resume must be a mapping of keywords to functions of an item, not {resume!r}")
+        self.resume: Mapping[str, Callable[[Any], Any]] = {
+            name: checks.plain_function(f"resume[{name!r}]", it, ("item",)) for name, it in (resume or {}).items()
+        }
+        innermost = functools.partial(keep_open, self.first)
+        chain: Any = policy._resilience_chain()
+        for it in chain:
+            if not getattr(it, "_resilience_streams", True):
+                raise TypeError(f"{it.name} cannot stand around a stream: items that were handed out are gone")
+        self._stage, self._innermost = compose(chain, innermost), innermost
+
+    @property
+    def stage(self) -> Callable[[Context], Any]:
+        """The chain; without its policies where these are switched off."""
+        return self._innermost if subscribers.policies_off else self._stage
+
+    def __repr__(self) -> str:
+        limits = {"first": self.first, "idle": self.idle}
+        shown = [f"{name}={format_number(it)}" for name, it in limits.items() if it != inf]
+        shown += [f"resume={self.resume!r}"] if self.resume else []
+        return f"{self.policy!r}.streaming({', '.join(shown)})"
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /) -> Callable[P, AsyncIterator[T]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, AsyncGenerator[T, Any]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, AsyncIterator[T]], /) -> Callable[P, AsyncIterator[T]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Generator[T, Any, Any]], /) -> Callable[P, Generator[T, None, None]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Iterator[T]]: ...
+    def __call__(self, fn: Any) -> Any:
+        """Decorate a function that brings items: each call of it is a stream under the policy.
+
+        It may be a generator function, asynchronous or not, or return an iterator, or be a coroutine function that
+        returns an asynchronous one. Nothing runs before the first item is asked for.
+        """
+        if isinstance(fn, (staticmethod, classmethod)):
+            return type(fn)(self(fn.__func__))
+        return named_like(self._protect(fn, _is_async(fn)), fn)
+
+    def _protect(self, fn: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+        require_callable(fn)
+
+        def streamed(*args: Any, **kwargs: Any) -> Any:
+            return self._stream(is_async, fn, args, kwargs)
+
+        return streamed
+
+    def _stream(
+        self,
+        is_async: bool,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | None,
+        kwargs: Mapping[str, Any],
+        ctx: Context | None = None,
+    ) -> Any:
+        if is_async:
+            return AsyncStream(Driver(self, TASKS, fn, args, kwargs, ctx))
+        return Stream(Driver(self, BLOCKING, fn, args, kwargs, ctx))
+
+    @overload
+    def call(
+        self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def call(
+        self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def call(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]: ...
+    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return the items of `fn(*args, **kwargs)`."""
+        require_callable(fn)
+        return self._stream(_is_async(fn), fn, args, kwargs)
+
+    @overload
+    def acall(
+        self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def acall(
+        self, fn: Callable[P, Awaitable[AsyncIterator[T]]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[T, None]: ...
+    def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return the items of an asynchronous iterator that `fn(*args, **kwargs)` returns, or an awaitable of one."""
+        require_callable(fn)
+        return self._stream(True, fn, args, kwargs)
+
+    @overload
+    def execute(
+        self, fn: Callable[[Context], Coroutine[Any, Any, AsyncIterator[T]]], ctx: Context | None = None
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def execute(
+        self, fn: Callable[[Context], AsyncIterator[T]], ctx: Context | None = None
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def execute(self, fn: Callable[[Context], Iterable[T]], ctx: Context | None = None) -> Generator[T, None, None]: ...
+    def execute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
+        """Return the items of `fn(ctx)`."""
+        require_callable(fn)
+        return self._stream(_is_async(fn), fn, None, {}, ctx)
+
+    @overload
+    def aexecute(
+        self, fn: Callable[[Context], AsyncIterator[T]], ctx: Context | None = None
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def aexecute(
+        self, fn: Callable[[Context], Awaitable[AsyncIterator[T]]], ctx: Context | None = None
+    ) -> AsyncGenerator[T, None]: ...
+    def aexecute(self, fn: Callable[..., Any], ctx: Context | None = None) -> Any:
+        """Return the items of an asynchronous iterator that `fn(ctx)` returns, or an awaitable of one."""
+        require_callable(fn)
+        return self._stream(True, fn, None, {}, ctx)
+
+    def proxy(self, client: C, /, *names: str) -> C:
+        """Return the client with the named methods, which bring items, run through the policy."""
+        return self._proxy(client, names, self)
+
+    def aproxy(self, client: C, /, *names: str) -> C:
+        """Do so for asynchronous methods that are neither coroutine functions nor generator functions."""
+        return self._proxy(client, names, lambda fn: named_like(self._protect(fn, True), fn))
+
+    def _proxy(self, client: C, names: tuple[str, ...], protect: Callable[..., Any]) -> C:
+        if not names:
+            raise TypeError('name the methods that bring items: .proxy(client, "chat.completions.create")')
+        return make_proxy(client, names, protect, repr(self), brings_items=True)

@@ -1,0 +1,87 @@
+"""What the tests of streams share: sources that follow scripts, and how a stream is consumed in each runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from resilience import Policy
+from tests.conftest import World
+
+
+class Source:
+    """A generator function that follows one script in each call: brings items, waits (`None`), raises."""
+
+    def __init__(self, world: World, *scripts: list[Any]) -> None:
+        self.world = world
+        self.calls: list[dict[str, Any]] = []
+        self.closed = 0
+        self._scripts = scripts
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._blocking if self.world.blocking else self._task
+
+    def _begin(self, keywords: dict[str, Any]) -> list[Any]:
+        self.calls.append(keywords)
+        return self._scripts[min(len(self.calls), len(self._scripts)) - 1]
+
+    def _blocking(self, *args: Any, **keywords: Any) -> Any:
+        try:
+            for step in self._begin(keywords):
+                if isinstance(step, BaseException):
+                    raise step
+                yield step
+        finally:
+            self.closed += 1
+
+    async def _task(self, *args: Any, **keywords: Any) -> Any:
+        try:
+            for step in self._begin(keywords):
+                await self.world.sleep(0)
+                if isinstance(step, BaseException):
+                    raise step
+                yield step
+        finally:
+            self.closed += 1
+
+
+class Consumed:
+    """A stream, pulled in its runtime."""
+
+    def __init__(self, world: World, stream: Any) -> None:
+        self.world = world
+        self.stream = stream
+
+    async def next(self) -> Any:
+        return next(self.stream) if self.world.blocking else await anext(self.stream)
+
+    async def close(self) -> None:
+        if self.world.blocking:
+            self.stream.close()
+        else:
+            await self.stream.aclose()
+
+    async def all(self, into: list[Any] | None = None) -> list[Any]:
+        """Return all items; note them one by one, for one that fails."""
+        got = [] if into is None else into
+        if self.world.blocking:
+            got.extend(self.stream) if into is None else [got.append(it) for it in self.stream]
+        else:
+            async for it in self.stream:
+                got.append(it)
+        return got
+
+
+def streamed(world: World, policy: Policy[Any], source: Source, **limits: Any) -> Consumed:
+    return Consumed(world, policy.streaming(**limits).call(source.function))
+
+
+async def outcome(stream: Consumed) -> tuple[list[Any], Any]:
+    """Return the items, and what the stream failed with."""
+    got: list[Any] = []
+    try:
+        await stream.all(got)
+    except Exception as error:
+        return got, error
+    return got, None

@@ -18,6 +18,7 @@ tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGua
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -46,10 +47,8 @@ class AsyncioTimer(Timer):
 
     @override
     def covers_this_code(self) -> bool:
-        from asyncio import current_task
-
         try:
-            return getattr(self, "task", None) is current_task()
+            return getattr(self, "task", None) is _asyncio().current_task()
         except RuntimeError:  # a worker thread
             return False
 
@@ -72,12 +71,15 @@ class AsyncioTimer(Timer):
                 alarm.cancel()
             self.fired = isinstance(error, Expired) and error.timer is self
             return self.fired
-        from asyncio import CancelledError  # not before there is a task: see tasks.py
-
         # `<=`: another cancellation that has come meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling
-        self.fired = mine and isinstance(error, (CancelledError, Expired))
+        self.fired = mine and isinstance(error, (_asyncio().CancelledError, Expired))
         return self.fired
+
+
+def _asyncio() -> Any:
+    """Return asyncio, which is there where a task has a timer (see tasks.py): to import it again would take 400 ns."""
+    return sys.modules["asyncio"]
 
 
 @final

@@ -158,10 +158,10 @@ class Context:
         """
         seconds = inf if limit is None else checks.seconds("limit", limit, infinite=True)
         if self.deadline != inf:
-            self.check()
-            seconds = min(seconds, self.deadline - clock.now())
-            if seconds <= 0:  # it passed between the two readings
+            left = self.deadline - clock.now()
+            if left <= 0:
                 raise DeadlineExceeded("the deadline of the execution has passed")
+            seconds = min(seconds, left)
         return None if seconds == inf else min(seconds, LONGEST_OF_CLIENTS)
 
     # --- what happened ---

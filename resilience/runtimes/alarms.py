@@ -1,15 +1,16 @@
 """Timers of asyncio tasks: the semantics of `asyncio.timeout`, at a fifth of its cost.
 
 `asyncio.timeout` makes a handle for every block, queues it, and cancels it when the block ends in
-time, which it nearly always does: 2 to 3 us. But the limit of a `Timeout` is constant, so on one loop
-its timers end in the order in which they begin. Then one handle serves them all:
+time, which it nearly always does: 2 to 3 us. Here one handle serves all timers of a limit:
 
-    pending    the timers of one limit, in order; a dictionary, so that any of them can leave at once
-    is_set     for the first of them, and left set when that one is done
+    pending    the timers; a dictionary, so that any of them can leave at once
+    rings_at   when the first of them was due as it was set; it is left set when that one is done
 
-When it rings, each timer that is due is cancelled, and it is set again for the first one that is
-left. So it rings once per limit at the most, however many calls there were, and a call that ends in
-time costs two writes to a dictionary.
+When it rings, each timer that is due is cancelled, and it is set again for the first one that is left. The timers of a
+`Timeout`, whose limit is constant, end in the order in which they begin. So it rings once per limit at the most,
+however many calls there were, and a call that ends in time costs two writes to a dictionary. Timers without such a
+limit (a body that is to be read by the deadline of its request) have an alarm together, which is set anew for one that
+is due earlier.
 
 The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
 tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGuard`.
@@ -20,7 +21,10 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from typing_extensions import override
@@ -56,7 +60,7 @@ class AsyncioTimer(Timer):
     def start(self) -> None:
         self._cancelling = self.task.cancelling()
         alarm = self._alarm
-        if not alarm.is_set:
+        if self.deadline < alarm.rings_at:
             alarm.set(self, clock.now())
         alarm.pending[self] = None  # last: nothing fails from here on, and what is in there is cancelled one day
 
@@ -65,10 +69,7 @@ class AsyncioTimer(Timer):
         task = self.task
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
         if not self.fired:
-            alarm = self._alarm
-            alarm.pending.pop(self, None)
-            if alarm.limit is None:
-                alarm.cancel()
+            self._alarm.pending.pop(self, None)
             self.fired = isinstance(error, Expired) and error.timer is self
             return self.fired
         # `<=`: another cancellation that has come meanwhile is still to be served.
@@ -84,46 +85,36 @@ def _asyncio() -> Any:
 
 @final
 class Alarm:
-    """Serves the timers of one limit in one loop.
+    """Serves the timers of one limit in one loop, or all that have none."""
 
-    :param limit: the limit that all of its timers have; None for the alarm of a single timer.
-    """
+    __slots__ = ("_handle", "loop", "pending", "rings_at")
 
-    __slots__ = ("_handle", "is_set", "latest", "limit", "loop", "pending")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self.limit: float | None = limit
-        self.latest: float = -inf  # the deadline of the last timer
-        self.pending: dict[AsyncioTimer, None] = {}  # in order
-        self.is_set: bool = False
-        self._handle: asyncio.TimerHandle | None = None  # kept for the alarm of a single timer alone
+        self.pending: dict[AsyncioTimer, None] = {}
+        self.rings_at: float = inf  # an instant on the process clock; infinity where it is not set
+        self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
 
     def set(self, timer: AsyncioTimer, now: float) -> None:
         """Ring when this timer is due. In an empty context: an alarm outlives the call that happened to set it."""
         seconds = max(0.0, timer.deadline - now)
-        guard = None if self.limit is None else _LoopCloseGuard(self)
+        guard = _LoopCloseGuard(self, timer.deadline)
         handle = self.loop.call_later(seconds, self._ring, timer, guard, context=contextvars.Context())
-        if guard is None:
-            self._handle = handle
-        self.is_set = True
-
-    def cancel(self) -> None:
-        """Do not ring for a single timer."""
-        if self._handle is not None:  # pragma: no branch (it has been set, and has not rung)
-            self._handle.cancel()
+        later = self._handle()
+        self._handle, self.rings_at = weakref.ref(handle), timer.deadline
+        if later is not None:
+            later.cancel()
 
     def clear_if_idle(self) -> bool:
         """Say whether no timer is left to ring for; then it is to be cancelled."""
         if self.pending:
             return False
-        self.is_set = False
+        self.rings_at = inf
         return True
 
-    def _ring(self, due: AsyncioTimer, guard: _LoopCloseGuard | None) -> None:
-        self.is_set = False
-        if guard is not None:
-            guard.alarm = None
+    def _ring(self, due: AsyncioTimer, guard: _LoopCloseGuard) -> None:
+        self.rings_at, self._handle = inf, _no_handle
+        guard.alarm = None
         now = due.deadline  # it is at least that late, should the clock itself fail
         try:
             now = clock.now()
@@ -131,12 +122,13 @@ class Alarm:
             self._cut_off(due, now)
 
     def _cut_off(self, due: AsyncioTimer, now: float) -> None:
-        """Cancel the tasks that are due by now, this one in any case, and set the alarm for the first of the others."""
-        while (timer := self._first()) is not None:
+        """Cancel the tasks that are due by now, `due` in any case, and set the alarm for the first of the others."""
+        for timer in sorted(self.pending, key=_deadline):  # copied at once: it may change between any two steps
             if timer is not due and timer.deadline > now:
-                self.set(timer, now)
+                if timer.deadline < self.rings_at:
+                    self.set(timer, now)
                 return
-            task = getattr(timer, "task", None)  # None: a finalizer has closed its block, between these lines
+            task = getattr(timer, "task", None)  # None: its block has ended, or a finalizer is just closing that
             self.pending.pop(timer, None)
             if task is not None:
                 timer.fired = True
@@ -145,11 +137,12 @@ class Alarm:
                 except Exception as error:  # what it awaits refuses: that is no reason to spare the others
                     self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
 
-    def _first(self) -> AsyncioTimer | None:
-        # And not `next(iter(...))`: between the two a finalizer, or another thread, may change the dictionary.
-        for timer in self.pending:
-            return timer
-        return None
+
+def _no_handle() -> None:
+    return None
+
+
+_deadline = attrgetter("deadline")
 
 
 @final
@@ -157,17 +150,20 @@ class _LoopCloseGuard:
     """Goes with the callback of an alarm, and nowhere else: where a loop drops that, no task will be cut off any more.
 
     Then the alarm, which is remembered, must not keep the tasks: else their `finally` would never run.
+
+    :param rings_at: when it is to ring. Where the alarm says otherwise, it has been set anew.
     """
 
-    __slots__ = ("alarm",)
+    __slots__ = ("_rings_at", "alarm")
 
-    def __init__(self, alarm: Alarm) -> None:
+    def __init__(self, alarm: Alarm, rings_at: float) -> None:
         self.alarm: Alarm | None = alarm  # None once it has rung
+        self._rings_at = rings_at
 
     def __del__(self) -> None:
         alarm = self.alarm
-        if alarm is not None:
-            alarm.is_set = False
+        if alarm is not None and alarm.rings_at == self._rings_at:
+            alarm.rings_at = inf
             alarm.pending.clear()
 
 
@@ -177,7 +173,7 @@ class LoopAlarms:
 
     __slots__ = ("by_limit", "loop")
 
-    MOST: ClassVar[int] = 64  # a limit that is computed anew for each call gets an alarm of its own
+    MOST: ClassVar[int] = 63  # a limit that is computed anew for each call gets no alarm of its own
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
@@ -186,7 +182,7 @@ class LoopAlarms:
     def is_full(self) -> bool:
         """Whether there is no place for another one, also without those that have rung and serve no timer."""
         if len(self.by_limit) >= self.MOST:
-            self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.is_set}
+            self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.rings_at < inf}
         return len(self.by_limit) >= self.MOST
 
 
@@ -213,23 +209,18 @@ def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: f
     """Return the alarm for a new timer of this loop."""
     known = _latest.alarms
     alarm = known.by_limit.get(limit) if known.loop is loop else None
-    if alarm is None or deadline < alarm.latest:
+    if alarm is None or deadline < alarm.rings_at < inf:
         alarm = _find_alarm(loop, limit, deadline)
-    alarm.latest = deadline
     return alarm
 
 
 def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
     """Do so where the latest loop was another one, or has no alarm for this limit."""
-    if limit is None:
-        return Alarm(loop, None)
     known = _of_thread.alarms
     if known.loop is not loop:
         known = _of_thread.alarms = LoopAlarms(loop)
     _latest.alarms = known
     alarm = known.by_limit.get(limit)
-    if alarm is None and not known.is_full():
-        alarm = known.by_limit[limit] = Alarm(loop, limit)
-    if alarm is None or deadline < alarm.latest:  # a clock was put back
-        return Alarm(loop, None)
-    return alarm
+    if known.is_full() if alarm is None else deadline < alarm.rings_at < inf:  # the clock was put back
+        limit = None
+    return known.by_limit.setdefault(limit, Alarm(loop))

@@ -451,7 +451,7 @@ async def test_timers_that_did_not_fire_do_not_pile_up(in_asyncio: World) -> Non
         await timeout.aexecute(fn)
         await timeout.aexecute(fn, Context(timeout=LONG / 2))
     await asyncio.sleep(0)
-    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 1
+    assert sum(not handle.cancelled() for handle in loop._scheduled) <= 2  # for the policy's limit, and for all others
     assert len(loop._scheduled) < 500
 
 

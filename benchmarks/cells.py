@@ -92,19 +92,21 @@ class Cell:
             async with AsyncExitStack() as settings:
                 for name, protect in contestants.items():
                     function = functions[name] = await settings.enter_async_context(self.setting(protect, self.world))
-                    await self._check(name, function)
+                    await check(f"{self.group}, {self.name}: {name}", self.world, function, self.expected)
                 samples = await timing.interleaved(self.world, functions, effort)
                 for name, function in functions.items():
-                    await self._check(name, function)
+                    await check(f"{self.group}, {self.name}: {name}", self.world, function, self.expected)
             return samples
 
         return Result(self.group, self.name, "ns", timing.run(self.world, main))
 
-    async def _check(self, name: str, function: Callable[[], Any]) -> None:
-        for _ in range(3):
-            result = await outcome(self.world, function)
-            if result != self.expected:
-                raise AssertionError(f"{self.group}, {self.name}: {name} returned {result!r}, not {self.expected!r}")
+
+async def check(name: str, world: str, function: Callable[[], Any], expected: object = ANSWER) -> None:
+    """Raise for a function that does not return what it has to."""
+    for _ in range(3):
+        result = await outcome(world, function)
+        if result != expected:
+            raise AssertionError(f"{name} returned {result!r}, not {expected!r}")
 
 
 def measure_each(

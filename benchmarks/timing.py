@@ -44,11 +44,13 @@ class Effort:
     :param rounds: how many samples of each contestant.
     :param batches: a sample is the fastest of so many batches.
     :param batch: nanoseconds that a batch takes, about.
+    :param clock: counts them.
     """
 
     rounds: int = 25
     batches: int = 5
     batch: int = 2_000_000
+    clock: Callable[[], int] = perf_counter_ns
 
 
 SMOKE = Effort(rounds=2, batches=1, batch=50_000)
@@ -86,7 +88,7 @@ async def checkpoint(world: str) -> None:
 
 async def interleaved(world: str, functions: Mapping[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:
     """Return nanoseconds per call, for each function one sample per round. To be awaited in its world."""
-    loops = {name: _Loop(world, function) for name, function in functions.items()}
+    loops = {name: _Loop(world, function, effort.clock) for name, function in functions.items()}
     for loop in loops.values():
         await loop.calibrate(effort.batch)
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -106,8 +108,9 @@ async def interleaved(world: str, functions: Mapping[str, Callable[[], Any]], ef
 class _Loop:
     """One function, and how many calls of it make a batch."""
 
-    def __init__(self, world: str, function: Callable[[], Any]) -> None:
+    def __init__(self, world: str, function: Callable[[], Any], clock: Callable[[], int]) -> None:
         self._world = world
+        self._clock = clock
         self._function = function
         self._spin: Spin = _own_copy(_spin if world == SYNC else _spin_awaiting)
         self._most = 1_000_000 if world == SYNC else CALLS_BETWEEN_CHECKPOINTS
@@ -130,25 +133,25 @@ class _Loop:
 
     async def _batch(self) -> int:
         await checkpoint(self._world)
-        return await self._spin(self._function, self._calls)
+        return await self._spin(self._function, self._calls, self._clock)
 
 
 #: Calls a function so many times, and returns the nanoseconds that it took.
-Spin: TypeAlias = Callable[[Callable[[], Any], int], Awaitable[int]]
+Spin: TypeAlias = Callable[[Callable[[], Any], int, Callable[[], int]], Awaitable[int]]
 
 
-async def _spin(function: Callable[[], Any], calls: int) -> int:
-    began = perf_counter_ns()
+async def _spin(function: Callable[[], Any], calls: int, clock: Callable[[], int]) -> int:
+    began = clock()
     for _ in repeat(None, calls):
         function()
-    return perf_counter_ns() - began
+    return clock() - began
 
 
-async def _spin_awaiting(function: Callable[[], Any], calls: int) -> int:
-    began = perf_counter_ns()
+async def _spin_awaiting(function: Callable[[], Any], calls: int, clock: Callable[[], int]) -> int:
+    began = clock()
     for _ in repeat(None, calls):
         await function()
-    return perf_counter_ns() - began
+    return clock() - began
 
 
 def _own_copy(spin: Any) -> Spin:

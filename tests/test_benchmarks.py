@@ -130,32 +130,33 @@ class Ticking:
         self._now += next(self._steps)
 
 
-def test_samples_are_nanoseconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_nanoseconds_per_call() -> None:
     """However many calls a batch makes, a sample is the time of one."""
     clock = Ticking(50)
-    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
 
     async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(SYNC, {"work": clock.work}, Effort(rounds=2, batches=3, batch=10_000))
+        return await timing.interleaved(
+            SYNC, {"work": clock.work}, Effort(rounds=2, batches=3, batch=10_000, clock=clock.read)
+        )
 
     assert timing.run(SYNC, main) == {"work": [50.0, 50.0]}
 
 
-def test_a_sample_is_the_fastest_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_the_fastest_of_its_batches() -> None:
     """What only the machine adds, it adds to some of them."""
     clock = Ticking(90, 50, 70)
-    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
 
     async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(SYNC, {"work": clock.work}, Effort(rounds=4, batches=3, batch=0))
+        return await timing.interleaved(
+            SYNC, {"work": clock.work}, Effort(rounds=4, batches=3, batch=0, clock=clock.read)
+        )
 
     assert timing.run(SYNC, main) == {"work": [50.0] * 4}
 
 
-def test_a_slow_first_call_does_not_make_the_batches_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_first_call_does_not_make_the_batches_short() -> None:
     """The number of calls in a batch is found from what calls cost once everything is in place."""
     clock = Ticking(50)
-    monkeypatch.setattr(timing, "perf_counter_ns", clock.read)
     calls = 0
 
     def work() -> None:
@@ -165,7 +166,9 @@ def test_a_slow_first_call_does_not_make_the_batches_short(monkeypatch: pytest.M
             clock.work()
 
     async def main() -> dict[str, list[float]]:
-        return await timing.interleaved(SYNC, {"work": work}, Effort(rounds=1, batches=1, batch=5_000))
+        return await timing.interleaved(
+            SYNC, {"work": work}, Effort(rounds=1, batches=1, batch=5_000, clock=clock.read)
+        )
 
     timing.run(SYNC, main)
     assert calls > 100

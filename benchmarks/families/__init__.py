@@ -8,6 +8,7 @@ from benchmarks.cells import Result, Wanted, measure_each
 from benchmarks.families import (
     account,
     alone,
+    clients,
     blocks,
     entrances,
     failures,
@@ -27,5 +28,5 @@ CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
     """Measure what is wanted; the results of one table come one after another."""
     yield from measure_each(CELLS, libraries, effort, wanted)
-    for family in (account, layers, threads, telemetry, memory, imports):
+    for family in (account, layers, threads, telemetry, memory, imports, clients):
         yield from family.measure(libraries, effort, wanted)

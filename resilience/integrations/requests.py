@@ -157,7 +157,7 @@ class _Sending(Urllib3Exchange):
         # A file is rewound to where it stood when the request was prepared, as requests itself does on a redirect.
         body = body_of(request.body, getattr(request, "_body_position", None))
         headers: Any = request.headers
-        super().__init__(settings, str(request.method), str(request.url), headers, body)
+        super().__init__(settings, str(request.method), request.url, headers, body)
         if not body.can_be_sent_again:
             request.body = Once.of(request.body)
         self._adapter = adapter

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import requests
-from requests.structures import CaseInsensitiveDict
 from typing_extensions import override
 
 from resilience import (
@@ -20,6 +19,7 @@ from resilience import (
     Retry,
 )
 from resilience.integrations.http import NotRepeatable
+from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.blocking import drive
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
@@ -202,20 +202,21 @@ class SlowFile(io.BytesIO):
         return super().read(size)
 
 
-class Hesitating(CaseInsensitiveDict[str]):
-    """Headers, in which the first one to look something up in vain is held up."""
+class Hesitating:
+    """Holds up the first attempt that is about to read a body."""
 
-    def __init__(self, headers: Any) -> None:
-        super().__init__(headers)
+    def __init__(self) -> None:
         self.waits = threading.Event()
         self.go_on = threading.Event()
 
-    @override
-    def get(self, key: str, default: Any = None) -> Any:
-        if key == "Idempotency-Key" and not self.waits.is_set():
+    def begin(self, body: Body) -> None:
+        if not self.waits.is_set():
             self.waits.set()
             assert self.go_on.wait(PATIENCE)
-        return super().get(key, default)
+        BEGIN(body)
+
+
+BEGIN = Body.begin
 
 
 class Twice(Policy):
@@ -239,18 +240,21 @@ class Twice(Policy):
         return await call(ctx)
 
 
-def test_of_two_attempts_at_the_same_time_one_reads_the_body(server: FlakyServer, session: Make) -> None:
+def test_of_two_attempts_at_the_same_time_one_reads_the_body(
+    server: FlakyServer, session: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where both had been found to be allowed: the other one is refused, and has not wound it back."""
     file = SlowFile(b"order")
     one = session()
     request = one.prepare_request(requests.Request("POST", server.url, {"Idempotency-Key": "4711"}, data=file))
-    request.headers = headers = Hesitating(request.headers)
-    hedge = Twice(headers.waits)
+    first = Hesitating()
+    monkeypatch.setattr(Body, "begin", lambda body: first.begin(body))
+    hedge = Twice(first.waits)
     one.mount("http://", ResilienceAdapter(hedge))
 
     def conduct() -> None:
         assert file.is_read.wait(PATIENCE)
-        headers.go_on.set()
+        first.go_on.set()
         hedge.thread.join(PATIENCE)
         file.let_go.set()
 

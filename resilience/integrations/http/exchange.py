@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from math import inf
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, final
 from urllib.parse import urlsplit
 
@@ -36,10 +37,11 @@ import anyio
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import current_context
+from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
 from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
+from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
 from resilience.integrations.http.limits import hear
 from resilience.integrations.http.perhost import Policies, as_policies, policy_for
@@ -78,6 +80,10 @@ class Settings:
         return later
 
 
+#: Where nothing is added to them.
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class Attempt(NamedTuple):
     """What one attempt is given."""
 
@@ -87,7 +93,7 @@ class Attempt(NamedTuple):
     headers: Mapping[str, str]  #: to be added to those of the request
 
 
-class Exchange(ABC):
+class Exchange:
     """One request on its way through a policy. A client's description derives from one of the two below.
 
     :param body: what the client reads while it sends.
@@ -101,24 +107,35 @@ class Exchange(ABC):
     #: Whether threads of its own read files, and perhaps go on when an attempt has ended.
     reads_in_threads: ClassVar[bool] = False
 
+    #: Lets the body take longer than the attempt that brings it.
+    body_may_last_until: float | None = None
+
     _in_tasks: ClassVar[bool]
+    _is_over = False
+    _why_not_again: str | None = None
+    _budget = inf  # the deadline that the caller has set
+    _deadline_of_body = inf
 
     def __init__(
-        self, settings: Settings, method: str, url: str, headers: Mapping[str, str], body: Body = IN_MEMORY
+        self, settings: Settings, method: str, url: object, headers: Mapping[str, str], body: Body = IN_MEMORY
     ) -> None:
         self.settings = settings
         self._method = method
         self._url = url
         self._headers = headers
         self._body = body
-        self._why_not_again: str | None = None
         self._lock = threading.Lock()
         self._open: list[tuple[Any, float]] = []  # responses, and the deadlines of the attempts that brought them
-        self._is_over = False
-        self._budget = inf  # the deadline that the caller has set
-        self._deadline_of_body = inf
-        #: Lets the body take longer than the attempt that brings it.
-        self.body_may_last_until: float | None = None
+        #: Why the request must not be sent again once the server may have it; None if it may.
+        self.why_not_once_sent: str | None = settings.rules.why_not_again(
+            method, headers, sent=True, replayable=body.can_be_sent_again
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the operation, where something asks what is executed."""
+        if name != "__qualname__":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return OfHost(f"{self._method} {urlsplit(str(self._url)).hostname or ''}", common=self._method)
 
     # --- what a client's description says ---
 
@@ -172,11 +189,6 @@ class Exchange(ABC):
             return self._why_not_again
         return STILL_READ if self._body.is_being_read else None
 
-    def why_not_once_sent(self) -> str | None:
-        """Return why the request must not be sent again once the server may have it; None if it may."""
-        replayable = self._body.can_be_sent_again
-        return self.settings.rules.why_not_again(self._method, self._headers, sent=True, replayable=replayable)
-
     # --- the attempt ---
 
     async def _attempt(self, ctx: Context) -> Any:
@@ -199,10 +211,10 @@ class Exchange(ABC):
     def _begin(self, ctx: Context) -> Attempt:
         left = ctx.timeout()
         propagation = self.settings.propagation
-        headers = propagation.headers_for(self._url, ctx) if propagation.hosts else {}
+        headers = propagation.headers_for(str(self._url), ctx) if propagation.hosts else NO_HEADERS
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
-        self._why_not_again = self.why_not_once_sent()
+        self._why_not_again = self.why_not_once_sent
         self._body.begin()
         return Attempt(ctx, left, cut_off_at(ctx) <= ctx.deadline < inf, headers)
 
@@ -223,8 +235,9 @@ class Exchange(ABC):
         with self._lock:
             if self._is_over or self._was_left_behind(ctx):
                 return False
-            still_open = (it for it in self._open if not _is_closed(it[0]))
-            self._open = [*still_open, (response, ctx.deadline)]  # bounded, however many come
+            if self._open:  # bounded, however many come
+                self._open = [it for it in self._open if not _is_closed(it[0])]
+            self._open.append((response, ctx.deadline))
             return True
 
     def _judged(self, response: Any, policy: Policy[Any]) -> Any:
@@ -254,16 +267,17 @@ class Exchange(ABC):
     # --- around the attempts ---
 
     async def _run(self) -> Any:
-        outer = current_context()
-        self._budget = outer.deadline
-        named = OfHost(f"{self._method} {urlsplit(self._url).hostname or ''}", common=self._method)
-        operation = outer._info.operation or named
-        ctx = Context(operation=operation, properties=outer.properties)
+        outer = innermost_open(get_ambient())
+        if outer is not None:
+            self._budget = outer.deadline
         policy = policy_for(self.settings.policies, self._url)
         attempt: Any = self
         kept: Any = None
-        try:
-            kept = await policy.aexecute(attempt, ctx) if self._in_tasks else policy.execute(attempt, ctx)
+        try:  # and not by `execute`, which would look whether this is asynchronous
+            if self._in_tasks:
+                kept = await aprotect(policy, attempt, takes_context=True)()
+            else:
+                kept = protect(policy, attempt, takes_context=True)()
         except Exception as error:
             kept = self._answer_in(error)
             if kept is None:
@@ -287,12 +301,15 @@ class Exchange(ABC):
         with self._lock:
             self._is_over = True
             received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
-        longer = self.body_may_last_until
-        for response, deadline in received:
-            if response is kept:  # a fallback's response has a time of its own, if any
-                self._deadline_of_body = deadline if longer is None else longer
         self._let_go()
-        return [response for response, _ in received if response is not kept]
+        longer = self.body_may_last_until
+        discarded = []
+        for response, deadline in received:
+            if response is not kept:
+                discarded.append(response)
+            else:  # a fallback's response has a time of its own, if any
+                self._deadline_of_body = deadline if longer is None else longer
+        return discarded
 
     def _let_go(self) -> None:
         """Forget what was sent, which may be large.
@@ -342,13 +359,13 @@ class TaskExchange(Exchange):
 
     _in_tasks = True
 
-    async def __call__(self, ctx: Context) -> Any:
+    def __call__(self, ctx: Context) -> Coroutine[Any, Any, Any]:
         """Make one attempt."""
-        return await self._attempt(ctx)
+        return self._attempt(ctx)
 
-    async def run(self) -> Any:
-        """Run the request through its policy, and return the response (or a fallback's answer)."""
-        return await self._run()
+    def run(self) -> Coroutine[Any, Any, Any]:
+        """Run the request through its policy; awaited, it is the response (or a fallback's answer)."""
+        return self._run()
 
     @override
     async def _close(self, *responses: Any) -> None:

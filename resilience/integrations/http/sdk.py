@@ -136,7 +136,8 @@ class _Call(Exchange):
 
     def __init__(self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
         body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
-        super().__init__(settings, options.method.upper(), str(client.base_url), {}, body)
+        super().__init__(settings, options.method.upper(), client.base_url, {}, body)
+        self.why_not_once_sent = None if body.can_be_sent_again else "its body can be sent only once"
         self._sdk = sdk
         self._known = (sdk.errors, *_MISTAKES)
         self._client = client
@@ -165,10 +166,6 @@ class _Call(Exchange):
         headers = getattr(getattr(error, "response", None), "headers", None)
         if headers is not None:
             hear(policy_for(self.settings.policies, self._url), headers)
-
-    @override
-    def why_not_once_sent(self) -> str | None:
-        return None if self._body.can_be_sent_again else "its body can be sent only once"
 
     @override
     def _judged(self, response: Any, policy: Policy[Any]) -> Any:

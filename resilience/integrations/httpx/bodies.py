@@ -7,6 +7,7 @@ from typing import Any, final
 
 from typing_extensions import override
 
+from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.runtimes.tasks import timer_until
@@ -19,23 +20,28 @@ _BYTES = classes("ByteStream")
 class LimitedStream(Stream):
     """The body of a response, in blocking code. The time is looked at before each wait for more of it.
 
-    :param begin_wait: looks at it; raises if it is over.
+    :param late: makes the error for a body that is not read by the deadline.
     """
 
-    def __init__(self, stream: Any, begin_wait: Callable[[], None]) -> None:
+    def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
         self._stream = stream
-        self._begin_wait = begin_wait
+        self._deadline = deadline
+        self._late = late
 
     @override
     def __iter__(self) -> Iterator[bytes]:
-        self._begin_wait()
+        self._look()
         try:
             for chunk in self._stream:
                 yield chunk
-                self._begin_wait()
+                self._look()
         except _TIMED_OUT:
-            self._begin_wait()  # raises, if it was our time that is over
+            self._look()  # raises, if it was our time that is over
             raise
+
+    def _look(self) -> None:
+        if clock.now() >= self._deadline:
+            raise self._late()
 
     @override
     def close(self) -> None:
@@ -46,33 +52,32 @@ class LimitedStream(Stream):
 class AsyncLimitedStream(AsyncStream):
     """The body of a response, in a task. A wait for more of it is cut off when the time is over.
 
-    :param late: makes the error for that.
+    :param late: as above.
     """
 
     def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
         self._stream = stream
+        self._chunks: Any = None
         self._deadline = deadline
         self._late = late
 
     @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks = self._stream.__aiter__()
-        try:
-            while True:
-                # Also when the time is over already: what is cancelled cleans up all the generators inside of it.
-                with timer_until(self._deadline) as timer:
-                    chunk = await anext(chunks, None)
-                if timer.fired:
-                    raise self._late()
-                if chunk is None:
-                    return
-                yield chunk
-        finally:
-            if hasattr(chunks, "aclose"):
-                await chunks.aclose()
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        self._chunks = self._stream.__aiter__()
+        return self
+
+    async def __anext__(self) -> bytes:
+        # Also when the time is over already: what is cancelled cleans up all the generators inside of it.
+        with timer_until(self._deadline) as timer:
+            chunk: bytes = await self._chunks.__anext__()
+        if timer.fired:
+            raise self._late()
+        return chunk
 
     @override
     async def aclose(self) -> None:
+        if hasattr(self._chunks, "aclose"):
+            await self._chunks.aclose()
         await self._stream.aclose()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from http import HTTPStatus
 from math import inf
+from types import ModuleType
 from typing import Any, ClassVar, final
 
 from typing_extensions import override
@@ -23,33 +23,65 @@ from resilience.integrations.httpx.bodies import (
     is_in_memory,
     with_body,
 )
-from resilience.integrations.httpx.libraries import classes, library_of
+from resilience.integrations.httpx.libraries import classes
 from resilience.integrations.httpx.pools import reclaim_places
 
-_TIMEOUTS = ("connect", "read", "write", "pool")
+_NAMES = ("connect", "read", "write", "pool")
+
 _PROXY_ERROR = classes("ProxyError")
 _LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
 #: What it says of a connection of HTTP/2 that a server has ended before our request: in its reload, say.
 _ENDED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
 
+def _attempt_is_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the time that was left ran out while the server was asked")
+
+
+@final
+class _Timeouts(dict[str, Any]):
+    """The timeouts of one attempt: the client's own, but none longer than what is left when it is read.
+
+    They are for one wait each, and httpcore reads each as it begins that wait: the one before it, for a free
+    connection, may have taken most of the time.
+
+    :param given: the client's own.
+    :param deadline: until when they are for; infinity for no limit.
+    :param late: makes the error for a wait that begins after that.
+    """
+
+    __slots__ = ("_given", "deadline", "late")
+
+    def __init__(self, given: Mapping[str, Any], deadline: float, late: Callable[[], Exception]) -> None:
+        self._given = given
+        self.deadline: float = deadline
+        self.late: Callable[[], Exception] = late
+        super().__init__({name: self.get(name) for name in _NAMES})  # for a transport that takes them in another way
+
+    @override
+    def get(self, name: str, default: Any = None) -> Any:
+        limit = self._given.get(name, default)
+        if self.deadline == inf:
+            return limit
+        left = self.deadline - clock.now()
+        if left <= 0:
+            raise self.late()
+        return left if limit is None or limit > left else limit
+
+
 @final
 class _Progress:
-    """How far an attempt that has a deadline has come, as the client's own trace tells it.
+    """How far an attempt has come that must not be sent twice, as the client's own trace tells it.
 
     It answers what a timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
     left behind while it was connecting does not begin to send, so that nothing is sent twice behind the caller's back.
-    Before each of the long waits it has the client's timeouts cut to what is left then: they are for one wait each, and
-    the one for a free connection may have taken most of the time.
 
     :param given: the caller's own trace, if any.
-    :param cut: cuts the timeouts to so many seconds.
     """
 
-    def __init__(self, deadline: float, given: Any, cut: Callable[[float], None]) -> None:
+    def __init__(self, deadline: float, given: Any) -> None:
         self._deadline = deadline
         self._given = given
-        self._cut = cut
         self.is_known = False  # a transport of another kind tells nothing
         self.may_be_sent = False
 
@@ -58,21 +90,14 @@ class _Progress:
         self.is_known = True
         if event.endswith(".send_request_headers.started"):
             self.may_be_sent = True  # first, and then the time: who sees it unset later knows that nothing was sent
-            self._look("the time was over before the request was sent")
-        elif event.endswith(".receive_response_headers.started"):
-            self._look("the time that was left ran out while the request was sent")
+            if clock.now() >= self._deadline:
+                raise DeadlineExceeded("the time was over before the request was sent")
         return None if self._given is None else self._given(event, info)
 
     async def atrace(self, event: str, info: Any) -> None:
         """Do the same for an asynchronous client."""
         if (given := self.trace(event, info)) is not None:
             await given
-
-    def _look(self, too_late: str) -> None:
-        left = self._deadline - clock.now()
-        if left <= 0:
-            raise DeadlineExceeded(too_late)
-        self._cut(left)
 
 
 class _Sending(Exchange):
@@ -85,34 +110,32 @@ class _Sending(Exchange):
     )
     timed_out: ClassVar[tuple[type[Exception], ...]] = classes("TimeoutException")
 
-    def __init__(self, settings: Settings, request: Any, transport: Any) -> None:
-        library = library_of(request)
+    _timeouts: _Timeouts | None = None  # of the last attempt, where they are not the client's own
+    _progress: _Progress | None = None
+
+    def __init__(self, settings: Settings, request: Any, library: ModuleType, transport: Any) -> None:
         try:
             body = body_in(request.stream)
         except NotRepeatable as error:
             raise library.StreamConsumed from error
-        super().__init__(settings, request.method, str(request.url), request.headers, body)
+        super().__init__(settings, request.method, request.url, request.headers, body)
         if not body.can_be_sent_again:  # the client hands it to the next hop of a redirect
             request.stream = OnceStream.of(request.stream)
         self.response_type: Any = library.Response
         self._request = request
         self._transport = transport
-        self._given: Mapping[str, Any] = request.extensions.get("timeout") or {}
-        self._timeouts: dict[str, Any] | None = None  # of the last attempt, where they are not the client's own
-        self._progress: _Progress | None = None
 
     def _prepared(self, attempt: Attempt) -> Any:
         """Return the request for one attempt. The client's own is left as it is."""
-        request = self._request
-        self._progress = self._timeouts = None
+        request, ends_at = self._request, attempt.ctx.deadline
+        self._timeouts = self._progress = None
         changes: dict[str, Any] = {}
-        if attempt.left is not None:
-            if is_ours := self._has_to_end_it(attempt):
-                self._timeouts = changes["timeout"] = {}
-                self._cut(attempt.left)
-            if is_ours or self.why_not_once_sent() is not None:
-                self._progress = _Progress(attempt.ctx.deadline, request.extensions.get("trace"), self._cut)
-                changes["trace"] = self._progress.atrace if self._in_tasks else self._progress.trace
+        if attempt.left is not None and self._has_to_end_it(attempt):
+            given = request.extensions.get("timeout") or {}
+            self._timeouts = changes["timeout"] = _Timeouts(given, ends_at, _attempt_is_late)
+        if attempt.left is not None and self.why_not_once_sent is not None:
+            self._progress = _Progress(ends_at, request.extensions.get("trace"))
+            changes["trace"] = self._progress.atrace if self._in_tasks else self._progress.trace
         if not changes and not attempt.headers:
             return request
         prepared = object.__new__(type(request))
@@ -125,13 +148,6 @@ class _Sending(Exchange):
     @abstractmethod
     def _has_to_end_it(self, attempt: Attempt) -> bool:
         """Whether it is for the client's timeouts to end an attempt in time."""
-
-    def _cut(self, left: float) -> None:
-        """Cut the client's timeouts, which it looks at when it begins a wait; no limit becomes what is left."""
-        if self._timeouts is not None:
-            for name in _TIMEOUTS:
-                limit = self._given.get(name)
-                self._timeouts[name] = left if left < inf and (limit is None or limit > left) else limit
 
     @override
     def was_never_sent(self) -> bool:
@@ -155,17 +171,25 @@ class _Sending(Exchange):
 
     def _is_to_be_read(self, response: Any) -> bool:
         """Whether the attempt ends with the body. What follows a change of protocols is none."""
-        is_body = response.status_code != HTTPStatus.SWITCHING_PROTOCOLS and not is_in_memory(response)
-        return self.settings.read_body and is_body
+        return (
+            self.settings.read_body
+            and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
+            and not is_in_memory(response)
+        )
 
     @override
     def limit(self, response: Any) -> Any:
         deadline = self.body_deadline
         if deadline == inf:
-            self._cut(inf)  # what was left of the attempt is no limit to it
+            self._limit_waits(inf)  # what was left of the attempt is no limit to it
         elif not is_in_memory(response):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)
         return response
+
+    def _limit_waits(self, deadline: float, late: Callable[[], Exception] = _attempt_is_late) -> None:
+        """Let the client wait for a body no longer than its own timeouts, and this deadline, say."""
+        if self._timeouts is not None:
+            self._timeouts.deadline, self._timeouts.late = deadline, late
 
     @abstractmethod
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
@@ -192,13 +216,8 @@ class BlockingSending(_Sending, BlockingExchange):
 
     @override
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        return LimitedStream(stream, partial(self._begin_wait, deadline, late))
-
-    def _begin_wait(self, deadline: float, late: Callable[[], Exception]) -> None:
-        left = deadline - clock.now()
-        if left <= 0:
-            raise late()
-        self._cut(left)
+        self._limit_waits(deadline, late)
+        return LimitedStream(stream, deadline, late)
 
 
 @final
@@ -236,9 +255,5 @@ class AsyncSending(_Sending, TaskExchange):
 
     @override
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        self._cut(inf)  # it is a timer that ends the body
+        self._limit_waits(inf)  # it is a timer that ends the body
         return AsyncLimitedStream(stream, deadline, late)
-
-
-def _attempt_is_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the time that was left ran out while the body was read")

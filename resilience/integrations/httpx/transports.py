@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
@@ -34,20 +34,21 @@ class _Protected:
                 f"transport must have a method {self._method}, as httpx.{self._kind} has; {transport!r} has not"
             )
         self._settings = settings
-        self._inside: dict[str, Any] = {} if transport is None else {"": transport}
+        self._given: Any = transport
+        self._made: dict[ModuleType, Any] = {}
         self._lock = threading.Lock()
 
-    def _transport_for(self, request: Any) -> Any:
-        library = library_of(request)
-        name = "" if "" in self._inside else library.__name__
+    def _transport_of(self, library: ModuleType) -> Any:
+        if self._given is not None:
+            return self._given
         with self._lock:
-            if name not in self._inside:
-                self._inside[name] = getattr(library, self._kind)()
-            return self._inside[name]
+            if library not in self._made:
+                self._made[library] = getattr(library, self._kind)()
+            return self._made[library]
 
     def _all(self) -> list[Any]:
         with self._lock:
-            return [*self._inside.values()]
+            return [*self._made.values()] if self._given is None else [self._given]
 
     def _closed(self) -> list[Any]:
         """Note that the client is being closed, and return all transports that are to be closed with it."""
@@ -102,7 +103,8 @@ class ResilienceTransport(_Protected, Transport):
     @override
     def handle_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
-        return BlockingSending(self._settings, request, self._transport_for(request)).run()
+        library = library_of(request)
+        return BlockingSending(self._settings, request, library, self._transport_of(library)).run()
 
     @override
     def close(self) -> None:
@@ -151,7 +153,8 @@ class AsyncResilienceTransport(_Protected, AsyncTransport):
     @override
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, as often as the policy sees fit. The client calls this."""
-        return await AsyncSending(self._settings, request, self._transport_for(request)).run()
+        library = library_of(request)
+        return await AsyncSending(self._settings, request, library, self._transport_of(library)).run()
 
     @override
     async def aclose(self) -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from math import inf
 from time import time
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policy import Policy
@@ -75,13 +76,18 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
 def hear(policy: Policy[object], headers: Mapping[str, str]) -> None:
     """Let the limiters in a policy obey the headers of a response."""
-    limiters = [it for it in policy._resilience_chain() if isinstance(it, RateLimiter)]
+    limiters = _known.get(policy)
+    if limiters is None:
+        limiters = _known[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
     if limiters and (said := learned(headers)) is not None:
         for limiter in limiters:
             limiter._hear(*said)
 
 
 # --- inside ----------------------------------------------------------------------------------
+
+#: The limiters in each policy that has been asked for: to look for them takes 3 us, for each response.
+_known: WeakKeyDictionary[Policy[object], tuple[RateLimiter, ...]] = WeakKeyDictionary()
 
 
 def _all_said(headers: Mapping[str, str]) -> Iterator[_Said]:

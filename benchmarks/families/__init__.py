@@ -8,8 +8,8 @@ from benchmarks.cells import Result, Wanted, measure_each
 from benchmarks.families import (
     account,
     alone,
-    clients,
     blocks,
+    clients,
     entrances,
     failures,
     imports,

@@ -92,7 +92,9 @@ def as_policies(policy: Policies) -> Policies:
 
 def policy_for(policy: Policies, url: object) -> Policy[Any]:
     """Return the policy that a request to this URL runs through: a string, or what a client has for it."""
-    return policy._for_origin(_origin(str(url))) if isinstance(policy, PerHost) else policy  # the client refuses bad URLs
+    return (
+        policy._for_origin(_origin(str(url))) if isinstance(policy, PerHost) else policy
+    )  # the client refuses bad URLs
 
 
 def _origin(url: str) -> str:

@@ -173,6 +173,13 @@ class DeadlineExceeded(TimeoutExceeded):
     """The budget of the whole execution is used up, whatever time a single policy may have left."""
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is a `Rejected`, or a group of such, as child tasks raise them."""
+    if isinstance(error, ExceptionGroup):
+        return all(is_refusal(leaf) for leaf in error.exceptions)
+    return isinstance(error, Rejected)
+
+
 def ends_with_the_deadline(error: BaseException | None) -> bool:
     """Whether an error is a `DeadlineExceeded`, or a group of such, as child tasks raise them."""
     if isinstance(error, BaseExceptionGroup):

@@ -9,7 +9,7 @@ from typing import final
 from resilience import checks
 from resilience.ambient import AmbientToken, block_context, leave_block, set_ambient
 from resilience.clock import clock
-from resilience.errors import Rejected
+from resilience.errors import is_refusal
 from resilience.matching import Matcher
 from resilience.outcome import Failure
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
@@ -76,7 +76,7 @@ class Attempts:
     def holds_back(self, error: Exception) -> bool:
         """Decide what follows a block that failed: another attempt (true), or its error."""
         if not self._failures.handles(error):
-            if self._state is not None and isinstance(error, Rejected):
+            if self._state is not None and is_refusal(error):
                 self._state.explain(error, None)  # the last failure was let go of before this block
             return False
         self._state = self._state or RetryState(self._limits, self._ctx, self._began)

@@ -13,7 +13,7 @@ from resilience.backoff import BackoffLike, Exponential, Randomness, as_backoff
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context, derive
-from resilience.errors import CircuitOpen, Rejected
+from resilience.errors import CircuitOpen, is_refusal
 from resilience.events.dispatch import optional_listener, subscribers
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
@@ -154,7 +154,7 @@ class Retry(Policy[Never]):
                     result = await call(attempt)
                 except Exception as error:
                     if not self._failures.handles(error):
-                        if state is not None and isinstance(error, Rejected):
+                        if state is not None and is_refusal(error):
                             state.explain(error, failed)
                         raise
                     state = state or RetryState(self._limits, ctx, began)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded, Rejected, RetriesExhausted
+from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
@@ -144,7 +144,7 @@ class RetryState:
 
     def give_back_if_refused(self, error: Exception) -> None:
         """Do so where a policy inside has refused it: what called nothing costs nothing."""
-        if self.attempt > 1 and isinstance(error, Rejected):
+        if self.attempt > 1 and is_refusal(error):
             self.give_back()
 
     def _give_up(self, reason: _Reason, outcome: Outcome[Any]) -> None:

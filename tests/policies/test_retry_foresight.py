@@ -219,6 +219,19 @@ async def test_a_refusal_keeps_the_context_that_it_has(world: World, clock: Fake
     assert error.__notes__[0].endswith("failed with Boom(reset)")
 
 
+async def test_a_group_of_refusals_is_a_refusal(world: World, clock: FakeClock) -> None:
+    """As child tasks raise it, nested or not. A group with something else in it is none."""
+    failed, refused = Boom("reset"), BulkheadFull("full")
+    retry = Retry(5, on=Boom, backoff=[1])
+    refusals = ExceptionGroup("two children", [refused, ExceptionGroup("its own", [CircuitOpen("open")])])
+    assert await world.attempt(retry, Script(failed, refusals).function()) is refusals
+    assert refusals.__context__ is failed
+    assert refusals.__notes__ == ["resilience: 1 attempt in 1 s, failed with Boom(reset)"]
+    mixed = ExceptionGroup("two children", [refused, KeyError()])
+    assert await world.attempt(retry, Script(failed, mixed).function()) is mixed
+    assert not hasattr(mixed, "__notes__")
+
+
 async def test_a_refusal_of_the_first_attempt_carries_nothing(world: World) -> None:
     breaker = CircuitBreaker(1)
     breaker.isolate()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.cells import Result
-from benchmarks.families import layers, telemetry, threads
+from benchmarks.families import layers, queues, scale, start, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -64,6 +64,19 @@ BARS = (
     Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
     Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
+    Bar(f"{queues.GROUP}: {queues.WAITERS}", queues.ANYIO, 1.25),
+    Bar(f"{queues.GROUP}: {queues.HANDOFFS}", queues.SEMAPHORE, 1.3),
+    Bar("import: from nothing", "tenacity", 1.1),
+    Bar(f"{start.GROUP}: sync, four", "itself", 5_000_000, unit="ns"),
+    Bar(f"{start.GROUP}: asyncio, four", "itself", 1_000_000, unit="ns"),
+    Bar("made and called once: five, deadline", "nopanic", 1.0),
+    Bar("bytes of a protected function: five, deadline", "itself", 6600, unit="bytes"),
+    Bar(f"{scale.HOSTS}: made and called", "itself", 6000, unit="bytes"),
+    Bar(f"{scale.HOSTS}: made, the 20,000th", "itself", 25_000, unit="ns"),
+    Bar(f"{scale.HOSTS}: found", "itself", 1500, unit="ns"),
+    Bar(f"{scale.TASKS}: bytes while it runs", "itself", 1500, unit="bytes"),
+    Bar(f"{scale.CLIENTS}: a call / with 1,000", "itself", 1.0),
+    Bar(f"{scale.THREADS}: after 3 s", "itself", 4, unit="threads"),
 )
 
 

@@ -15,18 +15,21 @@ from benchmarks.families import (
     imports,
     layers,
     memory,
+    queues,
+    scale,
     stacks,
+    start,
     telemetry,
     threads,
 )
 from benchmarks.libraries import Library
 from benchmarks.timing import Effort
 
-CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances.CELLS]
+CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances.CELLS, *start.CELLS]
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
     """Measure what is wanted; the results of one table come one after another."""
     yield from measure_each(CELLS, libraries, effort, wanted)
-    for family in (account, layers, threads, telemetry, memory, imports, clients):
+    for family in (account, layers, threads, queues, telemetry, memory, scale, start, imports, clients):
         yield from family.measure(libraries, effort, wanted)

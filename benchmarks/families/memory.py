@@ -135,7 +135,7 @@ def _forgiving(world: str, function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _of_functions(libraries: list[Library]) -> Iterator[Result]:
-    for entry in ("retry", "breaker", "bulkhead", "fallback", "four"):
+    for entry in ("retry", "breaker", "bulkhead", "fallback", "four", "five, deadline"):
         sizes = {}
         for name, protect in _entries(entry, SYNC, libraries).items():
 

@@ -17,6 +17,7 @@ an entry takes the form that is fastest for its library.
     breaker             opens after five failures
     breaker, ratio      opens when half of the calls of the last 30 s have failed
     bulkhead            at most 64 at once, the others turned away
+    queue               one at once, the others wait
     fallback            None instead of an error
     deadline            five seconds that the function can ask for; nothing is cut off
     timeout             five seconds, then the caller is let go

@@ -65,6 +65,11 @@ def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
     return nopanic.bulkhead(1, max_wait=0)(fn)
 
 
+@library.enters("queue", ASYNCIO)
+def queue(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.bulkhead(1)(fn)
+
+
 @library.enters("fallback", SYNC, ASYNCIO, TRIO)
 def fallback(fn: Callable[..., Any]) -> Callable[..., Any]:
     return nopanic.fallback(None)(fn)

@@ -24,7 +24,10 @@ from benchmarks.timing import ASYNCIO, SYNC, TRIO
 from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Pipeline, Policy, Retry, Timeout, events
 from resilience.backoff import Exponential
 
-library = Library(OURS, packages=("resilience-pipeline", "anyio"), imports=("resilience",))
+#: `import resilience` alone would import none of them.
+IMPORTS = tuple(f"resilience.policies.{it}" for it in ("bulkhead", "circuit_breaker", "fallback", "retry", "timeout"))
+
+library = Library(OURS, packages=("resilience-pipeline", "anyio"), imports=IMPORTS)
 
 
 def new_retry() -> Retry:
@@ -67,6 +70,11 @@ def bulkhead(fn: Callable[..., Any]) -> Callable[..., Any]:
 @library.enters("bulkhead of one", SYNC, ASYNCIO, TRIO)
 def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
     return Bulkhead(1)(fn)
+
+
+@library.enters("queue", ASYNCIO)
+def queue(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Bulkhead(1, queue=20_000)(fn)
 
 
 @library.enters("fallback", SYNC, ASYNCIO, TRIO)

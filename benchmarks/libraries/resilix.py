@@ -50,6 +50,11 @@ def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
     return protect.bulkhead(1, wait=False)(fn)
 
 
+@library.enters("queue", ASYNCIO)
+def queue(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return protect.bulkhead(1)(fn)
+
+
 @library.enters("fallback", SYNC, ASYNCIO)
 def fallback(fn: Callable[..., Any]) -> Callable[..., Any]:
     return protect.when(Exception, return_=None)(fn)

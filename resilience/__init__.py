@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from resilience.policies.chaos import Chaos
     from resilience.policies.circuit_breaker import CircuitBreaker
     from resilience.policies.fallback import Fallback
+    from resilience.policies.hedge import Hedge, Quantile
     from resilience.policies.keyed import Keyed, KeyedStats
     from resilience.policies.live_circuit import CircuitStats
     from resilience.policies.rate import Rate
@@ -70,11 +71,13 @@ __all__ = [
     "Failure",
     "FailureRatio",
     "Fallback",
+    "Hedge",
     "Keyed",
     "KeyedStats",
     "Outcome",
     "Pipeline",
     "Policy",
+    "Quantile",
     "Rate",
     "RateLimited",
     "RateLimiter",
@@ -132,6 +135,7 @@ _HOMES = {
     "policies.chaos": ("Chaos",),
     "policies.circuit_breaker": ("CircuitBreaker",),
     "policies.fallback": ("Fallback",),
+    "policies.hedge": ("Hedge", "Quantile"),
     "policies.keyed": ("Keyed", "KeyedStats"),
     "policies.live_circuit": ("CircuitStats",),
     "policies.rate": ("Rate",),

@@ -129,6 +129,11 @@ class Context:
         return name_of(self._function)
 
     @property
+    def hedge(self) -> int:
+        """0, or the number of the attempt that a `Hedge` has begun beside the first one: to choose another replica."""
+        return self._info.hedge
+
+    @property
     def properties(self) -> Mapping[str, Any]:
         """The values that travel with the execution. Read-only."""
         return self._info.properties
@@ -190,16 +195,24 @@ class Context:
     # --- for authors of policies ---
 
     def child(
-        self, *, deadline: float | None = None, attempt: int | None = None, timer: Timer | None = None
+        self,
+        *,
+        deadline: float | None = None,
+        attempt: int | None = None,
+        timer: Timer | None = None,
+        hedge: int | None = None,
     ) -> Context:
         """Derive the context to hand inwards.
 
         :param deadline: an instant on the process clock; it can only shorten what is there.
         :param attempt: the number of the attempt that is about to start.
         :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
+        :param hedge: the number of the attempt that is about to start beside the first one.
         """
         ends_at = self.deadline if deadline is None else min(deadline, self.deadline)
         child: Context = derive(self, ends_at, self.attempt if attempt is None else attempt, timer or self._timer)
+        if hedge is not None:
+            child._info = self._info.with_hedge(hedge)
         return child
 
     async def sleep(self, seconds: float) -> None:

@@ -227,5 +227,9 @@ class BlockMisuse(Misuse, RuntimeError):
     """A block is entered where it could not be left."""
 
 
+class RaceMisuse(Misuse, TypeError):
+    """A policy runs its call several times at once, and does not say so."""
+
+
 class SuspensionMisuse(Misuse, RuntimeError):
     """A policy awaited, in blocking code, something that is not done."""

@@ -44,6 +44,7 @@ from resilience.runtimes.base import EARLIEST, Expired, Runtime, Timer
 from resilience.runtimes.blocking import BLOCKING, Suspended, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
+from resilience.runtimes.workers import pool
 
 #: Runs the rest of a chain: `stage(ctx)`. In tasks, and where a chain is driven, its result is awaited.
 Stage: TypeAlias = Callable[[Context], Any]
@@ -68,6 +69,11 @@ class Executed(Protocol):
 
 class Composable(Protocol):
     """A policy, as a chain sees it."""
+
+    @property
+    def races(self) -> bool:
+        """Whether it may run the rest of the chain several times at once."""
+        ...
 
     async def around(self, call: Any, ctx: Context) -> Any:
         """Run the rest of the chain."""
@@ -114,7 +120,7 @@ def compose_for_threads(policies: Sequence[Composable]) -> Stage:
     """Return the stage that runs the policies around what the context carries, in the calling thread."""
     stage: Stage = enter
     for policy in reversed(policies):
-        factory = lower(policy)
+        factory = None if policy.races else lower(policy)
         if factory is None:
             return partial(_driven, compose(policies, _enter_driven))
         stage = factory(drive, policy, stage)
@@ -129,7 +135,7 @@ def _driven(stage: Stage, ctx: Context) -> Any:
 
 
 async def _enter_driven(ctx: Context) -> Any:
-    return enter(ctx)
+    return enter(ctx) if ctx.runtime is BLOCKING else await _enter_racing(ctx)
 
 
 # --- the innermost stages ---
@@ -151,11 +157,15 @@ def enter(ctx: Context) -> Any:
         refuse_mismatch(ctx, error)
         raise
     if type(result) not in NON_AWAITABLE_TYPES:
-        if is_awaitable(result):
-            raise refuse_awaitable(function, result)
-        if type(result) in UNBEGUN_TYPES:
-            refuse_unbegun(function)
+        _check_result(function, result)
     return result
+
+
+def _check_result(function: Callable[..., Any], result: object) -> None:
+    if is_awaitable(result):
+        raise refuse_awaitable(function, result)
+    if type(result) in UNBEGUN_TYPES:
+        refuse_unbegun(function)
 
 
 def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -169,7 +179,7 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
         try:
             timer.check_before_start()
         except WorkersExhausted:
-            _report_refusal(timer, ctx)
+            _report_refusal(timer.policy, ctx)
             raise
     began = clock.now() if subscribers.calls else None
     if record is not None:
@@ -186,7 +196,7 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
                 if record is not None:
                     record.attempts -= 1
                     record = None
-                _report_refusal(timer, ctx)
+                _report_refusal(timer.policy, ctx)
                 raise
             result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
@@ -207,9 +217,43 @@ def raise_if_expired(timer: Timer | None, error: BaseException) -> None:
         raise Expired(timer) from error
 
 
-def _report_refusal(timer: Any, ctx: Context) -> None:
+def _report_refusal(policy: str, ctx: Context) -> None:
     numbers = {"retry_after": None, "waited": 0.0, "shadow": False}
-    emit(CallRejected, timer.policy, ctx, reason="WorkersExhausted", **numbers)
+    emit(CallRejected, policy, ctx, reason="WorkersExhausted", **numbers)
+
+
+async def _enter_racing(ctx: Context) -> Any:
+    """Do so on a worker, beside other attempts whose policies run in this thread."""
+    runtime: Any = ctx.runtime
+    function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
+    policy = ctx._executed.name
+    try:
+        pool.refuse_if_exhausted(policy, pool.most())
+    except WorkersExhausted:
+        _report_refusal(policy, ctx)
+        raise
+    began = clock.now() if subscribers.calls else None
+    if record is not None:
+        record.begin_attempt()
+    try:
+        token = set_ambient(ctx)
+        try:  # the worker gets a copy of the variables
+            job = runtime.job(function, (ctx,) if arguments is None else arguments, ctx._keywords)
+        finally:
+            reset_ambient(token)
+        result = await runtime.done(job, policy)
+    except BaseException as error:
+        if isinstance(error, TypeError):
+            refuse_mismatch(ctx, error)
+        if record is not None:
+            end_attempt(record, ctx, began, None, error)
+        raise_if_expired(ctx._timer, error)
+        raise
+    if began is not None and record is not None:
+        end_attempt(record, ctx, began, result, None)
+    if type(result) not in NON_AWAITABLE_TYPES:
+        _check_result(function, result)
+    return result
 
 
 def enter_task(ctx: Context) -> Awaitable[Any]:

@@ -28,9 +28,10 @@ class ExecutionInfo:
     """What contexts of an execution have in common, besides the call. Never written to once it is made.
 
     :param cap: what the repeats of this execution, and of all inside it, are taken from; None where there is no cap.
+    :param hedge: 0, or the number of the attempt beside another one.
     """
 
-    __slots__ = ("cap", "listeners", "operation", "properties", "record")
+    __slots__ = ("cap", "hedge", "listeners", "operation", "properties", "record")
 
     def __init__(
         self,
@@ -39,20 +40,29 @@ class ExecutionInfo:
         listeners: tuple[Listener, ...] = (),
         record: Record | None = None,
         cap: Cap | None = None,
+        hedge: int = 0,
     ) -> None:
         self.operation: str | None = operation
         self.properties: Mapping[str, Any] = properties
         self.listeners: tuple[Listener, ...] = listeners
         self.record: Record | None = record
         self.cap: Cap | None = cap
+        self.hedge: int = hedge
 
     def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
         """Return the same, with these listeners added."""
-        return ExecutionInfo(self.operation, self.properties, self.listeners + listeners, self.record, self.cap)
+        return self._copy(self.listeners + listeners, self.cap, self.hedge)
 
     def with_cap(self, cap: Cap) -> ExecutionInfo:
         """Return the same, with a cap on repeats."""
-        return ExecutionInfo(self.operation, self.properties, self.listeners, self.record, cap)
+        return self._copy(self.listeners, cap, self.hedge)
+
+    def with_hedge(self, hedge: int) -> ExecutionInfo:
+        """Return the same, for an attempt of this number beside another one."""
+        return self._copy(self.listeners, self.cap, hedge)
+
+    def _copy(self, listeners: tuple[Listener, ...], cap: Cap | None, hedge: int) -> ExecutionInfo:
+        return ExecutionInfo(self.operation, self.properties, listeners, self.record, cap, hedge)
 
 
 NO_INFO = ExecutionInfo()

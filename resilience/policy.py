@@ -75,6 +75,10 @@ class Policy(ABC, Generic[D_co]):
     #: What errors and events call this policy: the name of its class, unless it was given another.
     name: str = "Policy"
 
+    #: Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, everything inside it then
+    #: runs as the coroutines that policies are written as.
+    races: ClassVar[bool] = False
+
     # The private attributes, under names that a subclass will not choose. What may run the rest of a chain more
     # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_repeats: ClassVar[bool] = False
@@ -346,6 +350,10 @@ class Policy(ABC, Generic[D_co]):
         """Return the instant on the process clock until which every call will be refused."""
         return -inf
 
+    def _resilience_races(self) -> bool:
+        """Return whether a policy that a call meets may run the rest of the chain several times at once."""
+        return self.races
+
     def _resilience_blocking(self) -> Stage:
         return compose_for_threads(self._resilience_chain())
 
@@ -384,6 +392,7 @@ class Pipeline(Policy[D_co]):
             checks.plain_function("listeners", listener, ("event",))
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
         self._chain: tuple[Policy[Any], ...] | None = None
+        self._races = any(part._resilience_races() for part in self._parts)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
@@ -469,6 +478,10 @@ class Pipeline(Policy[D_co]):
             heard = (_Heard(self._resilience_listeners),) if self._resilience_listeners else ()
             self._chain = heard + self._inside()
         return self._chain
+
+    @override
+    def _resilience_races(self) -> bool:
+        return self._races
 
     @override
     def _resilience_blocking(self) -> Stage:

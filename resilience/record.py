@@ -118,6 +118,10 @@ class Record:
             self.history.add(outcome)
             self._noted = id(outcome.error)
 
+    def was_noted(self, error: Exception) -> None:
+        """Know this error again, though another one was noted after it: of attempts that were made at once."""
+        self._noted = id(error)
+
     @property
     def elapsed(self) -> float:
         """Seconds from the beginning to the end, or to now; never negative, should a clock be put back meanwhile."""

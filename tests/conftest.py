@@ -30,6 +30,8 @@ import pytest
 
 from resilience import Context, Policy, current_context, events
 from resilience.clock import clock as process_clock
+from resilience.runtimes.workers import Worker
+from resilience.testing import Simulation, virtual_time
 
 try:
     import fcntl
@@ -118,6 +120,45 @@ class World:
     def release(self) -> None:
         """Let go of the threads that hang."""
         self._released.set()
+
+
+class Virtual(World):
+    """Threads, asyncio or trio, or a simulation; time passes where all wait."""
+
+    simulation: Simulation
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if self.name != "simulation":
+            # Threads of other tests may poll (an idle server does), which would hold up the clock.
+            here = threading.current_thread()
+            others = [it for it in threading.enumerate() if it is not here and not isinstance(it, Worker)]
+            with virtual_time(ignore=others):
+                return super().run(main)
+        results = []
+
+        async def client() -> None:
+            results.append(await main())
+
+        with Simulation(1) as self.simulation:
+            self.simulation.start(client())
+            self.simulation.run()
+        return results[0]
+
+    async def execute(self, policy: Policy[Any], fn: Callable[..., Any], ctx: Context | None = None) -> Any:
+        if self.name == "simulation":
+            return await self.simulation.execute(policy, fn, ctx)
+        return await super().execute(policy, fn, ctx)
+
+    async def sleep(self, seconds: float) -> None:
+        if self.blocking:
+            process_clock.sleep(seconds)
+        elif self.name == "simulation":
+            await self.simulation.sleep(seconds)
+        else:
+            await anyio.sleep(seconds)
+
+    def now(self) -> float:
+        return process_clock.now()
 
 
 def _lock(file: IO[bytes], *, alone: bool) -> None:
@@ -241,6 +282,12 @@ def in_asyncio() -> World:
 def in_trio() -> World:
     """The world of trio alone."""
     return World("trio")
+
+
+@pytest.fixture(params=["threads", "asyncio", "trio", "simulation"])
+def anywhere(request: pytest.FixtureRequest) -> Virtual:
+    """Every runtime in turn."""
+    return Virtual(request.param)
 
 
 class FakeClock:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from resilience import Bulkhead, Cache, Chaos, CircuitBreaker, Context, Fallback, Retry, RetryBudget, Timeout, events
+from resilience import (
+    Bulkhead,
+    Cache,
+    Chaos,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Hedge,
+    Retry,
+    RetryBudget,
+    Timeout,
+    events,
+)
 from tests.conftest import Boom
 
 KINDS = (
     events.AttemptFailed,
     events.RetryScheduled,
     events.RetryGaveUp,
+    events.HedgeStarted,
+    events.HedgeFinished,
     events.BudgetSpent,
     events.TimedOut,
     events.CallRejected,
@@ -43,6 +57,7 @@ def everything() -> None:
     """Make an event of each kind."""
     Fallback("x").wrap(Retry(2, on=Boom, backoff=[0])).execute(fails)
     retry_without_budget().capture(fails)
+    Hedge(5, on=Boom, eager=True).capture(fails)
     Timeout(5.0).capture(fails, Context(timeout=0))
     CircuitBreaker(1).capture(fails)
     chaos = Chaos(result=None)

@@ -21,6 +21,7 @@ from resilience import (
     CircuitState,
     Context,
     Fallback,
+    Hedge,
     Policy,
     Retry,
     Success,
@@ -392,6 +393,7 @@ def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, hea
     pipeline.call(fn, Context())  # the circuit is open
     Timeout(60.0).capture(fn, Context(timeout=0))
     retry_without_budget().capture(fn)
+    Hedge(5, on=Boom, eager=True).capture(fn)
     chaos = Chaos(result="x")
     with chaos.injecting(rate=1.0):
         chaos.execute(fn)

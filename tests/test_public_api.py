@@ -36,6 +36,7 @@ INTEGRATIONS = "resilience.integrations"
 HANDED_OUT = (
     "resilience.runtimes.base:Runtime",
     "resilience.runtimes.base:Timer",
+    "resilience.runtimes.base:Plan",
     "resilience.runtimes.base:Waiter",
 )
 BLOCKS = (("Retry", "attempts", "__next__"), ("CircuitBreaker", "guard", None), ("Bulkhead", "slot", None))

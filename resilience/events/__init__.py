@@ -3,7 +3,9 @@
 AttemptFailed       an attempt under a Retry was not good enough
 RetryScheduled      ... and another one will be made after `delay`
 RetryGaveUp         ... and no other one will be made
-BudgetSpent         ... or a hedge was not made, as the budget of both is spent
+HedgeStarted        a Hedge began another attempt beside one that takes long
+HedgeFinished       ... and that call is over
+BudgetSpent         a retry or a hedge was not made, as its budget is spent
 TimedOut            a Timeout cut a call off, or found the budget used up
 CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through;
                     with `shadow`, a policy that only observes would not have let it through
@@ -30,6 +32,8 @@ from resilience.events.kinds import (
     Event,
     ExecutionFinished,
     FallbackUsed,
+    HedgeFinished,
+    HedgeStarted,
     RetryGaveUp,
     RetryScheduled,
     StreamOpened,
@@ -50,6 +54,8 @@ __all__ = [
     "Event",
     "ExecutionFinished",
     "FallbackUsed",
+    "HedgeFinished",
+    "HedgeStarted",
     "Listener",
     "RetryGaveUp",
     "RetryScheduled",

@@ -111,6 +111,32 @@ class BudgetSpent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HedgeStarted(Event):
+    """A call takes long, and another attempt begins beside it. What `on_hedge` is called with.
+
+    :param number: of that attempt beside the first, from 1.
+    :param elapsed: seconds since the first attempt began.
+    """
+
+    number: int
+    elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HedgeFinished(Event):
+    """A call of which more than one attempt was made at once is over.
+
+    :param won: the number of the attempt whose good result was returned, 0 for the first; None where none was good.
+    :param attempts: how many were made, the first included.
+    :param elapsed: seconds since the first attempt began.
+    """
+
+    won: int | None
+    attempts: int
+    elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimedOut(Event):
     """A call was cut off. What `on_timeout` is called with.
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Never, TypeVar, final
+from typing import Any, ClassVar, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -70,6 +70,8 @@ class Keyed(Policy[Never]):
     >>> list(breakers.policies)
     ['example.org']
     """
+
+    races: ClassVar[bool] = True  # perhaps the policy of a key does
 
     def __init__(
         self,

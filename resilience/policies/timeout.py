@@ -23,6 +23,13 @@ from resilience.runtimes.workers import pool
 T = TypeVar("T")
 
 
+def _most_abandoned() -> int:
+    return Timeout.max_abandoned
+
+
+pool.most = _most_abandoned
+
+
 @final
 class Timeout(Policy[Never]):
     """Give the call so many seconds, then let the caller go with `TimeoutExceeded`.

@@ -9,7 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, Self, TypeVar, final
+
+from resilience.errors import RaceMisuse
+from resilience.outcome import Outcome
+
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
 
 #: How many functions that were walked away from may be running in the process before another one is refused.
 DEFAULT_MAX_ABANDONED = 128
@@ -88,6 +94,41 @@ class Waiter(Protocol):
         ...
 
 
+class Plan(Protocol[C_co]):
+    """The course of a race: which attempts begin, when, and which one decides it. It knows no runtime.
+
+    It is asked and told by one thread or task at a time. What it raises ends the race, and comes out.
+    """
+
+    #: Instant on the process clock at which another attempt is to begin; infinity for none.
+    due: float
+
+    def begin(self) -> C_co | None:
+        """Return the context of another attempt, the first one included, and set `due` for the next.
+
+        None where there will be none after all; `due` has to be infinity then.
+        """
+        ...
+
+    def ended(self, number: int, outcome: Outcome[Any]) -> bool:
+        """Take what attempt `number` ended with; true where that decides the race.
+
+        :param number: from 0, in the order in which the attempts began. One that was cut off is not reported.
+        """
+        ...
+
+
+def refuse_undeclared_race(ctx: Any) -> None:
+    """Raise where no policy of an execution says that it races: in threads, its chain might not be made for that.
+
+    :param ctx: a `Context`, which stands above this module.
+    """
+    executed = ctx._executed
+    if executed is None or not executed._resilience_races():
+        where = "outside an execution" if executed is None else f"inside {executed.name}"
+        raise RaceMisuse(f"a race {where}, which says nothing of it: set `races = True` in the class of the policy")
+
+
 class Runtime(ABC):
     """Threads, or tasks of an event loop, or simulated time."""
 
@@ -122,6 +163,18 @@ class Runtime(ABC):
     @abstractmethod
     def waiter(self) -> Waiter:
         """Make the thing by which the current thread or task can be woken."""
+
+    @abstractmethod
+    async def race(self, call: Callable[[C], Awaitable[Any]], ctx: C, plan: Plan[C]) -> None:
+        """Run the rest of the chain several times at once, as the plan says, until that is decided, or none runs.
+
+        The first attempt runs in the task, or thread, that asks. When it is decided, the other attempts are cut off,
+        and have ended when this returns: tasks are cancelled; in threads, policies are unwound, and functions are
+        walked away from, as by a `Timeout`. Results that come too late are closed.
+
+        :param ctx: the context that the policy was handed.
+        :raises TypeError: if the policy does not say `races = True`.
+        """
 
     @abstractmethod
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:

@@ -23,7 +23,15 @@ from resilience.clock import FOREVER, clock
 from resilience.errors import SuspensionMisuse
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
+from resilience.runtimes.base import (
+    DEFAULT_MAX_ABANDONED,
+    Expired,
+    Plan,
+    Runtime,
+    Timer,
+    Waiter,
+    refuse_undeclared_race,
+)
 
 T = TypeVar("T")
 
@@ -149,6 +157,13 @@ class BlockingRuntime(Runtime):
         return BlockingWaiter()
 
     @override
+    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+        from resilience.runtimes.races.threads import run_race  # where none races, it is not needed
+
+        refuse_undeclared_race(ctx)
+        run_race(call, ctx, plan)
+
+    @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         try:
             result = function(*args)
@@ -199,11 +214,8 @@ def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    culprit = _suspended(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
+    error = suspension(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
     coroutine.close()
-    error = SuspensionMisuse(
-        f"{culprit} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
-    )
     raise error if lowered is None else Suspended(error)
 
 
@@ -211,11 +223,13 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _suspended(coroutine: Any, culprit: str) -> str:
-    """Return the name of the innermost policy in what has suspended, or else `culprit`."""
+def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:
+    """Return the error that names the innermost policy in what has suspended, or else `culprit`."""
     while isinstance(coroutine, CoroutineType):
         code, frame = coroutine.cr_code, coroutine.cr_frame
         if code.co_name == "around" and frame is not None:
             culprit = type(frame.f_locals[code.co_varnames[0]]).__qualname__
         coroutine = coroutine.cr_await
-    return culprit
+    return SuspensionMisuse(
+        f"{culprit} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
+    )

@@ -21,7 +21,15 @@ from typing_extensions import override
 from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.runtimes.alarms import AsyncioTimer, find_alarm
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
+from resilience.runtimes.base import (
+    DEFAULT_MAX_ABANDONED,
+    Expired,
+    Plan,
+    Runtime,
+    Timer,
+    Waiter,
+    refuse_undeclared_race,
+)
 from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
@@ -230,6 +238,19 @@ class TaskRuntime(Runtime):
         return TrioWaiter() if task is None else AsyncioWaiter(task.get_loop())
 
     @override
+    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+        refuse_undeclared_race(ctx)
+        task = asyncio_task()
+        if task is None:
+            from resilience.runtimes.races.trio_race import TrioRace
+
+            await TrioRace(self, call, plan).run()
+        else:
+            from resilience.runtimes.races.asyncio_race import AsyncioRace
+
+            await AsyncioRace(self, call, plan, task).run()
+
+    @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         try:
             return await maybe_await(function(*args))
@@ -284,6 +305,10 @@ class DetectedRuntime(Runtime):
     @override
     def waiter(self) -> Waiter:
         return find_runtime().waiter()
+
+    @override
+    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+        await find_runtime().race(call, ctx, plan)
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:

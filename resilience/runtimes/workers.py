@@ -26,6 +26,7 @@ from resilience import forks
 from resilience.callables import close_coroutine
 from resilience.clock import clock
 from resilience.errors import WorkersExhausted
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
 
 logger: logging.Logger = logging.getLogger("resilience")
 
@@ -35,7 +36,6 @@ IDLE_IN_EXCESS = 2.0
 FEW = 4
 
 
-@final
 class Job:
     """One function on one worker, in a copy of its caller's `contextvars`."""
 
@@ -73,9 +73,9 @@ class Job:
         try:
             finished = clock.wait(self._done, max(0.0, seconds))
         except BaseException:  # Ctrl-C in the main thread: the caller leaves, and wants no result
-            self._abandon()
+            self.abandon()
             raise
-        return finished or not self._abandon()
+        return finished or not self.abandon()
 
     def result(self) -> Any:
         """Return what the function returned, or raise what it raised."""
@@ -87,7 +87,7 @@ class Job:
         finally:
             del error  # no cycle: error -> traceback -> this frame -> error
 
-    def _abandon(self) -> bool:
+    def abandon(self) -> bool:
         """Say that the result is not wanted any more; false if it is there already."""
         if not self._claim.acquire(blocking=False):
             return False
@@ -160,9 +160,19 @@ class Pool:
     """The workers that have no work, and the number of jobs that were walked away from and still run."""
 
     def __init__(self) -> None:
+        #: How many may be abandoned, for what has no limit at hand. `Timeout` says it.
+        self.most: Callable[[], int] = _default_most
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, as in the child of a fork, which has none of its parent's threads."""
         self.idle: deque[Worker] = deque()
         self.abandoned: int = 0
         self._counting = threading.RLock()  # a finalizer may come here in the middle of it
+
+    def is_exhausted(self) -> bool:
+        """Whether too many hang already."""
+        return self.abandoned >= self.most()
 
     def refuse_if_exhausted(self, policy: str, max_abandoned: int) -> None:
         """Raise `WorkersExhausted` if too many hang already."""
@@ -228,6 +238,10 @@ def _start_worker(job: Job, policy: str | None) -> bool:
     return True
 
 
+def _default_most() -> int:
+    return DEFAULT_MAX_ABANDONED
+
+
 _numbers = count(1)
 pool: Pool = Pool()
-forks.reset_after_fork(pool, Pool.__init__)  # the child of a fork has none of its parent's threads
+forks.reset_after_fork(pool, Pool.reset)

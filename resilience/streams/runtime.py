@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import Any, final
 
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Runtime, Timer, Waiter
+from resilience.errors import RaceMisuse
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Plan, Runtime, Timer, Waiter
 
 
 @final
@@ -101,6 +102,10 @@ class StreamRuntime(Runtime):
     @override
     def waiter(self) -> Waiter:
         return StreamWaiter(self.world.waiter())
+
+    @override
+    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+        raise RaceMisuse("a stream cannot be opened several times at once: items that were handed out are gone")
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:

@@ -17,6 +17,7 @@ from resilience import (
     CircuitBreaker,
     Context,
     Fallback,
+    Hedge,
     Policy,
     RateLimiter,
     Retry,
@@ -78,6 +79,7 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         await world.execute(pipeline, Script(Boom()).function())
     await world.attempt(Timeout(5), Script(1).function(), Context(timeout=0))
     await world.attempt(retry_without_budget(), Script(Boom()).function())
+    await world.attempt(Hedge(5, on=Boom, eager=True), Script(Boom()).function())
     await world.attempt(Retry(1, on=Boom), Script(Boom()).function(), Context(timeout=5))
     chaos = Chaos(result=1)
     with chaos.injecting(rate=1.0):

@@ -31,6 +31,7 @@ _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("
 _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
+_HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
@@ -50,6 +51,9 @@ TESTS = {
     "policies/live_circuit.py": [*_BREAKER, "policies/test_machines.py", "composition/test_nested_calls.py"],
     "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
+    "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],
+    "policies/hedge.py": [*_HEDGE, *_EVERY_POLICY],
+    "policies/hedge_plan.py": [*_HEDGE, *_EVERY_POLICY],
     "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
     "repeats.py": [
         "test_repeats.py",

@@ -18,6 +18,7 @@ const STATES = { closed: "closed", open: "open", half_open: "half-open", isolate
 const KINDS = {
   retry_scheduled: "retry",
   retry_gave_up: "gave up",
+  hedge_started: "hedge",
   budget_spent: "budget",
   timed_out: "timeout",
   call_rejected: "refused",

@@ -33,6 +33,7 @@ LINGER: Final = 30.0
 _COUNTED: dict[type[Event], str | None] = {
     events.RetryScheduled: "retries",
     events.RetryGaveUp: None,
+    events.HedgeStarted: None,
     events.BudgetSpent: None,
     events.TimedOut: "timeouts",
     events.CallRejected: "rejections",

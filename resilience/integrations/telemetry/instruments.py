@@ -76,6 +76,8 @@ ATTEMPT_REMAINING = _seconds(
 
 _AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
 _GAVE_UP = "Retries that came to their end without success, by what ran out."
+_HEDGES = "Attempts that were begun beside one that took long."
+_HEDGED = "Calls of which more than one attempt was made at once, by which attempt won: first, hedge or none."
 _SPENT = "Retries and hedges that were not made, as their budget was spent."
 _TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _REFUSED = "Calls that were not let through, by the error that the caller got."
@@ -84,6 +86,8 @@ _CHANGED = "Changes of the state of circuits, by the state that they went to."
 
 RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
 GIVE_UPS = _count("execution", "give_ups", _GAVE_UP, *_WHERE, "reason", "error_type")
+HEDGES = _count("attempt", "hedges", _HEDGES, *_WHERE)
+HEDGED_CALLS = _count("call", "hedged.calls", _HEDGED, *_WHERE, "won")
 BUDGET_SPENT = _count("attempt", "budget.spent", _SPENT, *_WHERE, "repeat")
 TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
 REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
@@ -106,6 +110,7 @@ ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
+    *(HEDGES, HEDGED_CALLS),
     *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, RATE_QUEUED, NEXT_TURN, ABANDONED),
 )
@@ -160,6 +165,8 @@ def _scope(event: events.TimedOut | events.CallRejected) -> str:
 _COUNTERS: dict[type[Event], Instrument] = {
     events.RetryScheduled: RETRIES,
     events.RetryGaveUp: GIVE_UPS,
+    events.HedgeStarted: HEDGES,
+    events.HedgeFinished: HEDGED_CALLS,
     events.BudgetSpent: BUDGET_SPENT,
     events.TimedOut: TIMEOUTS,
     events.CallRejected: REJECTIONS,
@@ -176,6 +183,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "error_type": lambda event: error_type(event.outcome),
     "reason": lambda event: event.reason,
     "repeat": lambda event: event.repeat,
+    "won": lambda event: "none" if event.won is None else "hedge" if event.won else "first",
     "scope": _scope,
     "effect": lambda event: event.effect,
     "old_state": lambda event: event.old.value,

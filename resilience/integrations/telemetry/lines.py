@@ -23,6 +23,8 @@ Levels: TypeAlias = Mapping[type[Event], int | None]
 DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.RetryScheduled: logging.INFO,
     events.RetryGaveUp: logging.WARNING,
+    events.HedgeStarted: logging.DEBUG,  # what a Hedge does all day
+    events.HedgeFinished: logging.DEBUG,
     events.BudgetSpent: logging.INFO,  # where it ends a retry, that gives up as well
     events.TimedOut: logging.WARNING,
     events.CallRejected: logging.WARNING,  # of a policy that only observes: as below

@@ -37,6 +37,15 @@ def _gave_up(event: events.RetryGaveUp) -> str:
     return f"{_subject(event)}gave up {_spent(event)}, as {reason}; the last failure was {_what(event)}"
 
 
+def _hedge_started(event: events.HedgeStarted) -> str:
+    return f"{_subject(event)}began attempt {event.number} beside the first, after {event.elapsed:.3g} s"
+
+
+def _hedge_finished(event: events.HedgeFinished) -> str:
+    which = "none was good" if event.won is None else f"attempt {event.won} was the first good one"
+    return f"{_subject(event)}made {event.attempts} attempts at once in {event.elapsed:.3g} s: {which}"
+
+
 def _spent_budget(event: events.BudgetSpent) -> str:
     return f"{_subject(event)}made no {event.repeat}, as the budget is spent"
 
@@ -85,6 +94,8 @@ def _finished(event: events.ExecutionFinished) -> str:
 _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.RetryScheduled: _scheduled,
     events.RetryGaveUp: _gave_up,
+    events.HedgeStarted: _hedge_started,
+    events.HedgeFinished: _hedge_finished,
     events.BudgetSpent: _spent_budget,
     events.TimedOut: _timed_out,
     events.CallRejected: _rejected,

@@ -1,0 +1,240 @@
+"""Hedge: where a call takes long, make it once more beside the first attempt, and take what comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any, ClassVar, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.events.dispatch import optional_listener
+from resilience.info import Listener
+from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.network_errors import transient
+from resilience.outcome import StoppedIteration, Success
+from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies
+from resilience.policy import Call, Policy
+from resilience.repeats import Budget, as_budget
+
+T = TypeVar("T")
+
+
+@final
+class Quantile:
+    """A delay that is observed: so long as this share of the calls takes at most.
+
+    :param share: more than 0, less than 1; 0.95 by default: in the long run, one call in twenty is hedged.
+    :param least: the shortest delay in seconds, 1 ms by default.
+    :param most: the longest; no limit by default.
+    :param window: for how many seconds a call is remembered, 60 by default.
+    :param warm_up: how many calls have to be remembered before one is hedged, 20 by default.
+
+    >>> from resilience import Hedge, Quantile
+    >>> Hedge(Quantile(0.99, most=0.5)).delay()  # nothing is known yet
+    inf
+    """
+
+    __slots__ = ("_most", "least", "share", "warm_up", "window")
+
+    def __init__(
+        self,
+        share: float = 0.95,
+        *,
+        least: Duration = 0.001,
+        most: Duration | None = None,
+        window: Duration = 60.0,
+        warm_up: int = 20,
+    ) -> None:
+        values = {
+            "share": checks.number("share", share),
+            "least": checks.seconds("least", least),
+            "_most": checks.optional_seconds("most", most),
+            "window": checks.seconds("window", window),
+            "warm_up": checks.whole("warm_up", warm_up),
+        }
+        if not 0 < share < 1:
+            hint = f"; did you mean {share / 100:g}?" if 1 < share < 100 else ""
+            raise ValueError(f"share must be more than 0 and less than 1, not {share!r}{hint}")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if self.most < self.least:
+            raise ValueError(f"most must be at least as long as least, {format_number(self.least)} s, not {most!r}")
+
+    share: float
+    least: float
+    window: float
+    warm_up: int
+    _most: float | None
+
+    @property
+    def most(self) -> float:
+        """The longest delay in seconds; infinity where there is no limit."""
+        return inf if self._most is None else self._most
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to be changed: a Hedge reads it once."""
+        raise AttributeError(f"{name} does not change once a Quantile is built")
+
+    def __repr__(self) -> str:
+        return f"Quantile({format_number(self.share)})"
+
+
+_DEFAULT_DELAY = Quantile()
+
+
+@final
+class Hedge(Policy[Never]):
+    """Make another attempt beside one that takes long, and answer with the first good result.
+
+    That cuts off the longest waits of a service whose calls are quick but for a few (Dean, Barroso: "The Tail at
+    Scale", CACM 2013). The call has to be one that may be made twice.
+
+    :param delay: seconds without an answer after which another attempt begins, and so on every `delay`; 0 is all at
+        once. Or a `Quantile` of what calls have taken, the default.
+    :param hedges: how many attempts beside the first, at least 1, the default.
+    :param on: failures that do not decide the call while another attempt runs; `transient` by default. Any other
+        failure ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never decides while another
+        runs.
+    :param on_result: a predicate over the result; true means that it decides no more than a failure in `on`. A result
+        that is thrown away is closed, if it can be.
+    :param ignore: failures that end the call at once, whatever `on` says.
+    :param eager: whether a failure that does not decide begins the next attempt at once; not by default.
+    :param budget: what pays for hedges, over all calls: a `RetryBudget`, perhaps shared with `Retry`; a ratio, for one
+        of its own (0.1 by default); any object with its three methods; None is no limit. Where it is spent, the
+        attempts that run go on.
+    :param on_hedge: called with a `HedgeStarted` when another attempt begins.
+    :param name: what events call this policy; "Hedge" by default.
+
+    What loses is cut off before the answer is returned: tasks are cancelled and awaited; in threads the policies inside
+    are unwound, so that permits come back, and the function is walked away from, as by a `Timeout`, and counted in
+    `Timeout.abandoned()`. At `Timeout.max_abandoned` no hedge begins. Under threads each attempt runs on a worker.
+
+    Where all fail, the first attempt's failure comes out, with a note on the others. Nothing is hedged before a
+    `Quantile` is warm, after the deadline, and where the function is a callable object with `repeatable = False`.
+
+    >>> from resilience import Hedge
+    >>> import time
+    >>> def fetch(ctx):
+    ...     time.sleep(0.5 if ctx.hedge == 0 else 0)
+    ...     return f"replica {ctx.hedge}"
+    >>> Hedge(0.02).execute(fetch)
+    'replica 1'
+    """
+
+    races: ClassVar[bool] = True
+    _resilience_repeats: ClassVar[bool] = True
+    _resilience_streams: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        delay: Duration | Quantile = _DEFAULT_DELAY,
+        *,
+        hedges: int = 1,
+        on: On = transient,
+        on_result: OnResult | None = None,
+        ignore: On = (),
+        eager: bool = False,
+        budget: Budget | float | None = 0.1,
+        on_hedge: Listener | None = None,
+        name: str | None = None,
+    ) -> None:
+        checks.not_bare("@Hedge()", delay)
+        self.name: str = checks.optional_name(name) or "Hedge"
+        self._quantile = delay if isinstance(delay, Quantile) else None
+        self._delay = inf if isinstance(delay, Quantile) else checks.seconds("delay", delay, zero=True)
+        self._latencies: Latencies | None = None
+        if self._quantile is not None:
+            self._latencies = Latencies(self._quantile.share, self._quantile.window)
+            forks.reset_after_fork(self._latencies, Latencies.reset)
+        self._rules = HedgeRules(
+            policy=self.name,
+            hedges=checks.whole("hedges", hedges),
+            failures=Matcher(on, ignore),
+            on_result=optional_predicate("on_result", on_result),
+            eager=checks.flag("eager", eager),
+            budget=as_budget("budget", budget),
+            on_hedge=optional_listener("on_hedge", on_hedge),
+        )
+        self._settings = {
+            "delay": delay,
+            "hedges": hedges,
+            "on": on,
+            "on_result": on_result,
+            "ignore": ignore,
+            "eager": eager,
+            "budget": budget,
+            "on_hedge": on_hedge,
+            "name": name,
+        }
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        delay = inf if getattr(ctx._function, "repeatable", None) is False else self.delay()
+        if delay == inf:
+            return await self._alone(call, ctx)
+        plan = HedgePlan(self._rules, ctx, delay, self._latencies)
+        try:
+            await ctx.runtime.race(call, ctx, plan)
+            plan.finish()
+            answer, plan.answer = plan.answer, None
+        except BaseException as error:  # no caller will see the answer
+            plan.give_up(error)
+            raise
+        finally:
+            for value in plan.discarded:
+                await ctx.runtime.close(value)
+        if isinstance(answer, Success):
+            if plan.won is not None and self._rules.budget is not None:
+                self._rules.budget.succeeded()
+            return answer.value  # type: ignore[no-any-return]
+        assert answer is not None  # an attempt that is cut off while no other runs comes out itself
+        failed = answer.error
+        try:
+            raise StoppedIteration(failed) if isinstance(failed, StopIteration) else failed
+        finally:
+            del answer, failed  # no cycle: error -> traceback -> this frame -> error
+
+    async def _alone(self, call: Call[T], ctx: Context) -> T:
+        """Make a call that is not hedged, and note how long it takes."""
+        rules, began = self._rules, clock.now()
+        result = await call(ctx)
+        if rules.on_result is None or not rules.on_result(result):
+            if self._latencies is not None:
+                now = clock.now()
+                self._latencies.add(now - began, now)
+            if rules.budget is not None:
+                rules.budget.succeeded()
+        return result
+
+    def delay(self) -> float:
+        """Return the seconds after which a call is hedged now; infinity where too little is known yet."""
+        quantile, latencies = self._quantile, self._latencies
+        if quantile is None or latencies is None:
+            return self._delay
+        observed = latencies.value(quantile.warm_up, clock.now())
+        return observed if observed == inf else min(max(observed, quantile.least), quantile.most)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two hedges would each pay for their own, and know half of the calls."""
+        raise TypeError(
+            f"{self.name} has a budget and observations that its users share; it cannot be copied or pickled"
+        )
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        rules = self._rules
+        what = "another attempt" if rules.hedges == 1 else f"up to {rules.hedges} more attempts, one after another,"
+        after = f"{format_number(self._delay)} s"
+        if self._quantile is not None:
+            after = f"{format_number(100 * self._quantile.share)} % of the calls take"
+        paid = "" if rules.budget is None else f"; paid for by {rules.budget!r}"
+        return f"{self.name}: {what} beside one that takes longer than {after}{paid}"

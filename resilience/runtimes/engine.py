@@ -1,0 +1,215 @@
+"""Coroutines without an event loop: what the clients of a simulation are, and the attempts of a race in threads.
+
+Whatever such a coroutine awaits comes down to one of two suspensions: until an instant, or until it is woken. An engine
+takes the earliest entry of a heap, and sends the client on that it is for. Entries of one instant are taken in the
+order in which they were made.
+
+An entry is never taken out of the heap. One that no longer counts, because the client was woken or cut off before, or
+because the block of the timer has been left, is passed over when its turn comes.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Generator
+from heapq import heappush
+from math import inf
+from typing import Any, TypeAlias, final
+
+from typing_extensions import override
+
+from resilience.clock import clock
+from resilience.runtimes.base import (
+    DEFAULT_MAX_ABANDONED,
+    Expired,
+    Plan,
+    Runtime,
+    Timer,
+    Waiter,
+    refuse_undeclared_race,
+)
+
+
+@types.coroutine
+def until(instant: float) -> Generator[float, None, None]:
+    """Suspend the client until an instant; infinity: until it is woken."""
+    yield instant
+
+
+@final
+class Client:
+    """One coroutine of an engine.
+
+    :param coroutine: what it does.
+    :param run: calls a function in the client's own `contextvars`.
+    """
+
+    __slots__ = ("coroutine", "is_done", "resumes_at", "run")
+
+    def __init__(self, coroutine: Coroutine[float, None, object], run: Callable[..., Any]) -> None:
+        self.coroutine: Coroutine[float, None, object] = coroutine
+        self.run: Callable[..., Any] = run
+        self.resumes_at: int = -1  # the number of the entry that sends it on; others no longer count
+        #: Whether it has come to its end.
+        self.is_done: bool = False
+
+
+@final
+class EngineTimer(Timer):
+    """An entry of its own, which cuts the client off if its block has not been left by then."""
+
+    __slots__ = ("_client", "_engine", "deadline", "fired", "is_armed")
+
+    def __init__(self, engine: Engine, deadline: float) -> None:
+        self.deadline: float = deadline
+        self.fired: bool = False
+        self.is_armed: bool = False
+        self._engine = engine
+        self._client: Client
+
+    @override
+    def start(self) -> None:
+        self.is_armed = True
+        self._client = self._engine.current
+        if self.deadline != inf:
+            self._engine.enter(self.deadline, self._client, self)
+
+    def fire(self) -> None:
+        """Cut the client off, before anything else happens."""
+        self._engine.enter(-inf, self._client, self)
+
+    @override
+    def stop(self, error: BaseException | None) -> bool:
+        self.is_armed = False
+        self.fired = isinstance(error, Expired) and error.timer is self
+        return self.fired
+
+
+@final
+class Alarm:
+    """An entry that calls a function."""
+
+    __slots__ = ("is_armed", "ring")
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self.ring: Callable[[], object] = ring
+        self.is_armed: bool = True
+
+
+Entry: TypeAlias = tuple[float, int, Client, EngineTimer | Alarm | None]
+
+
+@final
+class EngineWaiter(Waiter):
+    """A client in a queue."""
+
+    __slots__ = ("_engine", "_woken", "client", "waits")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._woken = False
+        self.client: Client = engine.current
+        #: Whether it waits now: else it does something else, and is not to be sent on from that.
+        self.waits: bool = False
+
+    @override
+    def wake(self) -> None:
+        self._woken = True
+        self._engine.wake(self)
+
+    @override
+    def is_alive(self) -> bool:
+        return not self.client.is_done
+
+    @override
+    async def wait(self, deadline: float, timer: Timer | None) -> bool:
+        if not self._woken:
+            self.waits = True
+            try:
+                await until(deadline)
+            finally:
+                self.waits = False
+        return self._woken
+
+
+class EngineRuntime(Runtime):
+    """What policies may ask of an engine.
+
+    :param host: the runtime that calls functions of users, and closes what is discarded.
+    """
+
+    def __init__(self, engine: Engine, host: Runtime) -> None:
+        self._engine = engine
+        self._host = host
+
+    @override
+    async def sleep(self, seconds: float, timer: Timer | None) -> None:
+        await until(clock.now() + clock.shorten(seconds))
+
+    @override
+    def timer(
+        self,
+        deadline: float,
+        limit: float | None = None,
+        policy: str = "",
+        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+    ) -> EngineTimer:
+        return EngineTimer(self._engine, deadline)
+
+    @override
+    def waiter(self) -> EngineWaiter:
+        return EngineWaiter(self._engine)
+
+    @override
+    async def race(self, call: Callable[..., Any], ctx: Any, plan: Plan[Any]) -> None:
+        from resilience.runtimes.races.engine_race import EngineRace
+
+        refuse_undeclared_race(ctx)
+        await EngineRace(self._engine, call, plan).run()
+
+    @override
+    async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
+        try:
+            return await self._host.run(function, *args)
+        finally:
+            del args  # they hold the failure: no cycle where the handler raises it again
+
+    @override
+    async def close(self, resource: object) -> None:
+        await self._host.close(resource)
+
+
+class Engine:
+    """The queue of entries, and the clients.
+
+    :param host: the runtime that calls functions of users.
+    """
+
+    def __init__(self, host: Runtime) -> None:
+        self.runtime: EngineRuntime = EngineRuntime(self, host)
+        self.current: Client
+        self._queue: list[Entry] = []
+        self._entries = 0
+        self._clients: dict[Client, None] = {}  # those that are not done, in order
+
+    def now(self) -> float:
+        """Return what time it is, in seconds."""
+        return clock.now()
+
+    def add(self, coroutine: Coroutine[Any, None, object], run: Callable[..., Any], instant: float) -> Client:
+        """Add a client, which begins at an instant."""
+        client = Client(coroutine, run)
+        self._clients[client] = None
+        client.resumes_at = self.enter(instant, client)
+        return client
+
+    def enter(self, instant: float, client: Client, timer: EngineTimer | Alarm | None = None) -> int:
+        """Make an entry; return its number."""
+        self._entries = number = self._entries + 1
+        heappush(self._queue, (instant, number, client, timer))
+        return number
+
+    def wake(self, waiter: EngineWaiter) -> None:
+        """Send a client on that waits."""
+        if waiter.waits:
+            waiter.client.resumes_at = self.enter(self.now(), waiter.client)

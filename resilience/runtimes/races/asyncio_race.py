@@ -1,0 +1,78 @@
+"""Races in asyncio. Imported where there is a task of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from math import inf
+from typing import Any, final
+
+from typing_extensions import override
+
+from resilience.clock import clock
+from resilience.runtimes.base import Plan, Runtime
+from resilience.runtimes.races import Race
+
+
+@final
+class AsyncioRace(Race):
+    """A race in an asyncio task."""
+
+    def __init__(
+        self, runtime: Runtime, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any], task: asyncio.Task[Any]
+    ) -> None:
+        super().__init__(runtime, call, plan)
+        self._task = task
+        self._loop = task.get_loop()
+        self._variables = copy_context()
+        self._handle: asyncio.TimerHandle | None = None
+        self._has_cancelled = False  # the caller's task, to cut off the first attempt
+
+    @override
+    async def _run_cuttable(self, number: int, ctx: Any) -> None:
+        if number:
+            try:
+                await self._attempt(number, ctx)
+            except asyncio.CancelledError:
+                if not self._is_decided:  # it was no other attempt that has cancelled it
+                    raise
+            return
+        task, before = self._task, self._task.cancelling()
+        self._running[0] = self._cut_off_first
+        try:
+            await self._attempt(0, ctx)
+        except BaseException as error:
+            if not self._has_cancelled or task.uncancel() > before or not isinstance(error, asyncio.CancelledError):
+                raise
+        else:  # it may have swallowed what was meant for its caller as well
+            if self._has_cancelled and task.uncancel() > before:
+                raise asyncio.CancelledError
+
+    def _cut_off_first(self) -> None:
+        self._has_cancelled = True
+        self._task.cancel()
+
+    @override
+    def _start(self, number: int, ctx: Any) -> None:
+        task = self._loop.create_task(self._attempt_beside(number, ctx), context=self._variables.copy())
+        if not task.done():  # an eager one may have come to its end
+            self._running[number] = task.cancel
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._one_ended()  # also that of a task which was cancelled before it began
+
+    @override
+    def _ring_at(self, due: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = None
+        if due != inf:
+            seconds = max(0.0, due - clock.now())
+            self._handle = self._loop.call_later(seconds, self._ring, context=self._variables)
+
+    @override
+    def _forget(self) -> None:
+        super()._forget()
+        del self._task

@@ -1,0 +1,213 @@
+"""Races in threads: an engine on the process clock, which runs all policies of all attempts in the calling thread.
+
+Only functions go to workers, one hop each, as under a `Timeout`. So an attempt that is cut off is unwound at once, its
+permits and probes come back, and only its function is walked away from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from heapq import heappop
+from math import inf
+from typing import Any, final
+
+from typing_extensions import override
+
+from resilience.clock import clock
+from resilience.outcome import StoppedIteration
+from resilience.runtimes import workers
+from resilience.runtimes.base import Expired, Plan, Timer, refuse_undeclared_race
+from resilience.runtimes.blocking import BLOCKING, drive, suspension
+from resilience.runtimes.engine import Alarm, Client, Engine, EngineRuntime, EngineWaiter
+from resilience.runtimes.races.engine_race import EngineRace
+
+
+def run_race(call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+    """Run a race of blocking code to its end."""
+    engine = ThreadEngine()
+    try:
+        engine.run_to_end(ThreadRace(engine, call, plan).run(), ctx._timer)
+    finally:
+        engine.forget()
+
+
+@final
+class ThreadRace(EngineRace):
+    """A race in a thread. Where too many abandoned calls still run, nothing is begun beside the first attempt."""
+
+    @override
+    def _ring(self) -> None:
+        if workers.pool.is_exhausted():
+            self._plan.due = inf
+        super()._ring()
+
+
+@final
+class ThreadEngine(Engine):
+    """An engine on the process clock, for one race in one thread. Other threads may wake what waits in it."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCKING)
+        self.runtime = RacingRuntime(self, BLOCKING)
+        self._woken: deque[EngineWaiter] = deque()
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    @override
+    def wake(self, waiter: EngineWaiter) -> None:
+        self._woken.append(waiter)
+        try:
+            self._bell.release()
+        except RuntimeError:  # it rings already
+            return
+
+    def run_to_end(self, coroutine: Coroutine[Any, None, object], timer: Timer | None) -> None:
+        """Run until `coroutine` has ended. What interrupts this thread, or `timer`, cuts it off first.
+
+        :param timer: the tightest one around.
+        """
+        main = Client(coroutine, _directly)
+        self._clients[main] = None
+        deadline = inf if timer is None else timer.deadline
+        interrupt: BaseException | None = None
+        try:
+            self._resume(main)
+            while not main.is_done:
+                try:
+                    if self._has_come(deadline) and timer is not None:
+                        interrupt, deadline = Expired(timer), inf
+                except BaseException as error:
+                    if main.is_done:
+                        raise
+                    interrupt = error
+                if interrupt is not None:
+                    self._resume(main, interrupt)
+                    interrupt = None
+        finally:
+            del interrupt
+
+    def _has_come(self, deadline: float) -> bool:
+        """Do what is to be done next, or wait for that; true where the deadline has passed before."""
+        ends_at = self._queue[0][0] if self._queue else inf
+        if self._woken and ends_at != -inf:
+            waiter = self._woken.popleft()
+            if waiter.waits:
+                self._resume(waiter.client)
+            return False
+        now = clock.now()
+        if ends_at <= now:
+            self._take(*heappop(self._queue)[1:])
+        elif now >= deadline:
+            return True
+        else:
+            seconds = min(ends_at, deadline) - now
+            clock.wait(self._bell, None if seconds == inf else seconds)
+        return False
+
+    def _take(self, number: int, client: Client, timer: Any) -> None:
+        if timer is None:
+            if client.resumes_at == number:
+                self._resume(client)
+        elif timer.is_armed:
+            if type(timer) is Alarm:
+                timer.ring()
+            else:
+                self._resume(client, Expired(timer))
+
+    def _resume(self, client: Client, error: BaseException | None = None) -> None:
+        """Send a client on, with an error thrown into it, if there is one."""
+        self.current = client
+        client.resumes_at = -1
+        try:
+            if error is None:
+                until = client.run(client.coroutine.send, None)
+            else:
+                until = client.run(client.coroutine.throw, error)
+        except StopIteration:
+            self._drop(client)
+            return
+        except BaseException:
+            self._drop(client)
+            raise
+        finally:
+            error = None  # no cycle: error -> traceback -> this frame -> error
+        if type(until) is not float:
+            self._resume(client, suspension(client.coroutine, "what a policy awaits"))
+        elif until != inf:
+            client.resumes_at = self.enter(until, client)
+
+    def _drop(self, client: Client) -> None:
+        client.is_done = True
+        del self._clients[client]
+
+    def forget(self) -> None:
+        """Let go of everything, at the end."""
+        self._queue.clear()
+        for client in self._clients:  # its race has been closed
+            client.coroutine.close()
+        del self.runtime._engine, self.current
+
+
+def _directly(function: Callable[..., Any], /, *arguments: object) -> Any:
+    return function(*arguments)
+
+
+@final
+class RacingRuntime(EngineRuntime):
+    """What policies may ask of a race in threads; and how the function is called there."""
+
+    @override
+    async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+        refuse_undeclared_race(ctx)
+        await ThreadRace(self._engine, call, plan).run()
+
+    def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
+        """Make the job of calling the function, in a copy of the variables of now."""
+        return RacingJob(self.waiter(), function, arguments, keywords)
+
+    async def done(self, job: RacingJob, policy: str) -> Any:
+        """Have a worker do the job, and return what comes out; walk away from it where this is cut off."""
+        if not workers.pool.begin(job, policy):  # the interpreter is shutting down
+            job.run()
+        else:
+            try:
+                await job.waiter.wait(inf, None)
+            except BaseException:
+                if not job.abandon():
+                    job.drop()
+                raise
+        try:
+            return job.result()
+        except StopIteration as stop:
+            raise StoppedIteration(stop) from None
+
+
+@final
+class RacingJob(workers.Job):
+    """A function of a race on its worker."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(
+        self,
+        waiter: EngineWaiter,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        super().__init__(function, arguments, keywords)
+        self.waiter: EngineWaiter = waiter
+
+    @override
+    def deliver(self) -> None:
+        self.waiter.wake()
+
+    @override
+    def drop(self) -> None:
+        """Close the result, which came too late."""
+        try:
+            drive(BLOCKING.close(self._value))
+        finally:
+            super().drop()

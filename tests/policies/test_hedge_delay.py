@@ -1,0 +1,157 @@
+"""Hedge's observed delay: what it knows, when it is warm, and what it must not learn from."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from math import inf
+from typing import Any
+
+import pytest
+
+from resilience import Hedge, Quantile
+from resilience.testing import Simulation
+from tests.conftest import Boom, Virtual
+from tests.policies.hedges import Service
+from tests.policies.retries import Response
+
+
+async def test_nothing_is_hedged_before_it_is_warm(anywhere: Virtual) -> None:
+    """So many good calls have to be known; also an eager one waits for that."""
+    hedge = Hedge(Quantile(0.5, warm_up=3), on=Boom, eager=True)
+    for step in ("fine", Boom(), "fine"):
+        assert hedge.delay() == inf
+        service = Service(anywhere, (0.2, step))
+        await service.under(hedge)
+        assert len(service.begun) == 1
+    assert hedge.delay() == inf
+    await Service(anywhere, (0.2, "fine")).under(hedge)
+    assert hedge.delay() == pytest.approx(0.2, rel=0.03)
+
+
+async def test_it_learns_from_first_attempts_that_end_well(anywhere: Virtual) -> None:
+    """Not from failures, from results that are not good enough, or from the hedge itself; and where another attempt
+    wins, from the time at which the first was cut off: else the slow ones would be missing.
+    """
+    hedge = Hedge(Quantile(0.01, warm_up=1), on_result=lambda value: isinstance(value, Response), on=Boom, budget=None)
+    await Service(anywhere, (1.0, "fine")).under(hedge)
+    for step in (Boom(), Response(), ValueError()):
+        await Service(anywhere, (0.1, step)).under(hedge)
+    observed = [1.0]
+    assert hedge.delay() == pytest.approx(1.0, rel=0.03)
+    await Service(anywhere, (9.0, "first"), (0.2, "second")).under(hedge)
+    observed.append(1.2)
+    await Service(anywhere, (9.0, "first"), (0.2, ValueError())).under(hedge)
+    await Service(anywhere, (1.1, Boom()), (0.5, "second")).under(hedge)
+    assert hedge._latencies is not None
+    assert hedge._latencies._quantile.count == len(observed)
+
+
+async def test_the_delay_keeps_to_its_limits(anywhere: Virtual) -> None:
+    """`least` and `most`."""
+    hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
+    for seconds, delay in ((0.1, 0.5), (5.0, 0.5), (5.0, 0.8)):
+        await Service(anywhere, (seconds, "fine")).under(hedge)
+        hedge._latencies._quantile._fresh = 0  # type: ignore[union-attr]
+        assert hedge.delay() == pytest.approx(delay)
+    assert Hedge(0.3).delay() == 0.3
+
+
+async def test_what_was_long_ago_is_forgotten(anywhere: Virtual) -> None:
+    """After its window it is cold again."""
+    hedge = Hedge(Quantile(0.5, warm_up=2, window=10))
+    for _ in range(2):
+        await Service(anywhere, (0.1, "fine")).under(hedge)
+    assert hedge.delay() < inf
+    await anywhere.sleep(11)
+    assert hedge.delay() == inf
+
+
+def test_a_quantile_does_not_change() -> None:
+    """A Hedge reads it once."""
+    quantile = Quantile(0.9)
+    with pytest.raises(AttributeError, match="share does not change"):
+        quantile.share = 0.5
+    assert (repr(quantile), quantile.most) == ("Quantile(0.9)", inf)
+    with pytest.raises(ValueError, match=r"did you mean 0.95\?"):
+        Quantile(95)
+
+
+def test_what_is_shared_is_not_copied() -> None:
+    """Each would know half of the calls, and pay for its own."""
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(Hedge())
+
+
+# --- numbers (contract: Tail at Scale, and the bias of learning from winners alone) ----------------
+
+
+def simulate(hedge: Any, latency: Any, calls: int, seed: int = 1) -> tuple[list[float], float]:
+    """Return what calls take, in order, and how many requests they make in the mean."""
+    taken: list[float] = []
+    requests = 0
+    with Simulation(seed) as simulation:
+
+        async def fetch(ctx: Any) -> None:
+            nonlocal requests
+            requests += 1
+            await simulation.sleep(latency(simulation.rng))
+
+        async def client() -> None:
+            for _ in range(calls):
+                began = simulation.now()
+                await simulation.execute(hedge, fetch)
+                taken.append(simulation.now() - began)
+                await simulation.sleep(0.01)
+
+        simulation.start(client())
+        simulation.run()
+    return sorted(taken), requests / calls
+
+
+def lognormal(rng: random.Random) -> float:
+    return rng.lognormvariate(-4.0, 0.6)
+
+
+def test_the_quantile_is_not_drawn_down_by_hedges_that_win() -> None:
+    """95 % are as quick: 5 % of the calls are hedged. Learning from winners alone hedges 11 % (failsafe-go)."""
+    _, load = simulate(Hedge(Quantile(0.95), budget=None), lognormal, 12_000)
+    assert load == pytest.approx(1.05, abs=0.01)
+
+
+def test_two_per_cent_more_requests_cut_off_the_tail() -> None:
+    """Dean, Barroso, "The Tail at Scale": 2 % take more than 10 ms, some much more."""
+
+    def bigtable(rng: random.Random) -> float:
+        return rng.uniform(0.002, 0.01) if rng.random() >= 0.02 else 0.01 * rng.paretovariate(2.0)
+
+    plain, _ = simulate(Hedge(60, budget=None), bigtable, 30_000)
+    hedged, load = simulate(Hedge(0.01, budget=None), bigtable, 30_000)
+    at = int(0.999 * len(plain))
+    assert load == pytest.approx(1.02, abs=0.003)
+    assert plain[at] > 0.04
+    assert hedged[at] < 0.021
+
+
+def test_a_delay_below_the_latency_hedges_no_more_than_the_budget_pays_for() -> None:
+    """Ten, and a tenth of the calls; without a budget it would be every one."""
+    _, load = simulate(Hedge(0.01), lambda rng: 0.05, 2_000)
+    assert (load - 1) * 2_000 == pytest.approx(10 + 0.1 * 2_000, abs=1)
+    _, load = simulate(Hedge(0.01, budget=None), lambda rng: 0.05, 2_000)
+    assert load == 2
+
+
+def test_hedged_latency_is_the_product_of_the_tails() -> None:
+    """P(longer than t) = S(t) S(t - d) for t > d, where S is that of one attempt."""
+    delay = 0.02
+    plain, _ = simulate(Hedge(60, budget=None), lognormal, 20_000, seed=2)
+    hedged, _ = simulate(Hedge(delay, budget=None), lognormal, 20_000, seed=3)
+
+    def share_above(sample: list[float], seconds: float) -> float:
+        return sum(it > seconds for it in sample) / len(sample)
+
+    for seconds in (0.025, 0.03, 0.04):
+        expected = share_above(plain, seconds) * share_above(plain, seconds - delay)
+        assert share_above(hedged, seconds) == pytest.approx(expected, abs=0.01)

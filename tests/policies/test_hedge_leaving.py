@@ -1,0 +1,539 @@
+"""Hedge: cancelled at every point, losers that resist, results that come too late, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, cast
+
+import anyio
+import pytest
+import trio
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    Context,
+    Hedge,
+    Policy,
+    RetryBudget,
+    Timeout,
+    WorkersExhausted,
+    current_context,
+    events,
+)
+from resilience.runtimes.workers import pool
+from resilience.testing import virtual_time
+from tests.conftest import Boom, Virtual, Watched, World, no_collector
+from tests.policies.hedges import Service
+from tests.policies.retries import Response
+
+variable: ContextVar[int] = ContextVar("variable", default=0)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+# --- cancelled by the caller -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0.05, 0.1, 0.15, 0.2, 0.205])
+async def test_a_caller_that_leaves_takes_all_attempts_along(anywhere: Virtual, after: float) -> None:
+    """Before a hedge begins, while two run, while the first waits for the second, and while the loser unwinds."""
+    bulkhead = Bulkhead(5)
+    ended: list[int] = []
+
+    async def fn(ctx: Context) -> str:
+        try:
+            await anywhere.sleep(0.1 if ctx.hedge else 5)
+        finally:
+            if ctx.hedge == 0 and anywhere.name in ("asyncio", "simulation"):
+                try:
+                    await anywhere.sleep(0.02)  # cleans up
+                finally:
+                    ended.append(ctx.hedge)
+            else:
+                ended.append(ctx.hedge)
+        return "second"
+
+    began = anywhere.now()
+    ended_with = await anywhere.attempt(Policy.wrap(Timeout(after), Hedge(0.1), bulkhead), fn)
+    assert bulkhead.stats().in_flight == 0
+    if not anywhere.blocking:
+        assert sorted(ended) == ([0] if after < 0.1 else [0, 1]) or after == 0.1
+        assert round(anywhere.now() - began, 3) <= round(after + 0.021, 3)
+    assert ended_with == "second" or isinstance(ended_with, TimeoutError)
+
+
+@pytest.mark.parametrize("after", [0.05, 0.15, 0.25, 0.315])
+def test_cancelled_in_asyncio(after: float) -> None:
+    """Its accounting is right: the caller is cancelled once, and no more."""
+    ended: list[tuple[int, bool]] = []
+
+    async def fn(ctx: Context) -> str:
+        try:
+            await asyncio.sleep(0.2)
+            if ctx.hedge == 0:
+                raise ConnectionError
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.02)  # a clean-up is not cancelled a second time
+            ended.append((ctx.hedge, True))
+            raise
+        ended.append((ctx.hedge, False))
+        return "second"
+
+    async def main() -> None:
+        task = asyncio.create_task(Hedge(0.1).aexecute(fn))
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() == (after < 0.3)
+        assert task.cancelling() == (1 if after < 0.3 else 0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with virtual_time():
+        asyncio.run(main())
+    cut_off = {0.05: [(0, True)], 0.15: [(0, True), (1, True)], 0.25: [(1, True)], 0.315: [(1, False)]}
+    assert sorted(it for it in ended if after != 0.315 or it[0]) == cut_off[after]
+
+
+def test_cancelled_in_asyncio_while_a_loser_unwinds() -> None:
+    """The cancellation waits for the loser, and then takes hold; the answer is closed."""
+    answer = Response()
+    ended: list[float] = []
+
+    async def fn(ctx: Context) -> Response:
+        if ctx.hedge != loser:
+            await asyncio.sleep(0.2 - 0.1 * ctx.hedge)
+            return answer
+        try:
+            await asyncio.sleep(5)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(asyncio.get_running_loop().time())
+        return Response()
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        task = asyncio.create_task(Hedge(0.1).aexecute(fn))
+        for seconds in (0.3, 0.1, 0.1):  # from 0.2 to 0.7 it unwinds
+            await asyncio.sleep(seconds)
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        return loop.time() - began
+
+    with virtual_time():
+        loser = 1
+        assert round(asyncio.run(main()), 6) == 0.7
+        assert (len(ended), answer.closed) == (1, 1)
+        loser = 0  # it cleans up in the caller's own task, which is cancelled
+        assert round(asyncio.run(main()), 6) == 0.5
+        assert (len(ended), answer.closed) == (1, 2)
+
+
+@pytest.mark.parametrize("after", [0.05, 0.15, 0.25])
+def test_cancelled_in_trio(after: float) -> None:
+    """All attempts are; no group comes out."""
+    ended: list[int] = []
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await trio.sleep(0.2)
+            raise ConnectionError
+        finally:
+            ended.append(ctx.hedge)
+
+    async def main() -> None:
+        with trio.move_on_after(after) as scope:
+            await Hedge(0.1).aexecute(fn)
+        assert scope.cancelled_caught
+
+    with virtual_time():
+        trio.run(main)
+    assert sorted(ended) == ([0] if after < 0.1 else [0, 1])
+
+
+def test_cancelled_in_trio_while_a_loser_unwinds() -> None:
+    """The race waits for it, shielded."""
+    ended: list[float] = []
+
+    async def fn(ctx: Context) -> str:
+        if ctx.hedge == 0:
+            await trio.sleep(0.15)
+            return "first"
+        try:
+            await trio.sleep(5)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.5)
+            ended.append(trio.current_time())
+        return "second"
+
+    async def main() -> None:
+        with trio.move_on_after(0.3) as scope:
+            await Hedge(0.1).aexecute(fn)
+            await trio.sleep(0)
+        assert scope.cancelled_caught
+        assert len(ended) == 1
+
+    with virtual_time():
+        trio.run(main)
+
+
+async def test_a_loser_that_resists_is_waited_for(anywhere: Virtual) -> None:
+    """Its result comes too late, and is closed; the caller gets the other one, and no cancellation is left."""
+    late = Response()
+    resisted: list[int] = []
+
+    async def fn(ctx: Context) -> Any:
+        if ctx.hedge == loser:
+            try:
+                await anywhere.sleep(5)
+            except BaseException:
+                resisted.append(ctx.hedge)
+            return late
+        await anywhere.sleep(0.2)
+        return "answer"
+
+    for loser in (0, 1):  # noqa: B007 (the function reads it)
+        if anywhere.name == "trio":
+            return  # what swallows trio's `Cancelled` gets it again at the next checkpoint
+        assert await anywhere.execute(Hedge(0.1), fn) == "answer"
+        await anywhere.sleep(0)
+    if anywhere.blocking:  # it is walked away from, and comes by itself
+        await anywhere.sleep(6)
+        wait_until(lambda: late.closed == 2)
+    else:
+        assert (resisted, late.closed) == ([0, 1], 2)
+
+
+def test_a_swallowed_cancellation_of_the_caller_is_not_lost() -> None:
+    """Both were meant for the same task: the function swallowed one, which stood for two."""
+
+    async def fn(ctx: Context) -> str:
+        if ctx.hedge:
+            await asyncio.sleep(0.1)
+            tasks[0].cancel()
+            return "second"
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            pass
+        return "first"
+
+    tasks: list[asyncio.Task[str]] = []
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(Hedge(0.1).aexecute(fn)))
+        await asyncio.wait(tasks)
+        assert tasks[0].cancelled()
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+# --- what is no outcome ------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """What no policy answers."""
+
+
+async def test_what_is_no_outcome_comes_out_of_any_attempt(anywhere: Virtual) -> None:
+    """Of the caller's, and of one beside it; the others are cut off."""
+    bulkhead = Bulkhead(5)
+    for place in (0, 1):
+        service = Service(anywhere, *[(0.2 if number == place else 5, Stop()) for number in range(2)])
+        service.began = anywhere.now()
+        with pytest.raises(Stop):
+            await anywhere.execute(Hedge(0.1).wrap(bulkhead), service.function())
+        assert bulkhead.stats().in_flight == 0
+
+
+async def test_a_listener_that_raises_changes_nothing(anywhere: Virtual) -> None:
+    """As everywhere; what a budget of the user's raises comes out, and the first attempt is cut off."""
+
+    def broken(event: object) -> None:
+        raise LookupError
+
+    assert (await Service(anywhere, (5, "first"), (0.1, "second")).under(Hedge(0.1, on_hedge=broken)))[0] == "second"
+
+    class Broken(Exception):
+        pass
+
+    class Budget:
+        def succeeded(self) -> None: ...
+
+        def give_back(self) -> None: ...
+
+        def withdraw(self) -> bool:
+            raise Broken
+
+    error, seconds = await Service(anywhere, (5, "first")).under(Hedge(0.1, budget=Budget()))
+    assert (type(error), seconds) == (Broken, 0.1)
+
+
+# --- threads ---------------------------------------------------------------------------------------------
+
+
+def test_policies_stay_in_the_callers_thread(threads: World) -> None:
+    """Functions alone go to workers, and see a copy of the caller's variables, and their own context."""
+    seen: list[threading.Thread] = []
+    here = threading.current_thread()
+
+    class Note(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            seen.append(threading.current_thread())
+            return await call(ctx)
+
+    def fn(ctx: Context) -> tuple[int, bool, bool]:
+        time.sleep(0.1 if ctx.hedge == 0 else 0)
+        return variable.get(), threading.current_thread() is here, current_context() is ctx
+
+    token = variable.set(7)
+    assert Hedge(0.01).wrap(Note()).execute(fn) == (7, False, True)
+    variable.reset(token)
+    assert seen == [here, here]
+
+
+def test_a_function_that_was_walked_away_from_is_counted(threads: World) -> None:
+    """In `Timeout.abandoned()`; at the cap no hedge begins, and no first attempt either."""
+    heard: list[Any] = []
+    release = threading.Event()
+    before = Timeout.abandoned()
+    hedge = Hedge(0.01, budget=None, name="h").wrap(name="p", listeners=[heard.append])
+
+    def fn(ctx: Context) -> int:
+        if ctx.hedge == 0:
+            release.wait(5)
+        return ctx.hedge
+
+    assert hedge.execute(fn) == 1
+    assert Timeout.abandoned() == before + 1
+    most, Timeout.max_abandoned = Timeout.max_abandoned, before + 1
+    try:
+        with pytest.raises(WorkersExhausted):
+            hedge.execute(fn)
+        refused = [it for it in heard if isinstance(it, events.CallRejected)]
+        assert [it.reason for it in refused] == ["WorkersExhausted"]
+    finally:
+        Timeout.max_abandoned = most
+        release.set()
+    wait_until(lambda: Timeout.abandoned() == before)
+
+
+def test_at_the_cap_nothing_begins_beside_the_first_attempt(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one goes on."""
+
+    def fn(ctx: Context) -> int:
+        monkeypatch.setattr(pool, "most", lambda: 0)
+        time.sleep(0.05)
+        return ctx.hedge
+
+    assert Hedge(0.01, budget=None).execute(fn) == 0
+
+
+def test_the_first_answer_of_many_threads_wins(threads: World) -> None:
+    """`Hedge(0)` answers with the quickest attempt, not with the one that ends last."""
+
+    def fn(ctx: Context) -> int:
+        time.sleep(0.01 if ctx.hedge == 2 else 0.5)
+        return ctx.hedge
+
+    began = time.monotonic()
+    assert Hedge(0, hedges=3, budget=None).execute(fn) == 2
+    assert time.monotonic() - began < 0.4
+
+
+def test_an_interrupt_in_a_policy_leaves_nothing_held(threads: World) -> None:
+    """In the first attempt, in another one, and while all wait."""
+    bulkhead = Bulkhead(5)
+
+    class Interrupting(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            if ctx.hedge == place:
+                raise Stop
+            return await call(ctx)
+
+    for place in (0, 1):  # noqa: B007 (the policy reads it)
+        with pytest.raises(Stop):
+            Policy.wrap(Hedge(0.01), bulkhead, Interrupting()).execute(lambda ctx: time.sleep(0.05))
+        assert bulkhead.stats().in_flight == 0
+
+
+def test_an_interrupt_of_the_wait_leaves_nothing_held(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does it, where the calling thread waits for its workers."""
+    from resilience.clock import clock
+
+    bulkhead = Bulkhead(5)
+    waits = iter([clock.wait, _interrupt, clock.wait, clock.wait])
+    monkeypatch.setattr(clock, "wait", lambda *args: next(waits, clock.wait)(*args))
+    with pytest.raises(KeyboardInterrupt):
+        Hedge(0.01).wrap(bulkhead).execute(lambda ctx: time.sleep(0.05))
+    assert bulkhead.stats().in_flight == 0
+
+
+def _interrupt(*args: object) -> bool:
+    raise KeyboardInterrupt
+
+
+def test_stop_iteration_comes_out_as_itself(threads: World) -> None:
+    """Of a hedged call and of one that is not; and predicates see it as itself."""
+
+    def fn(ctx: Context) -> int:
+        raise StopIteration(5)
+
+    for hedge in (Hedge(1), Hedge(), Hedge(1, on=StopIteration)):
+        with pytest.raises(StopIteration):
+            hedge.execute(fn)
+
+
+def test_misuse_in_an_attempt_comes_out(threads: World) -> None:
+    """An awaitable from a plain function, arguments that do not fit, and a policy that awaits something else."""
+
+    async def forgotten() -> None: ...
+
+    def forgets(ctx: Context) -> Any:
+        return forgotten()
+
+    def generate(ctx: Context) -> Any:
+        yield 1
+
+    class Waiting(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match="aexecute"):
+        Hedge(1).execute(forgets)
+    with pytest.raises(TypeError, match="cannot"):
+        Hedge(1).call(cast("Any", lambda: None), 5)
+    with pytest.raises(RuntimeError, match="Waiting suspended in blocking code"):
+        Hedge(1).wrap(Waiting()).execute(lambda ctx: None)
+    with pytest.raises(TypeError, match="generator"):
+        Hedge(1).execute(generate)
+
+
+# --- tasks -----------------------------------------------------------------------------------------------
+
+
+async def test_the_first_attempt_runs_in_the_callers_own_task(tasks_world: World) -> None:
+    """What it sets in its variables is set for the caller; others have a copy."""
+
+    async def fn(ctx: Context) -> int:
+        seen.append(variable.get())
+        variable.set(ctx.hedge + 1)
+        await anyio.sleep(0.05 if ctx.hedge == 0 else 5)
+        return ctx.hedge
+
+    seen: list[int] = []
+    assert await Hedge(0.01).aexecute(fn) == 0
+    assert variable.get() == 1
+    assert seen == [0, 0]
+    variable.set(0)
+
+
+async def test_a_win_leaves_no_cancellation_behind(in_asyncio: World) -> None:
+    """The caller's task was cancelled to cut off the first attempt, and that has been taken back."""
+
+    async def fn(ctx: Context) -> int:
+        await asyncio.sleep(0.05 if ctx.hedge == 0 else 0)
+        return ctx.hedge
+
+    assert await Hedge(0.01).aexecute(fn) == 1
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+def test_many_races_of_a_trio_run_share_one_task() -> None:
+    """Which holds on to none of those that are over."""
+    from resilience.runtimes.races.trio_race import ringer_of
+
+    async def quick(ctx: Context) -> None:
+        await trio.sleep(0)
+
+    async def main() -> None:
+        for _ in range(300):
+            await Hedge(3600).aexecute(quick)
+        await Hedge(0.01).aexecute(lambda ctx: trio.sleep(0.03))
+        assert len(ringer_of(trio)._bells) <= 64
+
+    trio.run(main)
+
+
+# --- nothing is left -------------------------------------------------------------------------------------
+
+
+async def test_no_call_leaves_a_cycle_behind(world: World) -> None:
+    """Good or failed, hedged or not."""
+    watched = Watched()
+
+    async def good(ctx: Context) -> object:
+        return watched.watch(Boom())
+
+    async def fails(ctx: Context) -> None:
+        watched.fail()
+
+    async def fails_twice(ctx: Context) -> None:
+        await world.sleep(0.02)
+        watched.fail()
+
+    with no_collector():
+        for hedge in (Hedge(5, on=Boom), Hedge(), Hedge(5, on=Boom, eager=True), Hedge(0.005, on=Boom, budget=None)):
+            for fn in (good, fails, fails_twice):
+                await world.attempt(hedge, fn)
+        await world.sleep(0.01)
+        assert watched.seen >= 12
+        assert watched.alive == []
+
+
+def test_exact_totals_in_threads_and_two_loops() -> None:
+    """One Hedge, one budget, one bulkhead: no permit is lost, and no repeat made that was not paid for."""
+    budget = RetryBudget(0.2, saved=5)
+    bulkhead = Bulkhead(1000)
+    started: list[Any] = []
+    hedge = Hedge(0.001, budget=budget, on_hedge=started.append).wrap(bulkhead, CircuitBreaker(10_000, on=Exception))
+    calls = 60
+
+    def blocking(ctx: Context) -> int:
+        time.sleep(0.002 if ctx.hedge == 0 else 0)
+        return 1
+
+    async def asynchronous(ctx: Context) -> int:
+        await anyio.sleep(0.002 if ctx.hedge == 0 else 0)
+        return 1
+
+    async def loop() -> int:
+        done = 0
+
+        async def client() -> None:
+            nonlocal done
+            for _ in range(calls // 3):
+                answer = await hedge.aexecute(asynchronous)
+                done += answer
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(client)
+        return done
+
+    with ThreadPoolExecutor(6) as workers:
+        jobs = [workers.submit(lambda: sum(hedge.execute(blocking) for _ in range(calls))) for _ in range(4)]
+        jobs += [workers.submit(lambda it=it: anyio.run(loop, backend=it)) for it in ("asyncio", "trio")]  # type: ignore[misc]
+        assert sum(job.result() for job in jobs) == 6 * calls
+    assert bulkhead.stats().in_flight == 0
+    assert 5 <= len(started) <= 5 + 0.2 * 6 * calls
+    assert len(started) + budget.balance <= 5 + 0.2 * 6 * calls + 1e-6
+    gc.collect()

@@ -1,0 +1,236 @@
+"""The verb `race`: policies of users that race, what is refused, and how a race ends that is not decided."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from math import inf
+from typing import Any, ClassVar
+
+import pytest
+
+from resilience import Bulkhead, Context, Hedge, Keyed, Policy, Retry, Success, Timeout
+from resilience.errors import Misuse
+from resilience.runtimes import workers
+from resilience.runtimes.base import Plan
+from resilience.testing import Simulation, virtual_time
+from tests.conftest import Virtual, World
+from tests.policies.hedges import Service
+
+
+class Both:
+    """A plan of a user's: so many attempts at once, and all their outcomes."""
+
+    def __init__(self, ctx: Context, attempts: int) -> None:
+        self.ctx = ctx
+        self.left = attempts
+        self.due = 0.0
+        self.outcomes: dict[int, Any] = {}
+
+    def begin(self) -> Context | None:
+        if self.left == 0:
+            self.due = inf
+            return None
+        self.left -= 1
+        return self.ctx.child(hedge=len(self.outcomes))
+
+    def ended(self, number: int, outcome: Any) -> bool:
+        self.outcomes[number] = outcome
+        return False
+
+
+class Gather(Policy):
+    """Runs its call several times at once, and returns all outcomes."""
+
+    races: ClassVar[bool] = True
+
+    def __init__(self, attempts: int) -> None:
+        self.attempts = attempts
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        plan = Both(ctx, self.attempts)
+        checked: Plan[Context] = plan
+
+        async def counted(inner: Context) -> Any:  # what is raced need not be the call itself
+            return await call(inner)
+
+        await ctx.runtime.race(counted, ctx, checked)
+        return [plan.outcomes[number] for number in sorted(plan.outcomes)]
+
+
+async def test_a_policy_of_a_users_may_race(anywhere: Virtual) -> None:
+    """It says so, and then may: in every runtime, also inside other policies and around them."""
+    service = Service(anywhere, (0.1, "fine"))
+    pipeline = Policy.wrap(Retry(), Gather(3), Bulkhead(5), Timeout(1))
+    assert await service.under(pipeline) == ([Success("fine")] * 3, 0.1)
+
+
+async def test_a_race_of_none_is_over_at_once(anywhere: Virtual) -> None:
+    """Where the plan begins nothing, nothing is called."""
+    service = Service(anywhere, (0.1, "never"))
+    assert await service.under(Gather(0)) == ([], 0)
+    assert service.begun == []
+
+
+async def test_a_race_that_was_not_declared_is_refused(anywhere: Virtual) -> None:
+    """In every runtime: else it would fail only in threads."""
+
+    class Undeclared(Gather):
+        races = False
+
+    error, _ = await Service(anywhere, (0.1, "never")).under(Retry(on=Exception).wrap(Undeclared(2)))
+    assert isinstance(error, Misuse)
+    assert isinstance(error, TypeError)
+    assert "set `races = True` in the class of the policy" in str(error)
+
+
+async def test_a_race_outside_an_execution_is_refused(world: World) -> None:
+    """There is no chain."""
+    with pytest.raises(TypeError, match="outside an execution"):
+        await Context().runtime.race(lambda ctx: asyncio.sleep(0), Context(), Both(Context(), 1))
+
+
+async def test_a_policy_that_is_chosen_per_key_may_race(anywhere: Virtual) -> None:
+    """Each key has its own observations."""
+    keyed = Keyed(lambda key: Hedge(0.1, name=key), key=lambda ctx: "a")
+    assert await Service(anywhere, (5, "first"), (0.1, "second")).under(keyed) == ("second", 0.2)
+
+
+def test_a_stream_is_not_raced() -> None:
+    """Items that were handed out are gone: neither under a Hedge, nor under one of a key."""
+    with pytest.raises(TypeError, match="Hedge cannot stand around a stream"):
+        Hedge().streaming()
+    keyed = Keyed(lambda key: Hedge(0.1), key=lambda: "a")
+    with pytest.raises(TypeError, match="a stream cannot be opened several times at once"):
+        list(keyed.streaming()(lambda: iter([1, 2]))())
+
+
+async def test_a_race_beside_another_of_the_same_run(tasks_world: World) -> None:
+    """Each has its own attempts."""
+    import anyio
+
+    hedge, answers = Hedge(0.01, budget=None), []
+
+    async def fn(ctx: Context) -> int:
+        await anyio.sleep(0.2 if ctx.hedge == 0 else 0.01)
+        return ctx.hedge
+
+    async def client() -> None:
+        answers.append(await hedge.aexecute(fn))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(client)
+    assert answers == [1] * 5
+
+
+# --- asyncio --------------------------------------------------------------------------------------
+
+
+async def test_an_attempt_that_is_cancelled_from_outside_ends_the_race(in_asyncio: World) -> None:
+    """As where the first one is: a cancellation is no outcome."""
+
+    async def fn(ctx: Context) -> None:
+        if ctx.hedge:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        await asyncio.sleep(5)
+
+    with pytest.raises(asyncio.CancelledError):
+        await Hedge(0.01).aexecute(fn)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_attempt_that_was_cut_off_before_it_began_calls_nothing(in_asyncio: World) -> None:
+    """The first one has answered in the same turn of the loop."""
+    calls: list[int] = []
+
+    async def fn(ctx: Context) -> int:
+        calls.append(ctx.hedge)
+        await asyncio.sleep(0)
+        return ctx.hedge
+
+    assert await Hedge(0, budget=None).aexecute(fn) == 0
+    assert calls in ([0], [0, 1])
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+async def test_attempts_may_be_eager_tasks(in_asyncio: World) -> None:  # pragma: no cover (measured on 3.11)
+    """They run, and may end, while they are being started."""
+
+    async def fn(ctx: Context) -> int:
+        if ctx.hedge == 0:
+            await asyncio.sleep(5)
+        return ctx.hedge
+
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    assert await Hedge(0.01).aexecute(fn) == 1
+
+
+async def test_a_coroutine_that_is_closed_cuts_all_off(in_asyncio: World) -> None:
+    """It can wait for nothing any more; the tasks end by themselves."""
+    bulkhead = Bulkhead(5)
+
+    async def fn(ctx: Context) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    running = Hedge(0.01).wrap(bulkhead).aexecute(fn)
+    running.send(None)
+    await asyncio.sleep(0.02)
+    running.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert bulkhead.stats().in_flight == 0
+    assert len(asyncio.all_tasks()) == 1
+
+
+# --- simulations and threads ----------------------------------------------------------------------
+
+
+def test_a_simulation_that_ends_amid_a_race_closes_its_attempts() -> None:
+    """All of them: those that run, and those that have not begun."""
+    bulkhead = Bulkhead(5)
+    with Simulation(1) as simulation:
+
+        async def fn(ctx: Context) -> None:
+            await simulation.sleep(60)
+
+        async def client() -> None:
+            await simulation.execute(Hedge(0.1, hedges=2, budget=None).wrap(bulkhead), fn)
+
+        simulation.start(client())
+        simulation.run(until=0.15)
+        assert bulkhead.stats().in_flight == 2
+    assert bulkhead.stats().in_flight == 0
+
+
+def test_while_the_interpreter_shuts_down_the_function_runs_here(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no worker then."""
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    assert Hedge(5).execute(lambda ctx: "flushed") == "flushed"
+
+
+def test_a_worker_that_ends_as_its_attempt_is_cut_off(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result is there, and is closed."""
+    closed: list[str] = []
+
+    class Result:
+        def close(self) -> None:
+            closed.append("closed")
+
+    def fn(ctx: Context) -> Result:
+        return Result()
+
+    def begin(job: Any, policy: object) -> bool:
+        job.run()
+        assert job.is_wanted()  # and is not delivered: it is cut off before
+        return True
+
+    monkeypatch.setattr(workers.pool, "begin", begin)
+    with virtual_time(), pytest.raises(TimeoutError):
+        Policy.wrap(Timeout(0.1), Hedge(5)).execute(fn)
+    assert closed == ["closed"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from math import ceil, inf
+from math import ceil, isfinite
 from typing import Any, NamedTuple, TypeAlias, final
 
 from resilience.errors import DeadlineExceeded, RateLimited, Rejected
@@ -61,7 +61,7 @@ def answer_to(error: Exception) -> Answer | None:
         return latest if len(known) == len(answers) else None
     if isinstance(error, Rejected):
         answer, wait = _TOO_MANY if isinstance(error, RateLimited) else _REFUSED, error.retry_after
-        return answer if wait is None or wait == inf else answer._replace(retry_after=max(1, ceil(wait)))
+        return answer if wait is None or not isfinite(wait) else answer._replace(retry_after=max(1, ceil(wait)))
     return TOO_LATE if isinstance(error, DeadlineExceeded) else None
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import django
@@ -166,6 +166,7 @@ def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) 
     ("error", "status", "retry_after"),
     [
         pytest.param(CircuitOpen("open", retry_after=0.2), 503, "1", id="soon"),
+        pytest.param(BulkheadFull("own", retry_after=nan), 503, None, id="not-a-number"),
         pytest.param(CircuitOpen("isolated"), 503, None, id="no-telling-when"),
         pytest.param(BulkheadFull("full"), 503, None, id="bulkhead"),
         pytest.param(Secret("open"), 503, None, id="secret"),

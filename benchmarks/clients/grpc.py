@@ -33,6 +33,20 @@ _ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 _RETRYING = [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", _SERVICE)]
 
 
+#: What grpc's own machinery for interceptors takes.
+IDLE = "an interceptor that does nothing"
+
+
+class _Idle(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(details, request)
+
+
+class _AioIdle(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(details, request)
+
+
 def _call(channel: Any) -> Callable[[], int]:
     method = channel.unary_unary(METHOD)
     return lambda: int(method(b""))
@@ -55,8 +69,12 @@ async def blocking(servers: Servers) -> AsyncIterator[Functions]:
         grpc.insecure_channel(servers.grpc, _ALONE) as channel,
         grpc.insecure_channel(servers.grpc, _RETRYING) as retrying,
     ):
-        protected = grpc.intercept_channel(channel, PolicyInterceptor(policy()))
-        yield {ALONE: _call(alone), OURS: _call(protected), "gRPC's retries": _call(retrying)}
+        yield {
+            ALONE: _call(alone),
+            OURS: _call(grpc.intercept_channel(channel, PolicyInterceptor(policy()))),
+            IDLE: _call(grpc.intercept_channel(channel, _Idle())),
+            "gRPC's retries": _call(retrying),
+        }
 
 
 @entry("gRPC, asyncio", ASYNCIO, atask_policy)
@@ -66,6 +84,12 @@ async def tasks(servers: Servers) -> AsyncIterator[Functions]:
     async with (
         grpc.aio.insecure_channel(servers.grpc, _ALONE) as alone,
         grpc.aio.insecure_channel(servers.grpc, _ALONE, interceptors=interceptors) as protected,
+        grpc.aio.insecure_channel(servers.grpc, _ALONE, interceptors=[_AioIdle()]) as idle,
         grpc.aio.insecure_channel(servers.grpc, _RETRYING) as retrying,
     ):
-        yield {ALONE: _acall(alone), OURS: _acall(protected), "gRPC's retries": _acall(retrying)}
+        yield {
+            ALONE: _acall(alone),
+            OURS: _acall(protected),
+            IDLE: _acall(idle),
+            "gRPC's retries": _acall(retrying),
+        }

@@ -85,9 +85,10 @@ class Noticed:
         self._outer: Noticed | None = None
 
     def __enter__(self) -> None:
-        for name in (_FRAMEWORKS & sys.modules.keys()) - _heard:
-            sys.modules[name].got_request_exception.connect(_notice, weak=False)  # twice does no harm
-            _heard.add(name)
+        for name in _FRAMEWORKS:
+            if name not in _heard and name in sys.modules:
+                sys.modules[name].got_request_exception.connect(_notice, weak=False)  # twice does no harm
+                _heard.add(name)
         self._outer = _noticed.get()
         _noticed.set(self)
 

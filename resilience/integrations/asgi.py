@@ -91,13 +91,15 @@ class DeadlineMiddleware:
     ) -> None:
         self._app = _application(app)
         self._acceptance = Acceptance(headers, cap=cap, default=default)
+        self._believed = frozenset(name.encode() for name in self._acceptance.headers)
         self._cut_off = checks.flag("cut_off", cut_off)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        ctx = budget(self._acceptance.seconds(_fields(scope)))
+        asked = [(name, value) for name, value in scope["headers"] if name.lower() in self._believed]
+        ctx = budget(self._acceptance.seconds((name.decode(), value.decode("latin-1")) for name, value in asked))
         if ctx.expired:
             return await _respond(send, TOO_LATE)
         server = _Server(
@@ -124,14 +126,15 @@ class _Server:
     :param answering: says what is answered to an error in the place of the app.
     """
 
+    _has_begun = False  # whether the server has been handed the start of a response
+    _is_replaced = False  # whether that was an answer, in the place of the framework's own
+
     def __init__(self, receive: Receive, send: Send, answering: Answering, *, is_cut_off: bool = False) -> None:
         self._receive = receive
         self._send = send
         self._answering = answering
         self._is_cut_off = is_cut_off
         self._outside = get_ambient()
-        self._has_begun = False  # whether the server has been handed the start of a response
-        self._is_replaced = False  # whether that was an answer, in the place of the framework's own
         self._noticed = Noticed(answering)
 
     async def answer(self, run: Callable[[], Awaitable[None]]) -> None:
@@ -169,11 +172,6 @@ def _application(app: App) -> App:
     if not callable(app):
         raise TypeError(f"app must be an ASGI application, not {app!r}")
     return app
-
-
-def _fields(scope: Scope) -> Iterable[tuple[str, str]]:
-    for name, value in scope["headers"]:
-        yield name.decode("latin-1"), value.decode("latin-1")
 
 
 async def _respond(send: Send, answer: Answer) -> None:

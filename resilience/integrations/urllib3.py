@@ -249,7 +249,10 @@ def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Calla
     if type(response) is HTTPResponse:
         response.__class__ = LimitedResponse  # urllib3 makes its responses itself, and asks for no class
     if isinstance(response, LimitedResponse):
-        response.timeout, response.deadline, response.late = timeout, deadline, late
+        limits = bounded(timeout, max(_LEAST, deadline - clock.now()))
+        limits.start_connect()
+        response.longest_wait = inf if limits.read_timeout is None else float(limits.read_timeout)
+        response.deadline, response.late = deadline, late
         response.limit_wait()
 
 
@@ -262,7 +265,7 @@ def attempt_is_late() -> DeadlineExceeded:
 class LimitedResponse(HTTPResponse):
     """A response of urllib3 whose body has its time."""
 
-    timeout: TimeoutLike = None
+    longest_wait: float = inf
     deadline: float = inf
     late: Callable[[], Exception]
 
@@ -309,10 +312,8 @@ class LimitedResponse(HTTPResponse):
         """Let the next wait for bytes take no longer than the user's timeout, and what is left, allow."""
         source = _socket_of(self)
         if source is not None:
-            limits = bounded(self.timeout, max(_LEAST, self.deadline - clock.now()))
-            limits.start_connect()
-            read = limits.read_timeout
-            source.settimeout(None if read is None or read == inf else max(read, _LEAST))
+            wait = max(_LEAST, min(self.longest_wait, self.deadline - clock.now()))
+            source.settimeout(None if wait == inf else wait)
 
 
 def _socket_of(response: Any) -> Any:

@@ -299,7 +299,7 @@ class Acceptance:
 
 def budget(seconds: float) -> Context:
     """Return the context of a request that has so many seconds from now; an ambient deadline that is earlier stays."""
-    return block_context().child(deadline=clock.now() + seconds)
+    return block_context(deadline=clock.now() + seconds)
 
 
 def ran_out(error: Exception, ctx: Context) -> bool:

@@ -126,6 +126,7 @@ class Call:
         self._sends_once = kind.sends_stream and not self._is_replayable
         self._may_repeat = not self._sends_once and self._method not in calls.unrepeatable
         self._has_begun = False
+        self.__qualname__: str = self._method  # the operation of an execution that is given none
         self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
 
     def __call__(self, ctx: Context) -> Any:
@@ -137,10 +138,10 @@ class Call:
         """Whether the call may be made now, or again. A Retry asks this."""
         return self._may_repeat or not self._has_begun
 
-    async def run(self, execute: Callable[..., Any]) -> Any:
-        """Make the call under the policy by its `execute` or `aexecute`, and return what grpc hands to the caller."""
+    async def run(self, protect: Callable[..., Any], policy: Policy[Any]) -> Any:
+        """Make the call under the policy by `protect` or `aprotect`, and return what grpc hands to the caller."""
         try:
-            return self._call_of(await maybe_await(execute(self, self._context())))
+            return self._call_of(await maybe_await(protect(policy, self, self._context(), takes_context=True)()))
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
@@ -166,10 +167,12 @@ class Call:
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
         return reply
 
-    def _context(self) -> Context:
+    def _context(self) -> Context | None:
         """Return the context of the execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
+        if self._details.timeout is None:
+            return None
         outer = current_context()
-        timeout = None if self._details.timeout is None else max(0.0, self._details.timeout)
+        timeout = max(0.0, self._details.timeout)
         return Context(timeout=timeout, operation=outer._info.operation or self._method, properties=outer.properties)
 
     def _begin(self, ctx: Context) -> Any:

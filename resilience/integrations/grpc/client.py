@@ -10,6 +10,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from resilience.clock import clock
+from resilience.execution import aprotect, protect
 from resilience.integrations.grpc.answers import Answer, aio_answer
 from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind, Side
 from resilience.policy import Policy
@@ -42,7 +43,7 @@ def _intercept(kind: Kind) -> Callable[..., Any]:
     def intercept(self: PolicyInterceptor, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make a call under the policy."""
         call = Call(self._calls, kind, continuation, client_call_details, request)
-        return drive(call.run(self._calls.policy.execute))
+        return drive(call.run(protect, self._calls.policy))
 
     return intercept
 
@@ -100,7 +101,7 @@ def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ())
 def _aio_interceptor(calls: Calls, kind: Kind) -> Any:
     async def intercept(self: object, continuation: Any, client_call_details: Any, request: Any) -> Any:
         call = Call(calls, kind, continuation, client_call_details, request)
-        return await call.run(calls.policy.aexecute)
+        return await call.run(aprotect, calls.policy)
 
     name = kind.name.title().replace("_", "") + "ClientInterceptor"
     return type(name, (getattr(grpc.aio, name),), {f"intercept_{kind.name}": intercept})()

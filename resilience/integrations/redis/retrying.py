@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any, Self, final
@@ -192,7 +191,9 @@ class Call:
     async def attempt(self, do: Callable[[], Any], ctx: Context) -> Any:
         """Run `do` once, as one attempt of the policy."""
         ctx.check()
-        with self._running(ctx):
+        token = _current.set(self)
+        self.ctx = ctx
+        try:
             if self._unsettled is not None:
                 await self._settle(self._unsettled)
             if self._in_doubt is not None:
@@ -201,6 +202,9 @@ class Call:
             result = await self.part(do)
             self._unsettled = self._in_doubt = None
             return result
+        finally:
+            self.ctx = None  # tasks that were started inside have a copy of the variable: for them, too, it is over
+            _current.reset(token)
 
     async def part(self, do: Callable[[], Any]) -> Any:
         """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
@@ -218,16 +222,6 @@ class Call:
         """Note that a connection is about to send these commands; None where it does not know which."""
         if commands is None or not all(may_repeat(it, self.retry.also_repeatable) for it in commands):
             self._in_doubt = commands or []
-
-    @contextmanager
-    def _running(self, ctx: Context) -> Iterator[None]:
-        token = _current.set(self)
-        self.ctx = ctx
-        try:
-            yield
-        finally:
-            self.ctx = None  # tasks that were started inside have a copy of the variable: for them, too, it is over
-            _current.reset(token)
 
     def _judge(self, error: Exception) -> bool:
         """Note what a failure says about a repetition; true if `fail` is to be called for it."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CircuitIsolated,
         CircuitOpen,
         DeadlineExceeded,
+        LimitExceeded,
         RateLimited,
         Rejected,
         ResilienceError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from resilience.network_errors import transient
     from resilience.outcome import Failure, Outcome, Success
+    from resilience.policies.adaptive_limit import AdaptiveLimit, LimitStats
     from resilience.policies.adaptive_throttle import AdaptiveThrottle, ThrottleStats
     from resilience.policies.bulkhead import Bulkhead, BulkheadStats
     from resilience.policies.cache import Cache, CacheStats
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
     from resilience.policy import Call, Pipeline, Policy
     from resilience.record import FailedAttempt
     from resilience.repeats import RetryBudget
+    from resilience.state.concurrency import Sample, Seeking
     from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
 
 __all__ = [
+    "AdaptiveLimit",
     "AdaptiveThrottle",
     "Bulkhead",
     "BulkheadFull",
@@ -74,6 +78,8 @@ __all__ = [
     "Hedge",
     "Keyed",
     "KeyedStats",
+    "LimitExceeded",
+    "LimitStats",
     "Outcome",
     "Pipeline",
     "Policy",
@@ -88,6 +94,8 @@ __all__ = [
     "RetriesExhausted",
     "Retry",
     "RetryBudget",
+    "Sample",
+    "Seeking",
     "SingleFlight",
     "SingleFlightStats",
     "SlowRatio",
@@ -119,6 +127,7 @@ _HOMES = {
         "CircuitIsolated",
         "CircuitOpen",
         "DeadlineExceeded",
+        "LimitExceeded",
         "RateLimited",
         "Rejected",
         "ResilienceError",
@@ -129,6 +138,7 @@ _HOMES = {
     ),
     "network_errors": ("transient",),
     "outcome": ("Failure", "Outcome", "Success"),
+    "policies.adaptive_limit": ("AdaptiveLimit", "LimitStats"),
     "policies.adaptive_throttle": ("AdaptiveThrottle", "ThrottleStats"),
     "policies.bulkhead": ("Bulkhead", "BulkheadStats"),
     "policies.cache": ("Cache", "CacheStats"),
@@ -147,6 +157,7 @@ _HOMES = {
     "policy": ("Call", "Pipeline", "Policy"),
     "record": ("FailedAttempt",),
     "repeats": ("RetryBudget",),
+    "state.concurrency": ("Sample", "Seeking"),
     "state.trips": ("ConsecutiveFailures", "FailureRatio", "SlowRatio", "Trip"),
     "backoff": (),
     "events": (),

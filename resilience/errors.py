@@ -6,6 +6,7 @@
     │   │   └── CircuitIsolated           opened manually; retry_after is None
     │   ├── BulkheadFull                  .limit, .queue
     │   ├── RateLimited                   its turn would come too late
+    │   ├── LimitExceeded                 .limit
     │   ├── Throttled                     .rejection_rate
     │   └── WorkersExhausted              too many abandoned calls are still running
     ├── TimeoutExceeded (TimeoutError)    .timeout, .policy
@@ -28,6 +29,7 @@ __all__ = [
     "CircuitIsolated",
     "CircuitOpen",
     "DeadlineExceeded",
+    "LimitExceeded",
     "RateLimited",
     "Rejected",
     "ResilienceError",
@@ -129,6 +131,26 @@ class RateLimited(Rejected):
 
     `retry_after` are the seconds until that turn; None where the call costs more than is ever allowed at once.
     """
+
+
+class LimitExceeded(Rejected):
+    """As many calls are running as the limit allows just now, and the queue is full or the wait in it was too long.
+
+    :param limit: how many calls could run at once when it was refused. It adapts.
+    """
+
+    __slots__ = ("limit",)
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        policy: str | None = None,
+        retry_after: float | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, policy=policy, retry_after=retry_after)
+        self.limit: int | None = limit
 
 
 class Throttled(Rejected):

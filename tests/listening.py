@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from resilience import (
+    AdaptiveLimit,
     Bulkhead,
     Cache,
     Chaos,
@@ -31,6 +32,7 @@ KINDS = (
     events.CallRejected,
     events.CircuitChanged,
     events.FallbackUsed,
+    events.LimitChanged,
     events.ChaosInjected,
     events.CacheUsed,
     events.StreamOpened,
@@ -60,6 +62,7 @@ def everything() -> None:
     Hedge(5, on=Boom, eager=True).capture(fails)
     Timeout(5.0).capture(fails, Context(timeout=0))
     CircuitBreaker(1).capture(fails)
+    AdaptiveLimit(60, initial=1, min_samples=1).call(int)
     chaos = Chaos(result=None)
     with chaos.injecting(rate=1.0):
         chaos.execute(fails)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,
@@ -35,6 +36,7 @@ from resilience import (
     RepeatCap,
     Retry,
     RetryBudget,
+    Seeking,
     SlowRatio,
     Timeout,
     deadline,
@@ -312,6 +314,46 @@ CASES: list[Case] = [
         "lasts",
         **{**required(NO_DURATION), "value_errors": [0, -1, NAN, INF, 86_400.1, 1e9]},
     ),
+    # --- AdaptiveLimit
+    *table(
+        "AdaptiveLimit",
+        lambda it: AdaptiveLimit(it),
+        "slower_than",
+        **{**required(NO_DURATION), "type_errors": ["1", True, None, [1], Seeking, {}]},
+    ),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, initial=it), "initial", **required(NO_COUNT)),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, least=it), "least", **required(NO_COUNT)),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, most=it), "most", **required(NO_COUNT)),
+    *table(
+        "AdaptiveLimit",
+        lambda it: AdaptiveLimit(1, queue=it),
+        "queue",
+        type_errors=["3", 3.0, True, None],
+        value_errors=[-1],
+    ),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, max_wait=it), "max_wait", **NO_DURATION),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, window=it), "window", **required(NO_DURATION)),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, min_samples=it), "min_samples", **required(NO_COUNT)),
+    *table(
+        "AdaptiveLimit",
+        lambda it: AdaptiveLimit(1, headroom=it),
+        "headroom",
+        type_errors=["2", True, None, [2]],
+        value_errors=[0.99, 0, -2, NAN, INF],
+    ),
+    *table(
+        "AdaptiveLimit",
+        lambda it: AdaptiveLimit(1, on=it),
+        "on",
+        type_errors=NO_EXCEPTIONS["type_errors"],
+        value_errors=[()],
+    ),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, on_change=it), "on_change", **NO_LISTENER),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, observe_only=it), "observe_only", **NO_FLAG),
+    *table("AdaptiveLimit", lambda it: AdaptiveLimit(1, name=it), "name", **NO_NAME),
+    *table("Seeking", lambda it: Seeking(it), "dither", **{**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]}),
+    *table("Seeking", lambda it: Seeking(gain=it), "gain", **NO_RATIO),
+    *table("Seeking", lambda it: Seeking(target=it), "target", **{**NO_RATIO, "value_errors": [0, 1, -0.1, NAN, INF]}),
     # --- AdaptiveThrottle
     *table(
         "AdaptiveThrottle",
@@ -459,6 +501,8 @@ def test_the_table_leaves_no_parameter_out() -> None:
         AdaptiveThrottle,
         Rate,
         RateLimiter,
+        AdaptiveLimit,
+        Seeking,
         ConsecutiveFailures,
         FailureRatio,
         SlowRatio,

@@ -17,6 +17,7 @@ from resilience.errors import (
     CircuitIsolated,
     CircuitOpen,
     DeadlineExceeded,
+    LimitExceeded,
     Misuse,
     RateLimited,
     Rejected,
@@ -35,6 +36,7 @@ PARENTS: dict[type[Exception], tuple[type[BaseException], ...]] = {
     CircuitIsolated: (CircuitOpen,),
     BulkheadFull: (Rejected,),
     RateLimited: (Rejected,),
+    LimitExceeded: (Rejected,),
     Throttled: (Rejected,),
     WorkersExhausted: (Rejected,),
     TimeoutExceeded: (ResilienceError, TimeoutError),
@@ -53,6 +55,10 @@ FULL: dict[str, tuple[ResilienceError, dict[str, Any]]] = {
     "CircuitIsolated": (
         CircuitIsolated("no", policy="p", state=CircuitState.ISOLATED, last_failure="Boom: x"),
         {"policy": "p", "retry_after": None, "state": CircuitState.ISOLATED, "last_failure": "Boom: x"},
+    ),
+    "LimitExceeded": (
+        LimitExceeded("no", policy="p", retry_after=1.5, limit=3),
+        {"policy": "p", "retry_after": 1.5, "limit": 3},
     ),
     "Throttled": (
         Throttled("no", policy="p", retry_after=1.5, rejection_rate=0.25),
@@ -177,7 +183,9 @@ def test_a_timeout_is_the_builtin_timeout_error_without_an_errno(name: str) -> N
     assert repr(error) == f"{name}('no')"
 
 
-@pytest.mark.parametrize("kind", [Rejected, CircuitOpen, BulkheadFull, Throttled, WorkersExhausted, RetriesExhausted])
+@pytest.mark.parametrize(
+    "kind", [Rejected, CircuitOpen, BulkheadFull, LimitExceeded, Throttled, WorkersExhausted, RetriesExhausted]
+)
 def test_what_is_no_timeout_is_no_timeout_error(kind: type[Exception]) -> None:
     """A rejection is not a timeout: whoever catches `TimeoutError` does not catch it."""
     assert not issubclass(kind, OSError)

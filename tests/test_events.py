@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     Bulkhead,
     BulkheadFull,
     Cache,
@@ -545,6 +546,7 @@ async def test_no_event_is_built_while_nobody_listens(
             assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)
 
         await world.execute(full, outer)
+        await world.execute(AdaptiveLimit(60, initial=1, min_samples=1), Script("fine").function())
         with chaos.injecting(rate=1.0):
             await world.execute(chaos, Script("never").function())
         cache.clear()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     Cache,
     Chaos,
     CircuitBreaker,
@@ -394,6 +395,7 @@ def test_an_event_that_is_reported_is_what_its_class_makes(clock: FakeClock, hea
     Timeout(60.0).capture(fn, Context(timeout=0))
     retry_without_budget().capture(fn)
     Hedge(5, on=Boom, eager=True).capture(fn)
+    AdaptiveLimit(60, initial=2, min_samples=1, on=Boom).capture(fn)
     chaos = Chaos(result="x")
     with chaos.injecting(rate=1.0):
         chaos.execute(fn)

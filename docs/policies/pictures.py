@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from resilience import AdaptiveThrottle  # noqa: E402
+from resilience import AdaptiveLimit, AdaptiveThrottle  # noqa: E402
 from tests.policies import simulated  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
@@ -30,7 +30,18 @@ def adaptive_throttle(axes: Any) -> None:
     axes.set_ylabel("calls per second")
 
 
-PICTURES = {"adaptive-throttle": adaptive_throttle}
+def adaptive_limit(axes: Any) -> None:
+    """Draw a server with ten workers, under twice the load that it can take, and then as much as it can."""
+    limit = AdaptiveLimit(0.3)
+    result = simulated.overloaded(limit, 2.0, 180, lambda now: 2.0 if 60 <= now < 120 else 1.0)
+    axes.axvspan(60, 120, color=BAND)
+    axes.text(90, 20, "everything takes twice as long", ha="center", color=OTHERS)
+    axes.axhline(simulated.WORKERS, color=OTHERS, linestyle=":", label="calls that the other side can work on")
+    axes.plot(range(len(result.limits)), result.limits, color=OURS, label="limit")
+    axes.set_ylabel("calls at once")
+
+
+PICTURES = {"adaptive-limit": adaptive_limit, "adaptive-throttle": adaptive_throttle}
 
 
 def main() -> None:

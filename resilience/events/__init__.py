@@ -11,6 +11,7 @@ CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker 
                     with `shadow`, a policy that only observes would not have let it through
 CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
+LimitChanged        the limit of an AdaptiveLimit went up or down
 ChaosInjected       a Chaos does something to a call
 CacheUsed           a Cache or SingleFlight answered without calling
 StreamOpened        a stream has brought its first item
@@ -34,6 +35,7 @@ from resilience.events.kinds import (
     FallbackUsed,
     HedgeFinished,
     HedgeStarted,
+    LimitChanged,
     RetryGaveUp,
     RetryScheduled,
     StreamOpened,
@@ -56,6 +58,7 @@ __all__ = [
     "FallbackUsed",
     "HedgeFinished",
     "HedgeStarted",
+    "LimitChanged",
     "Listener",
     "RetryGaveUp",
     "RetryScheduled",

@@ -201,6 +201,21 @@ class FallbackUsed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LimitChanged(Event):
+    """The limit of an AdaptiveLimit went up or down. What `on_change` is called with.
+
+    :param old: how many calls could run at once.
+    :param new: how many can now.
+    :param reason: why, in a word or two: `"room"`, `"slow"`, `"dropped"` (the other side refuses calls), `"idle"`,
+        `"slow anyway"` (fewer at once have made no call quicker); or what the algorithm says.
+    """
+
+    old: int
+    new: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChaosInjected(Event):
     """A Chaos does something to a call.
 

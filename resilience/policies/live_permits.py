@@ -157,6 +157,11 @@ class Slot:
         self._waits = False
         self._held: Permits[Waiter] | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it holds a permit."""
+        return self._held is not None
+
     def __enter__(self) -> None:
         drive(self._acquire(BLOCKING))
 

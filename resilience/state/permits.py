@@ -197,6 +197,10 @@ class Permits(Generic[W]):
             self.limit = limit
             return self.settle()
 
+    def in_flight(self) -> int:
+        """Return how many permits are out, without the lock."""
+        return self._made - len(self.free)
+
     def counts(self) -> Counts:
         """Return the state of the permits."""
         with self._lock:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience import AdaptiveThrottle, Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
+from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
 from tests.composition.test_cancellation import (
     LONG,
     WAYS,
@@ -54,6 +54,16 @@ def bulkhead(limit: int, queue: int) -> Piece:
     return it, partial(all_free, it)
 
 
+def adaptive_limit(queue: int) -> Piece:
+    it = AdaptiveLimit(LONG, initial=1, queue=queue, on=BaseException)
+
+    def is_free() -> None:
+        stats = it.stats()
+        assert (stats.in_flight, stats.queued, stats.rejected) == (0, 0, 0)
+
+    return it, is_free
+
+
 def throttle() -> Piece:
     it = AdaptiveThrottle(on=BaseException)
 
@@ -78,6 +88,8 @@ PIECES: dict[str, Callable[[], Piece]] = {
     "open breaker": open_breaker,
     "bulkhead": lambda: bulkhead(1, 0),
     "bulkhead with a queue": lambda: bulkhead(2, 3),
+    "adaptive limit": lambda: adaptive_limit(0),
+    "adaptive limit with a queue": lambda: adaptive_limit(3),
     "throttle": throttle,
     "chaos": lambda: (injecting(Chaos(action=lambda ctx: None)), untouched),
     "pipeline": lambda: (Policy.wrap(Retry(on=Boom), Timeout(LONG), listeners=[lambda event: None]), untouched),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,
@@ -81,10 +82,11 @@ def test_a_policy_with_slots_is_copied_with_what_they_hold(way: str) -> None:
         RateLimiter(1),
         CircuitBreaker(ConsecutiveFailures(2)),
         Chaos(result=1),
+        AdaptiveLimit(1),
         AdaptiveThrottle(),
         Retry().wrap(Bulkhead(1)),
     ],
-    ids=["Bulkhead", "RateLimiter", "CircuitBreaker", "Chaos", "AdaptiveThrottle", "Pipeline"],
+    ids=["Bulkhead", "RateLimiter", "CircuitBreaker", "Chaos", "AdaptiveLimit", "AdaptiveThrottle", "Pipeline"],
 )
 def test_a_policy_that_all_its_users_share_refuses(policy: Policy[Any], way: str) -> None:
     """Two of them would let twice as much through; also as a part of a pipeline."""

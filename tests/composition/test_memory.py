@@ -19,6 +19,7 @@ import anyio
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,
@@ -383,6 +384,7 @@ SCENARIOS: dict[str, Scenario] = {
     "CircuitBreaker, probes": fails_again_and_again_in_half_open,
     "Bulkhead": executes(lambda: Bulkhead(1)),
     "RateLimiter": executes(lambda: RateLimiter(1000)),
+    "AdaptiveLimit": executes(lambda: AdaptiveLimit(60, initial=1, min_samples=1, on=Boom)),
     "AdaptiveThrottle": executes(lambda: AdaptiveThrottle(on=Boom)),
     "Chaos": executes(lambda: Chaos(result=1)),
     "rejected": is_rejected,

@@ -165,6 +165,7 @@ def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> 
         ("breaker", "breaker.isolate(), breaker.close(), breaker.stats(), breaker.call(int)"),
         ("bulkhead", "bulkhead.stats(), bulkhead.call(int), bulkhead.resize(3)"),
         ("limiter", "limiter.stats(), limiter.call(int), limiter.resize(3), limiter.reset(), limiter.pause(0)"),
+        ("limit", "limit.stats(), limit.call(int), limit.reset()"),
         ("throttle", "throttle.stats(), throttle.call(int), throttle.reset()"),
         ("chaos", "chaos.on(), chaos.is_on, chaos.call(int), chaos.off()"),
         ("events.dispatch.subscribers", "events.subscribe(print, events.TimedOut)()"),
@@ -176,6 +177,7 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child(held: str, use: st
         f"""
         breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
         throttle, chaos, limiter = AdaptiveThrottle(), Chaos(result=0), RateLimiter(10)
+        limit = AdaptiveLimit(1, initial=1)
         thread = beside(lambda: take(*locks_of({held})))
         in_child(lambda: [{use}])
         let_go.set()

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from resilience import Bulkhead, Context, Policy
+from resilience import AdaptiveLimit, Bulkhead, Context, Policy
 from tests.conftest import World, drive
 
 #: Seconds after which something that should have happened is said not to happen any more.
@@ -122,7 +122,9 @@ class Group:
         await call.is_inside()
         return call
 
-    async def queued(self, bulkhead: Bulkhead, policy: Policy[Any] | None = None, ctx: Context | None = None) -> Call:
+    async def queued(
+        self, bulkhead: AdaptiveLimit | Bulkhead, policy: Policy[Any] | None = None, ctx: Context | None = None
+    ) -> Call:
         """Begin a call, and wait until it is in the queue of the bulkhead."""
         before = bulkhead.stats().queued
         call = self.start(policy or bulkhead, ctx=ctx)

@@ -11,6 +11,7 @@ import pytest
 
 import resilience
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,
@@ -26,6 +27,7 @@ from resilience import (
 
 PAGES = Path(__file__).parents[2] / "docs" / "policies"
 POLICIES: list[type[Policy[Any]]] = [
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,

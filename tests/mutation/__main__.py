@@ -43,6 +43,8 @@ TESTS = {
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
+    "state/concurrency.py": ["state/test_concurrency.py", "policies/test_adaptive_limit.py"],
+    "policies/adaptive_limit.py": ["policies/test_adaptive_limit.py", *_EVERY_POLICY],
     "policies/adaptive_throttle.py": ["policies/test_adaptive_throttle.py", *_EVERY_POLICY],
     "policies/chaos.py": ["policies/test_chaos.py", *_EVERY_POLICY],
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from resilience import AdaptiveThrottle, Throttled
+from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, LimitExceeded, Retry, Throttled
 from resilience.testing import Simulation
 
 # --- a backend that refuses ----------------------------------------------------------------------
@@ -64,3 +66,72 @@ def throttled(
         simulation.start(arrivals())
         simulation.run(until=seconds)
     return Traffic([it / 10 for it in sent], [it / 10 for it in accepted])
+
+
+# --- a server with a queue -----------------------------------------------------------------------
+
+WORKERS, SERVICE, PATIENCE = 10, 0.1, 1.0
+CAPACITY = WORKERS / SERVICE
+
+
+class Goodput(NamedTuple):
+    """What clients got who came after the first quarter of the time.
+
+    :param share: what was answered in time, as a share of the capacity.
+    :param mean: how many seconds an answer in time took.
+    :param limits: the limit, second by second.
+    """
+
+    share: float
+    mean: float
+    limits: list[int]
+
+
+def overloaded(
+    policy: AdaptiveLimit | None,
+    load: float,
+    seconds: float,
+    slower: Callable[[float], float] = lambda now: 1.0,
+    seed: int = 1,
+) -> Goodput:
+    """Clients come as a Poisson stream of `load` times the capacity, and give up after a second.
+
+    The server has ten workers, and a queue without bound. It does not notice that a client has left. What it does takes
+    0.1 s on average (exponential), times `slower(now)`.
+    """
+    good: list[float] = []
+    limits: list[int] = []
+    workers = Bulkhead(WORKERS, queue=10**9)
+    with Simulation(seed) as simulation:
+        rng = simulation.rng
+
+        async def work(ctx: Any) -> None:
+            await simulation.sleep(rng.expovariate(1 / (SERVICE * slower(simulation.now()))))
+
+        async def serve(ctx: Any) -> None:
+            await simulation.execute(workers, work)
+
+        async def client() -> None:
+            began = simulation.now()
+            try:
+                await simulation.execute(policy or Retry(1), serve)
+            except LimitExceeded:
+                return
+            took = simulation.now() - began
+            if took <= PATIENCE and began > seconds / 4:
+                good.append(took)
+
+        async def arrivals() -> None:
+            while simulation.now() < seconds:
+                await simulation.sleep(rng.expovariate(load * CAPACITY))
+                simulation.start(client())
+
+        async def watch() -> None:
+            while policy is not None and simulation.now() < seconds:
+                limits.append(policy.stats().limit)
+                await simulation.sleep(1.0)
+
+        simulation.start(arrivals())
+        simulation.start(watch())
+        simulation.run(until=seconds)
+    return Goodput(len(good) / (CAPACITY * seconds * 3 / 4), fmean(good) if good else inf, limits)

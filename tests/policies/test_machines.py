@@ -29,6 +29,7 @@ from resilience import (
     CircuitState,
     Context,
     DeadlineExceeded,
+    Policy,
     events,
 )
 from resilience.clock import clock as process_clock
@@ -64,7 +65,7 @@ def test_statistics_are_facts(policy: Any) -> None:
 class Call:
     """An execution that has entered its function, and waits there to be told how to end."""
 
-    def __init__(self, breaker: CircuitBreaker) -> None:
+    def __init__(self, policy: Policy[Any]) -> None:
         class Ending:
             def __await__(self) -> Generator[None, Any, Any]:
                 return (yield)
@@ -72,7 +73,7 @@ class Call:
         async def fn(ctx: Context) -> Any:
             return await Ending()
 
-        self._coroutine: Coroutine[Any, Any, Any] = breaker.aexecute(fn)
+        self._coroutine: Coroutine[Any, Any, Any] = policy.aexecute(fn)
         self._run = Variables().run  # each its own, as tasks have
         self._run(self._coroutine.send, None)
 

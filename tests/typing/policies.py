@@ -10,6 +10,7 @@ from typing import Any, Never, TypeVar, assert_type
 from typing_extensions import override
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     BulkheadStats,
@@ -23,6 +24,8 @@ from resilience import (
     Context,
     FailureRatio,
     Fallback,
+    LimitExceeded,
+    LimitStats,
     Outcome,
     Pipeline,
     Policy,
@@ -31,6 +34,8 @@ from resilience import (
     RateLimiterStats,
     RetriesExhausted,
     Retry,
+    Sample,
+    Seeking,
     SlowRatio,
     Success,
     Throttled,
@@ -77,10 +82,23 @@ def settings() -> None:
     RateLimiter(
         Rate(500, timedelta(minutes=1)), Rate(10, burst=2, cost=lambda ctx: len(ctx.properties), actual=len), name="llm"
     )
+    AdaptiveLimit(timedelta(seconds=0.3), queue=5, max_wait=1, on_change=lambda event: print(event.new))
+    AdaptiveLimit(Seeking(target=0.3), initial=5).reset()
+    AdaptiveLimit(Fixed())
     AdaptiveThrottle(1.5, window=timedelta(minutes=1), on=ConnectionError, rng=random.Random(1)).reset()
     Chaos(0.01, error=ConnectionError, when=lambda ctx: ctx.attempt == 1).on(0.5, lasts=timedelta(seconds=5))
     Constant(1, jitter="equal")
     Context(timeout=5, operation="get-user", properties={"tenant": "acme"})
+
+
+class Fixed:
+    """An algorithm of one's own."""
+
+    def update(self, limit: float, sample: Sample) -> float:
+        assert_type(sample.latency, float)
+        return limit
+
+    def reset(self) -> None: ...
 
 
 def listening(event: events.CircuitChanged) -> None:
@@ -103,6 +121,8 @@ def told() -> None:
     assert_type(RateLimiter(1).try_take(1.5), float)
     assert_type(RateLimiter(1).call(int), int)
     assert_type(Rate(1, timedelta(seconds=5)).per, float)
+    assert_type(AdaptiveLimit(1).stats(), LimitStats)
+    assert_type(AdaptiveLimit(1).call(int), int)
     assert_type(AdaptiveThrottle().stats(), ThrottleStats)
     assert_type(AdaptiveThrottle().stats().rejection_rate, float)
     assert_type(Timeout.abandoned(), int)
@@ -115,12 +135,13 @@ def told() -> None:
 
 
 def errors_carry_their_numbers(
-    circuit: CircuitOpen, timeout: TimeoutExceeded, retries: RetriesExhausted, throttled: Throttled
+    circuit: CircuitOpen, timeout: TimeoutExceeded, retries: RetriesExhausted, throttled: Throttled, full: LimitExceeded
 ) -> None:
     assert_type(circuit.retry_after, "float | None")
     assert_type(circuit.policy, "str | None")
     assert_type(circuit.state, "CircuitState | None")
     assert_type(circuit.last_failure, "str | None")
+    assert_type(full.limit, "int | None")
     assert_type(throttled.rejection_rate, "float | None")
     assert_type(timeout.timeout, "float | None")
     assert_type(retries.attempts, int)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Never, TypeVar
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Call,
@@ -119,6 +120,8 @@ def settings() -> None:
     Rate(1).limit = 2  # type: ignore[misc]
     Fallback(1, handler=number)  # type: ignore[call-overload]
     Fallback(handler=5)  # type: ignore[call-overload]
+    AdaptiveLimit("2")  # type: ignore[arg-type]
+    AdaptiveLimit(0.3, 20)  # type: ignore[call-arg]
     AdaptiveThrottle("2")  # type: ignore[arg-type]
     AdaptiveThrottle(2.0, 30.0)  # type: ignore[call-arg]
     Chaos()  # type: ignore[call-overload]

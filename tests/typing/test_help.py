@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     Chaos,
@@ -41,6 +42,7 @@ CONSTRUCTORS = (
     AdaptiveThrottle,
     Rate,
     RateLimiter,
+    AdaptiveLimit,
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from resilience.integrations.telemetry import Observed
 from resilience.integrations.telemetry.observed import Watched
+from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
@@ -77,7 +78,7 @@ def _circuit(policy: CircuitBreaker, messages: bool) -> _Json:
     }
 
 
-def _bulkhead(policy: Bulkhead) -> _Json:
+def _bulkhead(policy: AdaptiveLimit | Bulkhead) -> _Json:
     stats = policy.stats()
     return {
         "about": policy.describe().removeprefix(f"{policy.name}: "),

@@ -30,6 +30,7 @@ DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.CallRejected: logging.WARNING,  # of a policy that only observes: as below
     events.CircuitChanged: logging.ERROR,  # to open; to the other states as below
     events.FallbackUsed: logging.INFO,
+    events.LimitChanged: logging.DEBUG,  # about once a second
     events.ChaosInjected: logging.WARNING,  # it was on purpose, but readers of the other lines should know
     events.ExecutionFinished: logging.DEBUG,
 }

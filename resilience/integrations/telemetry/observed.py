@@ -27,6 +27,7 @@ from resilience.integrations.telemetry.instruments import (
     measurements,
 )
 from resilience.integrations.telemetry.labels import Labels
+from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
@@ -35,7 +36,7 @@ from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 
 #: What holds something that can be read at any instant.
-Watched: TypeAlias = AdaptiveThrottle | CircuitBreaker | Bulkhead | RateLimiter
+Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | CircuitBreaker | Bulkhead | RateLimiter
 
 
 class ManyPolicies(Protocol):
@@ -110,7 +111,7 @@ def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
 
 
 def _watched(policy: object) -> Iterator[Watched]:
-    if isinstance(policy, (AdaptiveThrottle, CircuitBreaker, Bulkhead, RateLimiter)):
+    if isinstance(policy, (AdaptiveLimit, AdaptiveThrottle, CircuitBreaker, Bulkhead, RateLimiter)):
         yield policy
     else:
         for part in _inside(policy):

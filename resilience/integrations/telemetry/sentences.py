@@ -77,6 +77,10 @@ def _fell_back(event: events.FallbackUsed) -> str:
     return f"{_subject(event)}answered instead of {_what(event)}"
 
 
+def _adapted(event: events.LimitChanged) -> str:
+    return f"{_subject(event)}lets {event.new} calls run at once, not {event.old}: {event.reason}"
+
+
 def _injected(event: events.ChaosInjected) -> str:
     return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
 
@@ -101,6 +105,7 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.CallRejected: _rejected,
     events.CircuitChanged: _changed,
     events.FallbackUsed: _fell_back,
+    events.LimitChanged: _adapted,
     events.ChaosInjected: _injected,
     events.ExecutionFinished: _finished,
 }

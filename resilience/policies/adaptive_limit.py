@@ -1,0 +1,311 @@
+"""AdaptiveLimit: as many calls at once as the other side can work on, learned from how long they take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from types import TracebackType
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.ambient import block_context
+from resilience.checks import Duration
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import LimitExceeded
+from resilience.events.dispatch import emit, optional_listener
+from resilience.events.kinds import LimitChanged
+from resilience.info import Listener
+from resilience.matching import Matcher, On
+from resilience.network_errors import transient
+from resilience.policies.live_permits import ONE_PERMIT, LivePermits, Slot
+from resilience.policy import Call, Policy
+from resilience.runtimes.base import Waiter
+from resilience.state.concurrency import Aimd, Algorithm, Period
+from resilience.state.permits import Ticket
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LimitStats:
+    """What an adaptive limit holds at one instant.
+
+    :param limit: how many calls may run at once now.
+    :param in_flight: how many are running; more than `limit` only while a smaller limit takes hold.
+    :param queued: how many wait.
+    :param rejected: how many have been turned away since it was built.
+    """
+
+    limit: int
+    in_flight: int
+    queued: int
+    rejected: int
+
+
+@final
+class AdaptiveLimit(Policy[Never]):
+    """Let as many calls run at once as the other side can work on without a queue, and turn the others away.
+
+    A Bulkhead whose limit learns: about every `window` it falls by a tenth while a tenth of the calls takes longer than
+    `slower_than`, or while the other side refuses some, and rises by one otherwise, if at least half of it was used.
+
+    :param slower_than: seconds; or another algorithm, with `update(limit, sample)` and `reset()`, such as `Seeking()`.
+    :param initial: the limit to begin with, 20 by default.
+    :param least: the smallest limit, 1 by default.
+    :param most: the largest limit, 200 by default.
+    :param queue: how many calls may wait, 0 by default.
+    :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
+    :param window: after how many seconds the limit is looked at again, 1 by default; at least twice the time of the
+        quickest call.
+    :param min_samples: how many calls have to have ended by then, 50 by default; else it waits for more.
+    :param headroom: how many times what ran at once the limit may be, at least 1; 5 by default. A limit that is larger
+        falls by one at a time.
+    :param on: failures that say that the other side cannot keep up; `transient` by default. Other failures, and calls
+        that were cancelled, say nothing: a quick failure is no quick call.
+    :param on_change: called with a `LimitChanged` for each change of the limit.
+    :param observe_only: true for a limit that refuses nothing, and lets no call wait: it learns, and announces each
+        call beyond the limit (`CallRejected` with `shadow`), which is made without a permit and counts for nothing.
+    :param name: what errors and events call this policy; "AdaptiveLimit" by default.
+    :raises LimitExceeded: where the limit is reached, and the queue is full or `max_wait` has passed.
+    :raises DeadlineExceeded: where the budget of the execution ends while it waits. A `Timeout` around ends the wait
+        with its own error.
+
+    Next to the function, inside all that waits: it must not time queues of ours.
+
+    >>> from resilience import AdaptiveLimit
+    >>> limit = AdaptiveLimit(0.3, initial=2)
+    >>> limit.execute(lambda ctx: limit.stats().in_flight)
+    1
+    """
+
+    def __init__(
+        self,
+        slower_than: Duration | Algorithm,
+        *,
+        initial: int = 20,
+        least: int = 1,
+        most: int = 200,
+        queue: int = 0,
+        max_wait: Duration | None = None,
+        window: Duration = 1.0,
+        min_samples: int = 50,
+        headroom: float = 5.0,
+        on: On = transient,
+        on_change: Listener | None = None,
+        observe_only: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self._algorithm = _as_algorithm(slower_than)
+        self._least = checks.whole("least", least)
+        self._most = checks.whole("most", most, least=least)
+        self._initial = checks.whole("initial", initial, least=least)
+        if initial > most:
+            raise ValueError(f"initial must be at most {most}, which is most, not {initial!r}")
+        self._window = checks.seconds("window", window)
+        self._min_samples = checks.whole("min_samples", min_samples)
+        self._headroom = checks.number("headroom", headroom)
+        if not 1 <= self._headroom < inf:
+            raise ValueError(f"headroom must be at least 1 and finite, not {headroom!r}")
+        self._failures = Matcher(on, ())
+        self._on_change = optional_listener("on_change", on_change)
+        self.name: str = checks.optional_name(name) or "AdaptiveLimit"
+        self._permits = LivePermits(self.name, initial, queue, max_wait, observe_only, _limit_exceeded)
+        self._settings = {
+            "slower_than": self._algorithm.slower_than if isinstance(self._algorithm, Aimd) else slower_than,
+            "initial": initial,
+            "least": least,
+            "most": most,
+            "queue": queue,
+            "max_wait": self._permits.max_wait,
+            "window": self._window,
+            "min_samples": min_samples,
+            "headroom": self._headroom,
+            "on": on,
+            "on_change": on_change,
+            "observe_only": observe_only,
+            "name": name,
+        }
+        self._lock: threading.RLock
+        self._begin_anew()
+        forks.reset_after_fork(self, AdaptiveLimit._begin_anew)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        permits, taken = self._permits.machine, False
+        free = permits.free
+        try:
+            if not permits.busy:
+                del free[-1]  # as in `Bulkhead.around`
+                taken = True
+        except IndexError:
+            pass
+        if not taken:
+            if permits.queue:
+                await self._permits.wait(ctx, ctx.runtime)
+            elif not self._permits.take_or_refuse(ctx):
+                return await call(ctx)
+        try:
+            period, began = self._period, clock.now()
+            try:
+                result = await call(ctx)
+            except Exception as error:
+                self._failed(error, period, began, ctx)
+                raise
+            self._ended(period, began, ctx)
+            return result
+        finally:
+            free += ONE_PERMIT
+            if permits.busy:
+                self._permits.wake(permits.settle())
+
+    def slot(self) -> LimitSlot:
+        """Return a block that holds a permit: `with limit.slot():` or `async with limit.slot():`.
+
+        It waits no longer than the deadline of the ambient context. How long the block takes, and what it raises,
+        counts as that of a call.
+        """
+        return LimitSlot(self)
+
+    def stats(self) -> LimitStats:
+        """Return what it holds at this instant."""
+        return LimitStats(*self._permits.machine.counts())
+
+    def reset(self) -> None:
+        """Forget what was learned, and begin with the initial limit. Calls that run keep their permits."""
+        with self._lock:
+            granted = self._forget_locked()
+        self._algorithm.reset()
+        self._permits.wake(granted)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two would let twice as many calls run."""
+        return self._permits.refuse_copy()
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        learns = "by " + repr(self._algorithm)
+        if isinstance(self._algorithm, Aimd):
+            learns = f"lower while a tenth of the calls takes longer than {self._algorithm!r} s"
+        now = self._permits.machine.limit
+        text = f"{self.name}: {self._least} to {self._most} at once, {now} now, {learns}"
+        return f"{text}; {self._permits.describe()}"
+
+    # --- inside ---
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._is_asking = False
+        self._algorithm.reset()
+        self._permits.wake(self._forget_locked())
+
+    def _forget_locked(self) -> list[Ticket[Waiter]]:
+        self._limit = float(self._initial)  # the limit in use is its floor
+        self._period = Period()
+        self._turned_away = self._permits.machine.counts().rejected
+        return self._permits.machine.resize(self._initial)
+
+    def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
+        if self._failures.handles(error):
+            self._period.dropped = True
+            self._ended(period, began, ctx)
+
+    def _ended(self, began_in: Period, began: float, ctx: Context) -> None:
+        """Note how long a call took; look at the limit, if it is time."""
+        now, period, permits = clock.now(), self._period, self._permits.machine
+        number = period.note(now - began, began_in, permits.in_flight(), permits.busy, now)
+        if number >= self._min_samples and now >= period.next_look:
+            self._look(period, now, ctx)
+
+    def _look(self, period: Period, now: float, ctx: Context) -> None:
+        """Ask the algorithm, one thread at a time and outside of the lock, and set the limit."""
+        with self._lock:
+            if self._is_asking or period is not self._period or len(period.samples) < self._min_samples:
+                return  # another one was quicker
+            self._is_asking = True
+        try:
+            rejected = self._permits.machine.counts().rejected
+            sample = period.sample(now, self._window, rejected > self._turned_away)
+            self._turned_away, limit = rejected, self._limit
+            answer = self._algorithm.update(limit, sample)
+            wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
+            wanted = checks.number("the limit that update(limit, sample) returned", wanted)
+            # One that is far beyond what is used comes down, but not at once: a quiet night is no reason.
+            wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
+            self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
+        finally:
+            self._is_asking = False
+
+    def _set(self, limit: float, reason: str, period: Period, ctx: Context) -> None:
+        with self._lock:
+            if period is not self._period:
+                return  # it was reset meanwhile
+            self._limit = limit
+            old, new = self._permits.machine.limit, int(limit)
+            if old == new:
+                return
+            self._period = Period(period.next_look)
+            self._period.dropped = period.dropped
+            granted = self._permits.machine.resize(new)
+        self._permits.wake(granted)
+        emit(LimitChanged, self.name, ctx, self._on_change, old=old, new=new, reason=reason)
+
+
+@final
+class LimitSlot:
+    """A permit held for a block, which is timed as a call is."""
+
+    def __init__(self, limit: AdaptiveLimit) -> None:
+        self._limit = limit
+        self._slot = Slot(limit._permits)
+        self._period: Period
+        self._began: float
+
+    def __enter__(self) -> None:
+        self._slot.__enter__()
+        self._period, self._began = self._limit._period, clock.now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        limit = self._limit
+        try:
+            if not self._slot.is_held:
+                return
+            if error is None:
+                limit._ended(self._period, self._began, block_context())
+            elif isinstance(error, Exception):
+                limit._failed(error, self._period, self._began, block_context())
+        finally:
+            self._slot.__exit__()
+
+    async def __aenter__(self) -> None:
+        await self._slot.__aenter__()
+        self._period, self._began = self._limit._period, clock.now()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+def _as_algorithm(value: Any) -> Algorithm:
+    if isinstance(value, Algorithm) and not isinstance(value, type):
+        return value
+    checks.not_bare("@AdaptiveLimit(0.5)", value)
+    if hasattr(value, "update") or isinstance(value, type):
+        raise TypeError(f"slower_than must be seconds, or have update(limit, sample) and reset(), not {value!r}")
+    return Aimd(checks.seconds("slower_than", value))
+
+
+def _limit_exceeded(policy: str, limit: int, queue: int, why: str) -> LimitExceeded:
+    return LimitExceeded(f"{why}; the limit adapts", policy=policy, limit=limit)

@@ -371,14 +371,12 @@ def protect(
         inner._info = info
         inner._executed = executed
         inner._timer = None
-        chain = stage
+        chain, record = stage, None
         if is_observed or subscribers.executions or get_ambient() is not None:
             record = inherit(inner, executed, ctx)
             chain = enter if subscribers.policies_off else stage
-            if record is not None:
-                chain = partial(_recorded, record, executed, chain)
         try:
-            return chain(inner)
+            return chain(inner) if record is None else _recorded(record, executed, chain, inner)
         except (StoppedIteration, Suspended) as carrier:
             carried = carrier.error
         try:
@@ -418,13 +416,11 @@ def aprotect(
         inner._info = info
         inner._executed = executed
         inner._timer = None
-        chain = stage
+        chain, record = stage, None
         if is_observed or subscribers.executions or get_ambient() is not None:
             record = inherit(inner, executed, ctx)
             chain = innermost if subscribers.policies_off else stage
-            if record is not None:
-                chain = partial(_arecorded, record, executed, chain)
-        result = await chain(inner)
+        result = await (chain(inner) if record is None else _arecorded(record, executed, chain, inner))
         if type(result) is CoroutineType:
             _refuse_forgotten_await(executed, function, result)
         return result

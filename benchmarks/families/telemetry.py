@@ -14,7 +14,7 @@ from benchmarks.cells import Result, Wanted
 from benchmarks.functions import ANSWER, answering
 from benchmarks.libraries import Library
 from benchmarks.libraries.ours import new_four
-from benchmarks.timing import SYNC, Effort
+from benchmarks.timing import DEPTHS, SYNC, Effort, at_depth
 from resilience import Timeout, events
 
 GROUP = "telemetry"
@@ -50,7 +50,7 @@ def _calls_in(nanoseconds: float, function: Call) -> int:
 def _fastest(function: Call, calls: int, batches: int) -> float:
     """Return nanoseconds per call."""
     function()
-    return min(_batch(function, calls) for _ in range(batches)) / calls
+    return min(at_depth(DEPTHS * number, _batch, function, calls) for number in range(batches)) / calls
 
 
 def _batch(function: Call, calls: int) -> int:

@@ -106,7 +106,9 @@ def transient(error: Exception) -> bool:
     an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
     `TransientStatus` is transient.)
     """
-    return _says_network(error) and not _hides_a_certificate(error) and _passes_the_proxy(error.__cause__)
+    if not _says_network(error) or _hides_a_certificate(error):
+        return False
+    return error.__cause__ is None or _passes_the_proxy(error.__cause__)
 
 
 def _says_network(error: Exception) -> bool:
@@ -138,29 +140,24 @@ def _says_no_connection(error: OSError) -> bool:
 
 def _hides_a_certificate(error: BaseException) -> bool:
     """Whether a certificate was refused: here, or in what this error was made of by a client."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left and len(seen) < _MOST_CAUSES:
-        error_or_cause = left.pop()
-        if error_or_cause is None or id(error_or_cause) in seen:
-            continue
-        seen.add(id(error_or_cause))
-        if any(base.__name__ == "SSLCertVerificationError" for base in type(error_or_cause).__mro__):
+    found = [error]
+    for each in found:  # it grows meanwhile
+        if "SSLCertVerificationError" in [base.__name__ for base in type(each).__mro__]:
             return True
-        left += (error_or_cause.__context__, error_or_cause.__cause__)
-        if isinstance(error_or_cause, BaseExceptionGroup):
-            left += error_or_cause.exceptions
+        inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        for other in (each.__cause__, each.__context__, *inside):
+            if other is not None and len(found) < _MOST_CAUSES and all(it is not other for it in found):
+                found.append(other)
     return False
 
 
 def _passes_the_proxy(cause: BaseException | None) -> bool:
     """Whether what a client has made this error of is no proxy that asks for a login."""
-    for _ in range(_MOST_CAUSES):
-        if not isinstance(cause, Exception):
-            break
+    left = _MOST_CAUSES
+    while isinstance(cause, Exception) and left:
         if _tests_of(type(cause)) == (_proxy_may_connect,):
             return _proxy_may_connect(cause)
-        cause = cause.__cause__
+        cause, left = cause.__cause__, left - 1
     return True
 
 

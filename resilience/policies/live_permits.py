@@ -79,7 +79,11 @@ class LivePermits:
         if timer is not None and timer.deadline <= budget:
             budget = inf
         try:
-            has_joined = self._join(ticket)
+            while (first := machine.first_if_full()) is not None and not first.waiter.is_alive():
+                machine.drop(first)  # its event loop has ended: that makes room
+            if granted := machine.join(ticket):
+                self.wake(granted)
+            has_joined = ticket.place is not GONE
             ends_at = budget if budget < gives_up_at else gives_up_at
             if ticket.place is WAITING and not await ticket.waiter.wait(ends_at, timer):
                 machine.leave(ticket)
@@ -125,15 +129,6 @@ class LivePermits:
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
         """Forget all permits and waiters. A holder that forked gives its permit back to what there was before."""
         self.machine = Permits(self.machine.limit, self.machine.queue)
-
-    def _join(self, ticket: Ticket[Waiter]) -> bool:
-        """Take a place in the queue, if there is one. Those at its head whose event loop has ended make room."""
-        while (first := self.machine.first_if_full()) is not None and not first.waiter.is_alive():
-            self.machine.drop(first)
-        granted = self.machine.join(ticket)
-        if granted:
-            self.wake(granted)
-        return ticket.place is not GONE
 
     def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
         limit = self.machine.limit

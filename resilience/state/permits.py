@@ -111,8 +111,8 @@ class Permits(Generic[W]):
         To be called where a permit was given back while there was something to settle.
         """
         granted: list[Ticket[W]] = []
-        free, waiting = self.free, self._waiting
         with self._lock:
+            free, waiting = self.free, self._waiting
             while self._made > self.limit and self._take_free():
                 self._made -= 1
             while waiting and self._made <= self.limit and (free or self._made < self.limit):

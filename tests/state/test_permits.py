@@ -405,3 +405,32 @@ def test_where_nobody_may_wait_what_came_back_beyond_the_limit_does_not_stand_in
     assert permits.take_or_refuse()
     assert not permits.take_or_refuse()
     assert permits.counts() == (1, 1, 0, 1)
+
+
+class Beaten:
+    """A lock that this thread gets only after another one has had it, and done something."""
+
+    def __init__(self, permits: Permits[Any], do: Callable[[], object]) -> None:
+        self._lock, self._do = permits._lock, [do]
+
+    def __enter__(self) -> None:
+        if self._do:
+            self._do.pop()()
+        self._lock.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._lock.__exit__(*exc)
+
+
+def test_the_first_ever_to_wait_is_not_overlooked_by_who_gives_back_meanwhile() -> None:
+    """The queue is made when it is first needed: who waits for the lock has seen none yet."""
+    permits: Permits[str] = Permits(2, queue=1)
+    assert permits.take()
+    assert permits.take()
+    permits.resize(1)
+    ticket = Ticket("first")
+    it: Any = permits
+    it._lock = Beaten(permits, lambda: permits.join(ticket))
+    assert not permits.give_back()
+    assert permits.counts()[1:3] == (1, 1)
+    assert permits.give_back() == [ticket]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.cells import Result
-from benchmarks.families import layers, queues, scale, start, telemetry, threads
+from benchmarks.families import layers, limits, queues, scale, start, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -63,6 +63,9 @@ BARS = (
     Bar(TELEMETRY, "itself", 1000, contestant="logging at INFO, with nothing to say", unit="ns"),
     Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
     Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
+    Bar(f"sync, {limits.GROUP}: {limits.CALL}", limits.BULKHEAD, 2.2, contestant=limits.LIMITED),
+    Bar(f"sync, {limits.GROUP}: {limits.ADDED}", "itself", 110, contestant=limits.THROTTLE, unit="ns"),
+    Bar(f"sync, {limits.GROUP}: {limits.ADDED}", "itself", 20, contestant=limits.CHAOS_OFF, unit="ns"),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
     Bar(f"{queues.GROUP}: {queues.WAITERS}", queues.ANYIO, 1.25),
     Bar(f"{queues.GROUP}: {queues.HANDOFFS}", queues.SEMAPHORE, 1.3),

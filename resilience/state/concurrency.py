@@ -215,8 +215,9 @@ class Period:
     def _begin(self) -> None:
         self.samples: list[float] = []  # seconds of calls that began in this period
         self.earlier: list[float] = []  # and of those that did not
-        self.full = self.dropped = False
-        self.inflight = 0
+        self.full: bool = False
+        self.dropped: bool = False
+        self.inflight: int = 0
 
     def note(self, seconds: float, began_in: Period, inflight: int, waiters: bool, now: float) -> int:
         """Note a call that has ended; return how many have begun and ended in this period."""

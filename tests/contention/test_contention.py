@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
     Bulkhead,
     CircuitBreaker,
     CircuitOpen,
@@ -27,6 +29,7 @@ from resilience import (
     FailureRatio,
     Policy,
     Retry,
+    Sample,
     Timeout,
     events,
 )
@@ -112,6 +115,56 @@ def test_a_bulkhead_may_be_resized_in_the_storm() -> None:
     assert (stats.limit, stats.in_flight, stats.queued) == (2, 0, 0)
     with bulkhead.slot(), bulkhead.slot(), pytest.raises(DeadlineExceeded):
         bulkhead.execute(lambda ctx: None, Context(timeout=0.001))
+
+
+def test_an_adaptive_limit_in_the_storm() -> None:
+    """Threads and two loops, with a queue, while the limit goes up and down: no permit is lost, none too many given."""
+    rng_of_limits = random.Random(3)
+
+    class Jumping:
+        def update(self, limit: float, sample: Sample) -> float:
+            return rng_of_limits.randint(1, 6)
+
+        def reset(self) -> None: ...
+
+    limit = AdaptiveLimit(Jumping(), initial=4, most=6, queue=1000, min_samples=20, window=1e-6, headroom=1000)
+    gauge = Gauge()
+
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn(ctx: Context) -> None:
+            gauge.enter()
+            await pause(world, rng)
+            gauge.leave()
+
+        error = await world.attempt(limit, fn, Context(timeout=0.0005) if rng.random() < 0.1 else None)
+        return "answered" if error is None else type(error).__name__
+
+    outcomes = Storm(operation, OPERATIONS // 8).run()
+    assert set(outcomes) <= {"answered", "DeadlineExceeded"}
+    assert outcomes["answered"] == gauge.entered
+    assert gauge.most <= 6
+    stats = limit.stats()
+    assert (stats.in_flight, stats.queued, stats.rejected) == (0, 0, outcomes["DeadlineExceeded"])
+
+
+def test_a_throttle_counts_everything_once_in_the_storm() -> None:
+    """By threads and two loops at once: what was accepted, refused, and held back."""
+    throttle = AdaptiveThrottle(1.2, window=1e6, on=Boom)
+
+    async def operation(world: World, rng: random.Random) -> str:
+        async def fn(ctx: Context) -> None:
+            await pause(world, rng)
+            if rng.random() < 0.5:
+                raise Boom
+
+        error = await world.attempt(throttle, fn)
+        return "answered" if error is None else type(error).__name__
+
+    outcomes = Storm(operation, OPERATIONS // 8).run()
+    stats = throttle.stats()
+    assert stats.requests == sum(outcomes.values()) == OPERATIONS // 8
+    assert (stats.accepts, stats.rejected) == (outcomes["answered"], outcomes["Throttled"])
+    assert min(outcomes["answered"], outcomes["Boom"], outcomes["Throttled"]) > 0
 
 
 # --- circuit breaker -------------------------------------------------------------------------

@@ -29,7 +29,9 @@ from resilience import (
     CircuitBreaker,
     CircuitOpen,
     DeadlineExceeded,
+    LimitExceeded,
     Retry,
+    Throttled,
     TimeoutExceeded,
     current_context,
 )
@@ -169,6 +171,8 @@ def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) 
         pytest.param(BulkheadFull("own", retry_after=nan), 503, None, id="not-a-number"),
         pytest.param(CircuitOpen("isolated"), 503, None, id="no-telling-when"),
         pytest.param(BulkheadFull("full"), 503, None, id="bulkhead"),
+        pytest.param(LimitExceeded("full"), 503, None, id="adaptive-limit"),
+        pytest.param(Throttled("held back"), 503, None, id="throttle"),
         pytest.param(Secret("open"), 503, None, id="secret"),
         pytest.param(OVER, 504, None, id="deadline"),
         pytest.param(ExceptionGroup("all", [OVER, OVER]), 504, None, id="group-of-deadlines"),

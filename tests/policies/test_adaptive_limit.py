@@ -118,6 +118,21 @@ async def test_a_cancelled_call_gives_its_permit_back_and_counts_for_nothing(tas
     assert algorithm.asked == []
 
 
+async def test_a_block_that_is_cancelled_where_it_waits_or_runs_leaves_nothing_behind(tasks_world: World) -> None:
+    import anyio
+
+    limit = AdaptiveLimit(60, initial=1, queue=1)
+    async with limit.slot():
+        with anyio.move_on_after(0.001):
+            async with limit.slot():
+                pytest.fail("there is no permit")
+        assert counts(limit) == (1, 1, 0, 0)
+    with anyio.move_on_after(0.001):
+        async with limit.slot():
+            await anyio.sleep(10)
+    assert counts(limit) == (1, 0, 0, 0)
+
+
 async def test_a_block_holds_a_permit_and_is_timed(world: World, clock: FakeClock) -> None:
     algorithm = Recording(3)
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=3, on=Boom)

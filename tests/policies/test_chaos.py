@@ -165,6 +165,18 @@ async def test_a_budget_that_cuts_nothing_off_ends_it_likewise(world: World, clo
     assert clock.sleeps == [2]
 
 
+async def test_a_call_that_is_cancelled_in_a_delay_is_not_made(tasks_world: World) -> None:
+    """And nothing is left behind: the next one is."""
+    import anyio
+
+    chaos = Chaos(delay=60)
+    script = Script("fine")
+    with chaos.injecting(1.0), anyio.move_on_after(0.001):
+        await chaos.aexecute(script.function())
+    assert script.calls == 0
+    assert await chaos.aexecute(script.function()) == "fine"
+
+
 # --- when it is on -------------------------------------------------------------------------------
 
 

@@ -31,9 +31,10 @@ class CleanUp:
     """Waits a few times when it is cut off, and notes whether it came to its end."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.ended = world, 0
+        self.world, self.began, self.ended = world, 0, 0
 
     async def fn(self, ctx: Any = None) -> None:
+        self.began += 1
         try:
             await anyio.sleep(10)
         finally:
@@ -111,7 +112,7 @@ async def test_a_clean_up_that_awaits_is_not_cut_in_half(tasks_world: World, aro
     async with anyio.create_task_group() as group:
         for _ in range(20):
             group.start_soon(one)
-    assert it.ended == 20
+    assert it.ended == it.began > 0  # on a busy machine the time of some is over before they begin
     assert {type(error) for error in errors} <= {DeadlineExceeded, TimeoutExceeded}
     assert len(errors) == 20
 

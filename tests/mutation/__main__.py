@@ -64,14 +64,8 @@ TESTS = {
         "test_bad_input.py",
     ],
     "policies/timeout.py": [
-        *(
-            *_TIMEOUT,
-            "runtimes/test_workers.py",
-            "runtimes/test_abandoned.py",
-            "runtimes/test_tasks.py",
-            "test_context.py",
-        ),
-        *_EVERY_POLICY,
+        *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_abandoned.py"),
+        *("runtimes/test_tasks.py", "test_context.py", *_EVERY_POLICY),
     ],
 }
 

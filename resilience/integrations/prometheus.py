@@ -128,12 +128,12 @@ class _Exporter(Collector):
 
     def _forget(self, label: str, text: str) -> None:
         """Remove the series of a name that has made room for another."""
-        self.feed.forget_recorders()
         for it, metric in self._metrics.items():
             for name, texts in tuple(self._series):
                 if name == it.name and (label, text) in zip(it.labels, texts, strict=True):
                     self._series.pop((name, texts), None)
                     metric.remove(*texts)
+        self.feed.forget_recorders()
 
     @override
     def collect(self) -> Iterator[Metric]:

@@ -105,10 +105,11 @@ class Lines:
     def _look_for_counts(self) -> None:
         """Listen to the ends of executions, which every call pays for, only while they may have a count to report."""
         with self._lock:
-            if self._unsubscribe is not None:
-                self._unsubscribe()
             wanted = self._repeats.has_open and not self._has_ended
-            self._unsubscribe = events.subscribe(self, events.ExecutionFinished) if wanted else None
+            now = events.subscribe(self, events.ExecutionFinished) if wanted else None
+            before, self._unsubscribe = self._unsubscribe, now  # also where an event has interrupted the line above
+            if before is not None:
+                before()
 
     def _level(self, event: Event) -> int | None:
         level = self._levels[type(event)]

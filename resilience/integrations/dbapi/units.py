@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from math import inf
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final, overload
 
 from resilience import checks
@@ -20,11 +21,11 @@ from resilience.callables import (
     is_generator_function,
     maybe_await,
     name_of,
-    named_like,
 )
 from resilience.context import Context
 from resilience.errors import AwaitableMisuse, DeadlineExceeded
 from resilience.events.dispatch import logger
+from resilience.execution import aprotect, protect
 from resilience.integrations.dbapi.cleanup import shielded_cleanup
 from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
@@ -122,16 +123,19 @@ class UnitOfWork(Generic[W, D]):
             )
 
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            connect = functools.partial(_connect_for_plain, self._connect, fn)
-            execution = _Execution(self, connect, lambda connection: fn(connection, *args, **kwargs), _undo)
-            return self._policy.execute(named_like(lambda ctx: drive(execution.attempt(ctx)), fn))
+            execution = _Execution(
+                self, name, connect, lambda connection: fn(connection, *args, **kwargs), _undo, drive
+            )
+            return protect(self._policy, execution, takes_context=True)()
 
         async def tasks(*args: Any, **kwargs: Any) -> Any:
             execution = _Execution(
-                self, self._connect, lambda connection: fn(connection, *args, **kwargs), _undo_shielded
+                self, name, self._connect, lambda connection: fn(connection, *args, **kwargs), _undo_shielded
             )
-            return await self._policy.aexecute(named_like(lambda ctx: execution.attempt(ctx), fn))
+            return await aprotect(self._policy, execution, takes_context=True)()
 
+        connect = functools.partial(_connect_for_plain, self._connect, fn)
+        name = name_of(fn)
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
         own = list(signature.parameters.values())[1:]  # the connection is not for the caller to give
@@ -154,33 +158,46 @@ class UnitOfWork(Generic[W, D]):
 
 @final
 class _Execution:
-    """One execution of a unit of work: what its attempts have to know of one another."""
+    """One execution of a unit of work: what its attempts have to know of one another.
+
+    :param name: the operation of an execution that is given none.
+    :param run: runs the coroutine of an attempt to its end, in blocking code; else it is awaited.
+    """
 
     def __init__(
         self,
         unit: UnitOfWork[Any, Any],
+        name: str,
         connect: Callable[[], Any],
         work: Callable[[Any], Any],
-        undo: Callable[[Any, AsyncExitStack], Awaitable[None]],
+        undo: Callable[[Any, AsyncExitStack | None], Awaitable[None]],
+        run: Callable[[Coroutine[Any, Any, Any]], Any] = lambda attempt: attempt,
     ) -> None:
         self._unit = unit
+        self.__qualname__: str = name
         self._connect = connect
         self._work = work
         self._undo = undo
+        self._run = run
         self._committing = False
+
+    def __call__(self, ctx: Context) -> Any:
+        """Make one attempt."""
+        return self._run(self.attempt(ctx))
 
     async def attempt(self, ctx: Context) -> Any:
         if self._committing:
             raise OutcomeUnknown("the unit of work may have been committed when it was cut off; it is not done again")
         connection = await maybe_await(self._connect())
-        limits = AsyncExitStack()
+        limits = AsyncExitStack() if self._unit._limit_statements and ctx.deadline < inf else None
         try:
-            if self._unit._limit_statements:
+            if limits is not None:
                 await limits.enter_async_context(self._unit.limits(connection))
             result = await maybe_await(self._work(connection))
             await self._unit.prepare(connection)
             await self._commit(connection, ctx)
-            await limits.aclose()
+            if limits is not None:
+                await limits.aclose()
             await _close(connection)
             return result
         except BaseException:
@@ -218,7 +235,7 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
     return connection
 
 
-async def _undo(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
     """Roll back and close what a unit of work has left. The error that counts is on its way."""
     try:
         await _rollback(connection, limits)
@@ -226,7 +243,7 @@ async def _undo(connection: Any, limits: AsyncExitStack) -> None:
         await _close(connection)
 
 
-async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
+async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
     """Do the same in a task that may be cancelled, and whose caller waits."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
@@ -239,9 +256,10 @@ async def _undo_shielded(connection: Any, limits: AsyncExitStack) -> None:
     )
 
 
-async def _rollback(connection: Any, limits: AsyncExitStack) -> None:
-    with suppress(Exception):
-        await limits.aclose()
+async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
+    if limits is not None:
+        with suppress(Exception):
+            await limits.aclose()
     with suppress(Exception):  # of a connection that is broken
         await maybe_await(connection.rollback())
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import families, libraries, report
+from benchmarks import clients, families, libraries, report
 from benchmarks.cells import Result
 from benchmarks.report import Run
 from benchmarks.timing import SMOKE, Effort
@@ -53,7 +53,7 @@ def _measured(options: argparse.Namespace) -> Run:
     if options.rounds:
         effort = dataclasses.replace(effort, rounds=options.rounds)
     contestants, missing = libraries.load()
-    about = report.about(contestants, missing, effort.rounds)
+    about = report.about(contestants, [*missing, *clients.missing()], effort.rounds)
     return _shown(about, families.measure(contestants, effort, _wanted(options.only)), judged=not options.smoke)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.cells import Result
-from benchmarks.families import layers, limits, queues, scale, start, telemetry, threads
+from benchmarks.clients import AROUND
+from benchmarks.families import clients, layers, limits, queues, scale, start, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -66,6 +67,11 @@ BARS = (
     Bar(f"sync, {limits.GROUP}: {limits.CALL}", limits.BULKHEAD, 2.2, contestant=limits.LIMITED),
     Bar(f"sync, {limits.GROUP}: {limits.ADDED}", "itself", 110, contestant=limits.THROTTLE, unit="ns"),
     Bar(f"sync, {limits.GROUP}: {limits.ADDED}", "itself", 20, contestant=limits.CHAOS_OFF, unit="ns"),
+    *(Bar(f"{client}: {clients.ADDED}", AROUND, 1.5) for client in ("httpx, blocking", "httpx, asyncio", "requests")),
+    Bar(f"httpx, asyncio: {clients.ADDED}", "itself", 25, unit="us"),
+    Bar(f"aiohttp: {clients.ADDED}", "itself", 20, unit="us"),
+    Bar(f"ASGI application: {clients.ADDED}", "itself", 7, unit="us"),
+    Bar(f"SQLAlchemy, a transaction in SQLite: {clients.CALL}", BY_HAND, 1.3),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
     Bar(f"{queues.GROUP}: {queues.WAITERS}", queues.ANYIO, 1.25),
     Bar(f"{queues.GROUP}: {queues.HANDOFFS}", queues.SEMAPHORE, 1.3),

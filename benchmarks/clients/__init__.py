@@ -15,9 +15,10 @@ Each of the functions makes one call, and returns the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from benchmarks.clients.servers import Servers
@@ -32,6 +33,7 @@ Functions: TypeAlias = Mapping[str, Callable[[], Any]]
 #: Sets a client up, and gives its contestants.
 Setting: TypeAlias = Callable[[Servers], AbstractAsyncContextManager[Functions]]
 
+_PACKAGES = ("httpx", "httpx_retries", "requests", "aiohttp", "aiohttp_retry", "redis", "grpc", "sqlalchemy")
 _MODULES = ("httpx", "requests", "aiohttp", "redis", "grpc", "sqlalchemy", "asgi")
 
 
@@ -61,12 +63,14 @@ def entry(name: str, world: str, policy: Callable[[], Policy[Any]] | None = None
     return register
 
 
-def load() -> tuple[list[Client], list[str]]:
-    """Return the clients that are installed, and the names of the packages that are not."""
-    missing: dict[str, None] = {}
+def load() -> list[Client]:
+    """Return the clients that are installed."""
     for module in _MODULES:
-        try:
+        with suppress(ModuleNotFoundError):
             import_module(f"benchmarks.clients.{module}")
-        except ModuleNotFoundError as error:
-            missing[str(error.name)] = None
-    return list(_clients), list(missing)
+    return list(_clients)
+
+
+def missing() -> list[str]:
+    """Return the names of the packages that are not, and without which a client, or a contestant, is left out."""
+    return [it for it in _PACKAGES if find_spec(it) is None]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ class Servers:
     """The servers, by what they speak: where each is reached."""
 
     def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._processes: dict[int, subprocess.Popen[Any]] = {}
 
     def __enter__(self) -> Servers:
         return self
@@ -27,10 +28,14 @@ class Servers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
+
+    def nanoseconds(self, port: int) -> int:
+        """Return for how long the server at this port has had the processor; only Linux says it so exactly."""
+        return int(Path(f"/proc/{self._processes[port].pid}/schedstat").read_text().split()[0])
 
     @cached_property
     def http(self) -> str:
@@ -44,17 +49,18 @@ class Servers:
     def redis(self) -> int | None:
         """The port; None where Redis is not installed."""
         program = shutil.which("redis-server") or shutil.which("valkey-server")
-        return self._start(program, "--save", "", "--appendonly", "no", "--port") if program else None
+        return self.start(program, "--save", "", "--appendonly", "no", "--port") if program else None
 
     def _start_ours(self, what: str) -> int:
-        return self._start(sys.executable, "-m", "benchmarks.clients.serving", what)
+        return self.start(sys.executable, "-m", "benchmarks.clients.serving", what)
 
-    def _start(self, *command: str) -> int:
+    def start(self, *command: str, after: Sequence[str] = ()) -> int:
+        """Start a program whose next argument is its port, and return that once it answers there."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
-        process = subprocess.Popen([*command, str(port)], cwd=ROOT, stdout=subprocess.DEVNULL)
-        self._processes.append(process)
+        process = subprocess.Popen([*command, str(port), *after], cwd=ROOT, stdout=subprocess.DEVNULL)
+        self._processes[port] = process
         for _ in range(500):
             try:
                 socket.create_connection(("127.0.0.1", port)).close()

@@ -29,10 +29,9 @@ _LONGER = 5
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
-    found, _ = clients.load()
     longer = dataclasses.replace(effort, batch=_LONGER * effort.batch, clock=process_time_ns)
     with Servers() as servers:
-        for client in found:
+        for client in clients.load():
             if wanted(client.name):
                 yield from _measure(client, servers, libraries, longer)
 

@@ -47,7 +47,7 @@ class AsyncioTimer(Timer):
         self.task: asyncio.Task[Any] = task
         self.fired: bool = False  # before the block has ended: whether it has been cut off
         self._alarm = alarm
-        self._cancelling = 0
+        self._cancelling: int  # how many cancellations the task was asked for when the block began
 
     @override
     def covers_this_code(self) -> bool:
@@ -70,7 +70,7 @@ class AsyncioTimer(Timer):
         del self.task  # no cycle: task -> its exception -> traceback -> frame -> this timer -> task
         if not self.fired:
             self._alarm.pending.pop(self, None)
-            self.fired = isinstance(error, Expired) and error.timer is self
+            self.fired = error is not None and isinstance(error, Expired) and error.timer is self
             return self.fired
         # `<=`: another cancellation that has come meanwhile is still to be served.
         mine = task.uncancel() <= self._cancelling

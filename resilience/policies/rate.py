@@ -76,7 +76,8 @@ def meter_of(rate: Rate) -> Spread | Window:
     """Make what counts the uses of a rate."""
     if rate.burst is None:
         return Window(rate.limit, rate.per)
-    return Spread(rate.limit, rate.per, rate.burst)
+    usual = None if rate.actual is not None or callable(rate.cost) else rate.cost
+    return Spread(rate.limit, rate.per, rate.burst, usual)
 
 
 def in_words(rate: Rate) -> str:

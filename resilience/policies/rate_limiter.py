@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 #: What a call uses of the quota that the other side gives.
 _ONE_CALL = 1.0
+_SOMETHING = (None,)
 
 
 @final
@@ -108,13 +109,21 @@ class RateLimiter(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        turns = self._turns
+        turns, has_turn = self._turns, False
+        began, quick = clock.now(), turns.quick
+        try:
+            del quick[
+                -1
+            ]  # without the lock, which takes a third of the time: see `Turns.quick`. And no call until `+=`
+            bucket = turns.bucket
+            if (full_at := bucket.full_at) <= began + bucket.room:  # GCRA
+                bucket.full_at = (full_at if full_at > began else began) + bucket.step
+                has_turn = True
+            quick += _SOMETHING
+        except IndexError:
+            pass
         costs = self._fixed or self._costs(ctx)
-        began = clock.now()
-        with turns.lock:
-            only = turns.only
-            has_turn = turns.take_locked(costs, began) if only is None else only.take_now(costs[0], began)
-        if not has_turn:
+        if not has_turn and not turns.take(costs, began):
             if self._observe_only:
                 self._report(ctx, costs, began)
                 return await call(ctx)
@@ -147,8 +156,7 @@ class RateLimiter(Policy[Never]):
         """
         units = self._given(costs) if costs else self._fixed or self._costs(block_context())
         turns, now = self._turns, clock.now()
-        with turns.lock:
-            return 0.0 if turns.take_locked(units, now) else max(SAME, turns.seconds(units, now))
+        return 0.0 if turns.take(units, now) else max(SAME, turns.seconds(units, now))
 
     def learn(self, remaining: float, reset_after: Duration) -> None:
         """Obey what the other side says: `remaining` calls (zero or more) until so many seconds from now.
@@ -265,8 +273,8 @@ class RateLimiter(Policy[Never]):
         try:
             turns.join(turn, now)
             while turn.waits:
-                if await turn.waiter.wait(turn.due, ctx._timer):
-                    turn.waiter = runtime.waiter()
+                await turn.waiter.wait(turn.due, ctx._timer)
+                turn.waiter = runtime.waiter()  # each is for one wait; and before `go`, after which it may be woken
                 now = clock.now()
                 self._wake(turns.go(turn, now))
         except BaseException:  # cancelled, cut off, interrupted
@@ -349,10 +357,7 @@ class TurnBlock:
     async def _take(self, runtime: Runtime) -> None:
         limiter, ctx, now = self._limiter, block_context(), clock.now()
         costs = self._costs or limiter._fixed or limiter._costs(ctx)
-        turns = limiter._turns
-        with turns.lock:
-            has_turn = turns.take_locked(costs, now)
-        if has_turn:
+        if limiter._turns.take(costs, now):
             return
         if limiter._observe_only:
             limiter._report(ctx, costs, now)

@@ -43,30 +43,23 @@ class Meter(Protocol):
 class Spread:
     """Evenly spread uses, with a burst."""
 
-    __slots__ = ("_busy_since", "burst", "full_at", "interval")
+    __slots__ = ("_busy_since", "_usual", "burst", "full_at", "interval", "is_usual", "room", "step")
 
     #: The most seconds of lateness that are caught up, unless the burst is longer.
     CATCH_UP: Final = 0.25
 
-    def __init__(self, limit: float, per: float, burst: float) -> None:
+    def __init__(self, limit: float, per: float, burst: float, usual: float | None = None) -> None:
+        self.is_usual: bool = usual is not None  # each use costs the same, and is never corrected
         self.interval: float = per / limit
         self.burst: float = burst
         self.full_at: float = -inf
+        self._usual = usual or 1.0
+        self._measure()
         self._busy_since: float = -inf  # when the bucket was last full
 
     def ready(self, cost: float, now: float) -> float:
         """Return the instant for a use. What is larger than the bucket begins when that is full."""
         return self.full_at + ((cost if cost < self.burst else self.burst) - self.burst) * self.interval
-
-    def take_now(self, cost: float, now: float) -> bool:
-        """Charge a use if it may begin now: `ready` and `take` in one."""
-        full_at, burst = self.full_at, self.burst
-        if full_at + ((cost if cost < burst else burst) - burst) * self.interval > now + SAME:
-            return False
-        if full_at <= now:
-            full_at = self._busy_since = now
-        self.full_at = full_at + cost * self.interval
-        return True
 
     def take(self, cost: float, at: float, now: float) -> float:
         """Charge a use at the instant at which it was to begin."""
@@ -76,6 +69,13 @@ class Spread:
             self.full_at = self._busy_since = begins
         self.full_at += cost * self.interval
         return begins - at
+
+    def take_now(self, cost: float, now: float) -> bool:
+        """Charge a use if it may begin now: `ready` and `take` in one."""
+        if self.ready(cost, now) > now + SAME:
+            return False
+        self.take(cost, now, now)
+        return True
 
     def correct(self, units: float, began: float, now: float) -> None:
         """Charge more for a use that began at `began`, or give back what it did not use.
@@ -90,8 +90,14 @@ class Spread:
     def resize(self, limit: float, per: float, now: float) -> None:
         """Change the rate. What was used stays used."""
         old, self.interval = self.interval, per / limit
+        self._measure()
         if self.full_at > now:
             self.full_at = now + (self.full_at - now) / old * self.interval
+
+    def _measure(self) -> None:
+        #: For a usual use: by how many seconds `full_at` may lie ahead when it begins, and by how many it is moved.
+        self.room: float = max(0.0, self.burst - self._usual) * self.interval + SAME
+        self.step: float = self._usual * self.interval
 
     def copy(self) -> Spread:
         """Make another one in the same state."""
@@ -100,19 +106,11 @@ class Spread:
         return it
 
 
-class _Used(NamedTuple):
-    """Units that were used between two instants."""
-
-    first: float
-    last: float
-    units: float
-
-
 @final
 class Window:
     """Exactly so many in any period."""
 
-    __slots__ = ("_log", "_per", "_used", "limit")
+    __slots__ = ("_log", "_per", "_step", "_used", "limit")
 
     #: Uses within this share of the period are kept as one, at the instant of the last: the memory is bounded, and
     #: none leaves too early.
@@ -121,14 +119,15 @@ class Window:
     def __init__(self, limit: float, per: float) -> None:
         self.limit: float = limit
         self._per = per
-        self._log: deque[_Used] = deque()
+        self._step = per / self.STEPS
+        self._log: deque[tuple[float, float, float]] = deque()  # (first, last, units)
         self._used = 0.0
 
     def ready(self, cost: float, now: float) -> float:
         """Return the instant for a use; infinity for one that is larger than the limit."""
         log = self._log
-        while log and log[0].last + self._per <= now + SAME:
-            self._used -= log.popleft().units
+        while log and log[0][1] + self._per <= now + SAME:
+            self._used -= log.popleft()[2]
         if not log:
             self._used = 0.0  # no rounding is kept
         if cost > self.limit:
@@ -136,14 +135,22 @@ class Window:
         rounding = SAME * self.limit
         excess = self._used + cost - self.limit
         if excess > rounding:
-            for used in log:  # pragma: no branch (the log holds more than the excess)
-                excess -= used.units
+            for _, last, units in log:  # pragma: no branch (the log holds more than the excess)
+                excess -= units
                 if excess <= rounding:
-                    return used.last + self._per
+                    return last + self._per
         return -inf
 
     def take_now(self, cost: float, now: float) -> bool:
         """Charge a use if it may begin now: `ready` and `take` in one."""
+        log = self._log
+        if log:
+            first, last, units = log[-1]
+            used = self._used + cost
+            if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per:  # most often
+                self._used = used
+                log[-1] = (first, now, units + cost)
+                return True
         if self.ready(cost, now) > now:
             return False
         self.take(cost, now, now)
@@ -153,11 +160,11 @@ class Window:
         """Charge a use when it begins."""
         log = self._log
         self._used += cost
-        if log and now - log[-1].first < self._per / self.STEPS:
-            latest = log[-1]
-            log[-1] = _Used(latest.first, max(latest.last, now), latest.units + cost)
+        if log and now - log[-1][0] < self._step:
+            first, last, units = log[-1]
+            log[-1] = (first, now if now > last else last, units + cost)
         else:
-            log.append(_Used(now, now, cost))
+            log.append((now, now, cost))
         return now - at
 
     def correct(self, units: float, began: float, now: float) -> None:
@@ -165,10 +172,10 @@ class Window:
         if units > 0:
             self.take(units, now, now)
             return
-        for place, used in enumerate(self._log):
-            if used.first <= began <= used.last:
-                less = min(used.units, -units)
-                self._log[place] = used._replace(units=used.units - less)
+        for place, (first, last, used) in enumerate(self._log):
+            if first <= began <= last:
+                less = min(used, -units)
+                self._log[place] = (first, last, used - less)
                 self._used -= less
                 return
 

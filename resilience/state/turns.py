@@ -26,6 +26,9 @@ from resilience.state.rates import SAME, Meter, Quota, Spread, Window
 
 W = TypeVar("W")
 
+_SOMETHING = (None,)
+_NO_BUCKET = Spread(1.0, 1.0, 1.0)
+
 #: Of each rate, so many units; the last are those of the quota.
 Units: TypeAlias = tuple[float, ...]
 #: What a call has to be allowed by.
@@ -68,12 +71,18 @@ Woken: TypeAlias = tuple[Turn[W], W] | None
 class Turns(Generic[W]):
     """The machine. Methods that can bring a turn forward return who is to be woken for it."""
 
-    __slots__ = ("_plan", "_plan_ends", "_queue", "_rates", "_wrong", "lock", "only", "quota", "rates", "rejected")
+    __slots__ = (
+        *("_is_quick", "_lock", "_only", "_plan", "_plan_ends", "_queue", "_rates", "_wrong"),
+        *("bucket", "quick", "quota", "rates", "rejected"),
+    )
 
     def __init__(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
-        self.lock = threading.RLock()
-        #: The only rate, while it alone decides: none waits, and there is no other rate, and no quota.
-        self.only: Spread | Window | None = None
+        self._lock = threading.RLock()
+        #: Holds something while `bucket` alone decides on a call. Who takes that out (by `del`, which is no call, so no
+        #: interrupt comes between) may charge the bucket without the lock, and then puts it back. See `_close_locked`.
+        self.quick: list[None] = []
+        self._is_quick = False
+        self._only: Spread | Window | None = None  # the only rate, while none waits, and there is no quota
         self.rejected: int = 0
         self.replace(rates, quota)
         self._queue: deque[Turn[W]] = deque()
@@ -81,36 +90,47 @@ class Turns(Generic[W]):
         self._plan_ends = -inf
         self._wrong = 0.0  # by how many seconds the plan may be too early
 
-    def take_locked(self, costs: Units, now: float) -> bool:
-        """Take a turn, if there is one now and none waits. The caller holds the lock."""
+    def take(self, costs: Units, now: float) -> bool:
+        """Take a turn, if there is one now and none waits."""
+        with self._lock:
+            return self._take_locked(costs, now)
+
+    def _take_locked(self, costs: Units, now: float) -> bool:
+        if self._only is not None and not self._is_quick:
+            return self._only.take_now(costs[0], now)
+        self._close_locked()
         if self._queue or _instant(self._rates, costs, now) > now + SAME:
             return False
         for rate, cost in zip(self._rates, costs, strict=True):
             rate.take(cost, now, now)
         if len(self.rates) == 1 and self.quota.is_over(now):
-            self.only = self.rates[0]
+            self._only = self.rates[0]
+            if self.bucket.is_usual:
+                self._is_quick = True
+                self.quick += _SOMETHING
         return True
 
     def refuse(self, costs: Units, now: float) -> float:
         """Count a refusal; return the seconds after which there would be a turn."""
-        with self.lock:
+        with self._lock:
             self.rejected += 1
             return self.seconds(costs, now)
 
     def seconds(self, costs: Units, now: float) -> float:
         """Return the seconds that a newcomer would wait."""
-        with self.lock:
+        with self._lock:
             return max(0.0, self._next_locked(costs, now) - now)
 
     def join(self, turn: Turn[W], now: float) -> None:
         """Take a place at the end of the queue, if its instant comes in time. It waits then."""
-        with self.lock:
+        with self._lock:
             turn.joined = now
             turn.instant = turn.due = at = self._next_locked(turn.costs, now)
             if at > turn.latest:
                 self.rejected += 1
                 return
-            turn.waits, self.only = True, None
+            self._close_locked()
+            turn.waits = True
             self._queue.append(turn)
             if self._plan is not None:
                 _charge(self._plan, turn.costs, at)
@@ -118,7 +138,7 @@ class Turns(Generic[W]):
 
     def go(self, turn: Turn[W], now: float) -> Woken[W]:
         """Begin, if its instant has come, or leave where that is too late; else it waits on, until `turn.due`."""
-        with self.lock:
+        with self._lock:
             if not turn.waits:
                 return None
             is_first = self._queue[0] is turn
@@ -142,19 +162,20 @@ class Turns(Generic[W]):
 
     def leave(self, turn: Turn[W]) -> Woken[W]:
         """Give up a place; nothing, where it is given up already."""
-        with self.lock:
+        with self._lock:
             return self._leave_locked(turn) if turn.waits else None
 
     def first(self) -> Turn[W] | None:
         """Return the first of the queue."""
-        with self.lock:
+        with self._lock:
             return self._queue[0] if self._queue else None
 
     def change(self, change: Callable[[], None]) -> Woken[W]:
         """Change the rates."""
-        with self.lock:
+        with self._lock:
+            self._close_locked()
             change()
-            self._plan = self.only = None
+            self._plan = None
             return self._first_if_late_locked()
 
     def replace(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
@@ -162,6 +183,8 @@ class Turns(Generic[W]):
         self.rates: tuple[Spread | Window, ...] = rates
         self.quota: Quota = quota
         self._rates: Rates = (*rates, quota)
+        #: The only rate, if that is a bucket.
+        self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else _NO_BUCKET
 
     def correct(self, units: list[float], began: float, now: float) -> None:
         """Charge or give back, within a `change`, what a call that began at `began` used beside its costs."""
@@ -171,10 +194,20 @@ class Turns(Generic[W]):
 
     def counts(self, costs: Units, now: float) -> tuple[int, float, int]:
         """Return how many wait, how many seconds a newcomer would wait, and how many were refused."""
-        with self.lock:
+        with self._lock:
             return len(self._queue), self.seconds(costs, now), self.rejected
 
     # --- inside ---
+
+    def _close_locked(self) -> None:
+        """Let all calls come to the lock; a thread that is just charging the bucket without it is done after this."""
+        self._only = None
+        while self._is_quick:
+            try:
+                del self.quick[-1]
+                self._is_quick = False
+            except IndexError:  # pragma: no cover (never under the GIL, which no thread gives up in those few lines)
+                continue
 
     def _next_locked(self, costs: Units, now: float) -> float:
         """Return the instant of a newcomer."""

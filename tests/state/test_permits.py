@@ -434,3 +434,36 @@ def test_the_first_ever_to_wait_is_not_overlooked_by_who_gives_back_meanwhile() 
     assert not permits.give_back()
     assert permits.counts()[1:3] == (1, 1)
     assert permits.give_back() == [ticket]
+
+
+class Taken(list[None]):
+    """Free permits; and after somebody has looked, another thread, which saw no flag yet, takes them."""
+
+    def __bool__(self) -> bool:
+        there = len(self) > 0
+        self.clear()
+        return there
+
+
+def test_a_permit_that_is_taken_between_look_and_grant_is_granted_when_it_comes_back() -> None:
+    """The one who took it gives it back, and finds the flag up then."""
+    permits: Permits[str] = Permits(1, queue=1)
+    assert permits.take()
+    ticket = queued(permits, "waiting")
+    permits.free = Taken([None])
+    assert permits.settle() == []
+    permits.free = []
+    assert permits.counts()[1:3] == (1, 1)
+    assert permits.give_back() == [ticket]
+
+
+def test_a_permit_that_is_taken_before_it_is_withdrawn_is_withdrawn_when_it_comes_back() -> None:
+    permits: Permits[str] = Permits(2, queue=1)
+    assert permits.take()
+    assert permits.take()
+    permits.free = Taken([None])
+    permits.resize(1)
+    permits.free = []
+    assert permits.counts()[:2] == (1, 2)
+    permits.give_back()
+    assert permits.counts()[:2] == (1, 1)

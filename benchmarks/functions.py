@@ -16,6 +16,7 @@ ATTEMPTS: Final = 3
 FAILURES: Final = 5  # in a row open a circuit
 OPEN_FOR: Final = 600.0  # seconds; longer than any cell takes
 LIMIT: Final = 64  # calls at once
+RATE: Final = 10**9  # calls a second: none waits
 SECONDS: Final = 5.0  # that a call may take
 TOO_SHORT: Final = 1e-6  # seconds, where it is to be cut off
 

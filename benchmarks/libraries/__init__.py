@@ -18,6 +18,7 @@ an entry takes the form that is fastest for its library.
     breaker, ratio      opens when half of the calls of the last 30 s have failed
     bulkhead            at most 64 at once, the others turned away
     queue               one at once, the others wait
+    rate                so many in a second that none waits, spread where a library can do that
     fallback            None instead of an error
     deadline            five seconds that the function can ask for; nothing is cut off
     timeout             five seconds, then the caller is let go
@@ -59,7 +60,7 @@ UNIFIED = ("resilix", "nopanic", "pyresilience", "interlock", "grelmicro", "hyx"
 
 _MODULES = (
     "ours by_hand by_hand_tasks resilix nopanic pyresilience interlock hyx tenacity stamina backoff pybreaker "
-    "circuitbreaker aiobreaker grelmicro stack"
+    "circuitbreaker aiobreaker aiolimiter grelmicro stack"
 ).split()
 
 

@@ -18,6 +18,7 @@ from benchmarks.functions import (
     LIMIT,
     OPEN_FOR,
     OTHER_FAILURE,
+    RATE,
     SECONDS,
     TOO_SHORT,
 )
@@ -68,6 +69,11 @@ def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
 @library.enters("queue", ASYNCIO)
 def queue(fn: Callable[..., Any]) -> Callable[..., Any]:
     return nopanic.bulkhead(1)(fn)
+
+
+@library.enters("rate", SYNC, ASYNCIO, TRIO)
+def rate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.rate_limit(RATE, 1.0)(fn)
 
 
 @library.enters("fallback", SYNC, ASYNCIO, TRIO)

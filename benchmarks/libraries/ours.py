@@ -16,12 +16,25 @@ from benchmarks.functions import (
     LIMIT,
     OPEN_FOR,
     OTHER_FAILURE,
+    RATE,
     SECONDS,
     TOO_SHORT,
 )
 from benchmarks.libraries import OURS, Library, Protect
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
-from resilience import Bulkhead, CircuitBreaker, FailureRatio, Fallback, Pipeline, Policy, Retry, Timeout, events
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    FailureRatio,
+    Fallback,
+    Pipeline,
+    Policy,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+    events,
+)
 from resilience.backoff import Exponential
 
 #: `import resilience` alone would import none of them.
@@ -75,6 +88,11 @@ def bulkhead_of_one(fn: Callable[..., Any]) -> Callable[..., Any]:
 @library.enters("queue", ASYNCIO)
 def queue(fn: Callable[..., Any]) -> Callable[..., Any]:
     return Bulkhead(1, queue=20_000)(fn)
+
+
+@library.enters("rate", SYNC, ASYNCIO, TRIO)
+def rate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return RateLimiter(Rate(RATE, burst=RATE))(fn)
 
 
 @library.enters("fallback", SYNC, ASYNCIO, TRIO)

@@ -182,7 +182,7 @@ def test_the_standard_pipeline_counts_attempts() -> None:
         pipeline: Any = policies.for_host("http://a.test")
         names = [it.name for it in pipeline.policies]
         assert names.index("breaker of http://a.test:80") + 1 == names.index("rate limiter of http://a.test:80")
-    with pytest.raises(ValueError, match="limit"):
+    with pytest.raises(ValueError, match="rate"):
         standard(rate=0)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import nullcontext
 from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeAlias
@@ -112,14 +111,20 @@ class _Sending(TaskExchange):
     @override
     async def send(self, attempt: Attempt) -> ClientResponse:
         request = self._request
-        request.headers.update(attempt.headers)
+        if attempt.headers:
+            request.headers.update(attempt.headers)
         if self._was_sent and hdrs.EXPECT in request.headers:
             request.update_expect_continue()  # what waited for the server's consent has had it, or was cut off
         self._was_sent = True
-        async with nullcontext() if attempt.is_cut_off or attempt.left is None else asyncio.timeout(attempt.left):
-            response = await self._handler(request)
-            if self.settings.read_body:
-                await response.read()  # closes the response where that fails; a websocket has nothing to read here
+        if attempt.is_cut_off or attempt.left is None:
+            return await self._response_to(request)
+        async with asyncio.timeout(attempt.left):
+            return await self._response_to(request)
+
+    async def _response_to(self, request: ClientRequest) -> ClientResponse:
+        response = await self._handler(request)
+        if self.settings.read_body:
+            await response.read()  # closes the response where that fails; a websocket has nothing to read here
         return response
 
     @override
@@ -128,8 +133,8 @@ class _Sending(TaskExchange):
 
     @override
     def limit(self, response: ClientResponse) -> ClientResponse:
-        if self.body_deadline == inf or response.content.at_eof():
-            return response
+        if self.body_deadline == inf or response.content.is_eof():
+            return response  # all of it is here, read or not
 
         known = weakref.ref(response)  # who has closed it, and let it go, does not wait for the end of its time
 

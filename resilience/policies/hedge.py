@@ -17,7 +17,7 @@ from resilience.info import Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
 from resilience.outcome import StoppedIteration, Success
-from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies
+from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies, is_unrepeatable
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
 
@@ -174,7 +174,7 @@ class Hedge(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        delay = inf if getattr(ctx._function, "repeatable", None) is False else self.delay()
+        delay = inf if is_unrepeatable(ctx) else self.delay()
         if delay == inf:
             return await self._alone(call, ctx)
         plan = HedgePlan(self._rules, ctx, delay, self._latencies)

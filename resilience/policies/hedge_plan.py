@@ -89,7 +89,7 @@ class HedgePlan:
         ctx = self._ctx
         if number:
             now = clock.now()
-            if now >= ctx.deadline or not self._may_repeat():
+            if now >= ctx.deadline or is_unrepeatable(ctx) or not self._may_repeat():
                 self.due = inf
                 return None
             self.due = now + self._delay if number < self._rules.hedges else inf
@@ -178,6 +178,11 @@ class HedgePlan:
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
             _annotate(self.answer.error, f"resilience: {times} beside it failed with {self._others}")
+
+
+def is_unrepeatable(ctx: Context) -> bool:
+    """Whether what is called says that it must not be called again, perhaps only since it was called."""
+    return getattr(ctx._function, "repeatable", None) is False
 
 
 def _says_nothing(error: Exception) -> bool:

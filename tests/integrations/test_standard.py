@@ -25,6 +25,7 @@ from resilience import (
     DeadlineExceeded,
     Policy,
     Retry,
+    RetryBudget,
     TimeoutExceeded,
     deadline,
     events,
@@ -81,6 +82,8 @@ def test_the_order_and_the_numbers_are_those_of_the_standard_handler() -> None:
         ({"window": 60}, 4, "trip", "FailureRatio(0.1, min_calls=100, window=60)"),
         ({"open_for": 9}, 4, "open_for", "9.0"),
         ({"attempt_timeout": 2}, 5, "seconds", "2.0"),
+        ({"hedge": 0.5}, 5, "delay", "0.5"),
+        ({"budget": 0.2}, 3, "budget", "RetryBudget(0.2, saved=10)"),
         ({"cooperative": True}, 5, "cooperative", "True"),
         ({"cooperative": True}, 1, "cooperative", "True"),
     ],
@@ -290,6 +293,43 @@ def test_worlds_share_the_policy_of_a_host(tasks_world: Any, server: FlakyServer
     (policy,) = policies.policies.values()
     breaker = policy.policies[4]  # type: ignore[attr-defined]
     assert breaker.state is CircuitState.OPEN
+
+
+def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_for_all() -> None:
+    """Retries and hedges of a host share it."""
+
+    def budgets(policies: PerHost) -> list[Any]:
+        pipelines = [policies.for_host(f"https://{name}.example/") for name in ("a", "b")]
+        return [
+            it[place].settings()["budget"] for it in (pipeline.policies for pipeline in pipelines) for place in (3, 5)
+        ]
+
+    a, also_a, b, also_b = budgets(standard(budget=0.2, hedge=1))
+    assert a is also_a
+    assert b is also_b
+    assert a is not b
+    shared = RetryBudget()
+    assert budgets(standard(budget=shared, hedge=1)) == [shared] * 4
+    assert budgets(standard(hedge=1)) == [None, 0.1, None, 0.1]
+
+
+def test_a_request_is_hedged_where_it_may_be_sent_twice(tasks_world: Any) -> None:
+    """A GET is; a POST that the server may have is not, and its first answer is waited for."""
+    sent: list[str] = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.method)
+        await anyio.sleep(0.3 if sent.count(request.method) == 1 else 0)
+        return httpx.Response(200, text=str(sent.count(request.method)))
+
+    async def main() -> None:
+        transport = AsyncResilienceTransport(standard(hedge=0.02), httpx.MockTransport(handler))
+        async with httpx.AsyncClient(transport=transport) as client:
+            assert (await client.get("https://a.example/")).text == "2"
+            assert (await client.post("https://a.example/")).text == "1"
+
+    tasks_world.run(main)
+    assert sent == ["GET", "GET", "POST"]
 
 
 # --- what it does ----------------------------------------------------------------------------

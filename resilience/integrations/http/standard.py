@@ -3,7 +3,7 @@
 The order, and most of the numbers, are those of .NET's standard resilience handler
 (Microsoft.Extensions.Http.Resilience), which many services have run for years:
 
-    concurrency limit > total timeout > retry > circuit breaker (> rate limit) > attempt timeout
+    concurrency limit > total timeout > retry > circuit breaker (> hedge > rate limit) > attempt timeout
 
 A call over the limit is refused at once. The total time covers attempts and waits. The breaker counts attempts, so
 it hears of each failure, and while it is open a retry ends at once. The limit of an attempt is what makes a retry
@@ -26,10 +26,12 @@ from resilience.integrations.wire import OfHost
 from resilience.network_errors import transient
 from resilience.policies.bulkhead import Bulkhead
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.hedge import Hedge, Quantile
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.retry import Retry
 from resilience.policies.timeout import Timeout
 from resilience.policy import Call, Policy
+from resilience.repeats import Budget, RetryBudget, as_budget
 from resilience.state.trips import FailureRatio
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def standard(
     min_calls: int = 100,
     window: Duration = 30.0,
     open_for: Duration | BackoffLike = 5.0,
+    hedge: Duration | Quantile | None = None,
+    budget: Budget | float | None = None,
     rate: Rate | float | None = None,
     attempt_timeout: Duration = 10.0,
     cooperative: bool = False,
@@ -75,6 +79,11 @@ def standard(
     :param min_calls: ... if there were at least so many ...
     :param window: ... in so many seconds.
     :param open_for: seconds for which it stays open.
+    :param hedge: seconds after which another request is made beside one that has not answered, or a `Quantile` of what
+        requests to the host take; none by default. Only what may be sent twice is hedged.
+    :param budget: what pays for retries and hedges to a host: a ratio of the attempts that succeed (0.1, say), for each
+        host its own `RetryBudget`; or a budget for all hosts together. No limit by default; hedges without one are
+        paid for with 0.1.
     :param rate: at most so many attempts to a host, each of them counted: a `Rate`, or a number in any second; no limit
         by default. Attempts wait for their turn within the total time. What the host says of its own limits, in the
         headers of a response, is obeyed too.
@@ -106,7 +115,8 @@ def standard(
     heard = tuple(listeners)
     # What holds no state is made once for all hosts.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
-    body, retry = _Body(), Retry(attempts, backoff=backoff)
+    shared = as_budget("budget", budget)
+    body, retry = _Body(), Retry(attempts, backoff=backoff, budget=shared)
     trip = FailureRatio(failure_ratio, min_calls=min_calls, window=window)
     attempt = Timeout(attempt_timeout, cooperative=cooperative, name="attempt timeout")
     max_wait = total_timeout if queue else None
@@ -115,13 +125,19 @@ def standard(
         def of(name: str) -> str:
             return OfHost(f"{name} of {origin}", common=name)
 
+        own, again = shared, retry
+        if isinstance(budget, (int, float)):
+            own = RetryBudget(budget)
+            again = Retry(attempts, backoff=backoff, budget=own)
+        hedging = [] if hedge is None else [Hedge(hedge, budget=0.1 if own is None else own, name=of("hedge"))]
         limiter = [] if rate is None else [RateLimiter(rate, name=of("rate limiter"))]
         return Policy.wrap(
             Bulkhead(concurrency, queue=queue, max_wait=max_wait, name=of("bulkhead")),
             total,
             body,
-            retry,
+            again,
             CircuitBreaker(trip, open_for=open_for, on=transient, name=of("breaker")),
+            *hedging,
             *limiter,
             attempt,
             name=of("standard pipeline"),

@@ -12,8 +12,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from resilience import AdaptiveLimit, AdaptiveThrottle  # noqa: E402
-from tests.policies import simulated  # noqa: E402
+from resilience import AdaptiveLimit, AdaptiveThrottle, Hedge, RetryBudget  # noqa: E402
+from tests.policies import hedged, simulated, storms  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
 
@@ -41,7 +41,40 @@ def adaptive_limit(axes: Any) -> None:
     axes.set_ylabel("calls at once")
 
 
-PICTURES = {"adaptive-limit": adaptive_limit, "adaptive-throttle": adaptive_throttle}
+def hedge(axes: Any) -> None:
+    """Draw the share of calls that take longer than so long, with a hedge and without."""
+    for policy, color, label in ((Hedge(60), OTHERS, "without"), (Hedge(0.01, budget=None), OURS, "with a hedge")):
+        taken, _ = hedged.calls_under(policy, hedged.mostly_quick, 60_000)
+        shares = [1 - number / len(taken) for number in range(len(taken))]
+        axes.plot([1000 * it for it in taken[::20]], shares[::20], color=color, label=label)
+    axes.set_yscale("log")
+    axes.set_xlim(0, 60)
+    axes.set_ylim(1e-4, 1)
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("calls that take longer")
+
+
+def retry_budget(axes: Any) -> None:
+    """Draw the goodput of a service in each half minute, by what pays for retries."""
+    axes.axvspan(60, 70, color=BAND)
+    for label, color, line, budget_of, attempts in (
+        ("no retries", OTHERS, ":", storms.none, 1),
+        ("no budget", OTHERS, "-", storms.none, 3),
+        ("10 % of requests", OTHERS, "--", lambda it: storms.PerRequest(0.1, it), 3),
+        ("RetryBudget(0.1)", OURS, "-", lambda it: RetryBudget(0.1), 3),
+    ):
+        course = storms.goodput(budget_of, 140, attempts=attempts, seconds=270)
+        at = [30 * slot + 15 for slot in range(len(course))]
+        axes.plot(at, [100 * it for it in course], color=color, linestyle=line, label=label)
+    axes.set_ylabel("% answered in time")
+
+
+PICTURES = {
+    "hedge": hedge,
+    "retry-budget": retry_budget,
+    "adaptive-limit": adaptive_limit,
+    "adaptive-throttle": adaptive_throttle,
+}
 
 
 def main() -> None:
@@ -54,9 +87,10 @@ def main() -> None:
 
     for name, draw in PICTURES.items():
         figure, axes = pyplot.subplots(figsize=(7, 2.8), layout="constrained")
-        draw(axes)
-        axes.set_ylim(bottom=0)
         axes.set_xlabel("seconds")
+        draw(axes)
+        if axes.get_yscale() == "linear":
+            axes.set_ylim(bottom=0)
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})

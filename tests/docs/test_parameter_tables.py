@@ -17,8 +17,10 @@ from resilience import (
     Chaos,
     CircuitBreaker,
     Fallback,
+    Hedge,
     Policy,
     RateLimiter,
+    RepeatCap,
     Retry,
     Timeout,
     backoff,
@@ -33,7 +35,9 @@ POLICIES: list[type[Policy[Any]]] = [
     Chaos,
     CircuitBreaker,
     Fallback,
+    Hedge,
     RateLimiter,
+    RepeatCap,
     Retry,
     Timeout,
 ]
@@ -61,7 +65,7 @@ def test_the_page_of_a_policy_names_each_parameter_and_its_default(policy: type[
     parameters = inspect.signature(policy).parameters
     rows = table_under(page_of(policy), "Defaults")
     assert [row[0] for row in rows] == [f"`{name}`" for name in parameters]
-    names = {**vars(backoff), **vars(resilience)}
+    names = {**vars(backoff), **{name: getattr(resilience, name) for name in resilience.__all__}}
     for (name, parameter), (_, described, *_rest) in zip(parameters.items(), rows, strict=True):
         default = MEANT.get((policy.__name__, name), parameter.default)
         if default is inspect.Parameter.empty:

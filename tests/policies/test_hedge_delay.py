@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 from math import inf
-from typing import Any
 
 import pytest
 
 from resilience import Hedge, Quantile
-from resilience.testing import Simulation
 from tests.conftest import Boom, Virtual
+from tests.policies.hedged import calls_under, lognormal, mostly_quick
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
@@ -88,47 +86,16 @@ def test_what_is_shared_is_not_copied() -> None:
 # --- numbers (contract: Tail at Scale, and the bias of learning from winners alone) ----------------
 
 
-def simulate(hedge: Any, latency: Any, calls: int, seed: int = 1) -> tuple[list[float], float]:
-    """Return what calls take, in order, and how many requests they make in the mean."""
-    taken: list[float] = []
-    requests = 0
-    with Simulation(seed) as simulation:
-
-        async def fetch(ctx: Any) -> None:
-            nonlocal requests
-            requests += 1
-            await simulation.sleep(latency(simulation.rng))
-
-        async def client() -> None:
-            for _ in range(calls):
-                began = simulation.now()
-                await simulation.execute(hedge, fetch)
-                taken.append(simulation.now() - began)
-                await simulation.sleep(0.01)
-
-        simulation.start(client())
-        simulation.run()
-    return sorted(taken), requests / calls
-
-
-def lognormal(rng: random.Random) -> float:
-    return rng.lognormvariate(-4.0, 0.6)
-
-
 def test_the_quantile_is_not_drawn_down_by_hedges_that_win() -> None:
     """95 % are as quick: 5 % of the calls are hedged. Learning from winners alone hedges 11 % (failsafe-go)."""
-    _, load = simulate(Hedge(Quantile(0.95), budget=None), lognormal, 12_000)
+    _, load = calls_under(Hedge(Quantile(0.95), budget=None), lognormal, 12_000)
     assert load == pytest.approx(1.05, abs=0.01)
 
 
 def test_two_per_cent_more_requests_cut_off_the_tail() -> None:
     """Dean, Barroso, "The Tail at Scale": 2 % take more than 10 ms, some much more."""
-
-    def bigtable(rng: random.Random) -> float:
-        return rng.uniform(0.002, 0.01) if rng.random() >= 0.02 else 0.01 * rng.paretovariate(2.0)
-
-    plain, _ = simulate(Hedge(60, budget=None), bigtable, 30_000)
-    hedged, load = simulate(Hedge(0.01, budget=None), bigtable, 30_000)
+    plain, _ = calls_under(Hedge(60, budget=None), mostly_quick, 30_000)
+    hedged, load = calls_under(Hedge(0.01, budget=None), mostly_quick, 30_000)
     at = int(0.999 * len(plain))
     assert load == pytest.approx(1.02, abs=0.003)
     assert plain[at] > 0.04
@@ -137,17 +104,17 @@ def test_two_per_cent_more_requests_cut_off_the_tail() -> None:
 
 def test_a_delay_below_the_latency_hedges_no_more_than_the_budget_pays_for() -> None:
     """Ten, and a tenth of the calls; without a budget it would be every one."""
-    _, load = simulate(Hedge(0.01), lambda rng: 0.05, 2_000)
+    _, load = calls_under(Hedge(0.01), lambda rng: 0.05, 2_000)
     assert (load - 1) * 2_000 == pytest.approx(10 + 0.1 * 2_000, abs=1)
-    _, load = simulate(Hedge(0.01, budget=None), lambda rng: 0.05, 2_000)
+    _, load = calls_under(Hedge(0.01, budget=None), lambda rng: 0.05, 2_000)
     assert load == 2
 
 
 def test_hedged_latency_is_the_product_of_the_tails() -> None:
     """P(longer than t) = S(t) S(t - d) for t > d, where S is that of one attempt."""
     delay = 0.02
-    plain, _ = simulate(Hedge(60, budget=None), lognormal, 20_000, seed=2)
-    hedged, _ = simulate(Hedge(delay, budget=None), lognormal, 20_000, seed=3)
+    plain, _ = calls_under(Hedge(60, budget=None), lognormal, 20_000, seed=2)
+    hedged, _ = calls_under(Hedge(delay, budget=None), lognormal, 20_000, seed=3)
 
     def share_above(sample: list[float], seconds: float) -> float:
         return sum(it > seconds for it in sample) / len(sample)

@@ -1,103 +1,16 @@
-"""A storm of retries that outlives its cause, and which budgets end it: what `RetryBudget` is for.
-
-The model has the shape of Bronson et al., "Metastable Failures in Distributed Systems" (HotOS 2021). A server does 150
-requests a second, first come first served, and does not notice that a client has gone. Clients come as a Poisson stream,
-give an attempt a second, and make up to three. For ten seconds the server does half. Goodput is what is answered in time.
-"""
+"""Which budgets end a storm of retries that outlives its cause: what `RetryBudget` is for."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from math import inf
-from typing import Any
-
 import pytest
 
-from resilience import Bulkhead, Context, Rejected, Retry, RetryBudget, Timeout
-from resilience.backoff import Exponential
-from resilience.testing import Simulation
-
-CAPACITY, WORKERS = 150.0, 15
-TRIGGER = (60.0, 70.0)
-
-
-class PerRequest:
-    """Each request pays, and payments are forgotten after ten seconds: Finagle, Linkerd and the SRE book."""
-
-    def __init__(self, ratio: float, simulation: Simulation) -> None:
-        self.ratio, self.now = ratio, simulation.now
-        self.requests: deque[float] = deque()
-        self.repeats: deque[float] = deque()
-
-    def requested(self) -> None:
-        self.requests.append(self.now())
-
-    def succeeded(self) -> None: ...
-
-    def give_back(self) -> None: ...
-
-    def withdraw(self) -> bool:
-        for each in (self.requests, self.repeats):
-            while each and each[0] < self.now() - 10:
-                each.popleft()
-        if len(self.repeats) + 1 > self.ratio * len(self.requests):
-            return False
-        self.repeats.append(self.now())
-        return True
-
-
-def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: int = 3, seconds: float) -> list[float]:
-    """Return what was answered in time, in each half minute, as a share of the load."""
-    good = [0] * int(seconds // 30)
-    with Simulation(7) as simulation:
-        rng = simulation.rng
-        budget = budget_of(simulation)
-        workers = Bulkhead(WORKERS, queue=10**9)
-
-        async def work(ctx: Context) -> None:
-            slowness = 2.0 if TRIGGER[0] <= simulation.now() < TRIGGER[1] else 1.0
-            await simulation.sleep(rng.expovariate(CAPACITY / WORKERS / slowness))
-
-        async def serve(answered: Any) -> None:
-            await simulation.execute(workers, work)  # whether or not its client still waits
-            answered.wake()
-
-        async def request(ctx: Context) -> None:
-            answered = ctx.runtime.waiter()
-            simulation.start(serve(answered))
-            await answered.wait(inf, None)
-
-        retry = Retry(attempts, on=TimeoutError, backoff=Exponential(0.05, cap=1.0), budget=budget)
-        policy = retry.wrap(Timeout(1.0))
-
-        async def client() -> None:
-            began = simulation.now()
-            if isinstance(budget, PerRequest):
-                budget.requested()
-            try:
-                await simulation.execute(policy, request)
-            except (TimeoutError, Rejected):
-                return
-            good[min(len(good) - 1, int(began // 30))] += 1
-
-        async def arrivals() -> None:
-            while simulation.now() < seconds:
-                await simulation.sleep(rng.expovariate(load))
-                simulation.start(client())
-
-        simulation.start(arrivals())
-        simulation.run(until=seconds + 5)
-    return [it / (load * 30) for it in good]
-
-
-def none(simulation: Simulation) -> None:
-    return None
+from resilience import RetryBudget
+from tests.policies.storms import PerRequest, goodput, none
 
 
 @pytest.mark.slow
 def test_successes_that_pay_end_a_storm_and_requests_that_pay_do_not() -> None:
-    """At 93 % of the capacity: as soon as without retries, and for good; the others have not recovered minutes later."""
+    """At 93 % of the capacity: as soon as without retries, and for good; with the others it never recovers."""
     plain = goodput(none, 140, attempts=1, seconds=150)
     ours = goodput(lambda _: RetryBudget(0.1), 140, seconds=310)
     recovered = [next(n for n, it in enumerate(course) if n > 2 and it >= 0.97) for course in (plain, ours)]

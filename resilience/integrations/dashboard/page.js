@@ -24,6 +24,7 @@ const KINDS = {
   call_rejected: "refused",
   circuit_changed: "circuit",
   fallback_used: "fallback",
+  chaos_injected: "chaos",
   execution_finished: "failed",
 };
 

@@ -28,6 +28,8 @@ from resilience import (
     DeadlineExceeded,
     FailureRatio,
     Policy,
+    Rate,
+    RateLimiter,
     Retry,
     Sample,
     Timeout,
@@ -350,3 +352,51 @@ async def _attempt(world: World, rng: random.Random, breaker: CircuitBreaker) ->
     error = await world.attempt(breaker, fn)
     assert error is None or isinstance(error, Boom)
     return "answered" if error is None else "failed"
+
+
+# --- rate limiter ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["window", "bucket"])
+def test_a_rate_limiter_gives_exactly_its_turns(spread: bool) -> None:
+    """Of all calls of threads and loops, just as many as the rate allows; the others are refused, and counted."""
+    count = OPERATIONS // 4
+    allowed = count // 2
+    limiter = RateLimiter(Rate(allowed, per=10**9, burst=allowed if spread else None), max_wait=0)
+
+    async def fn(ctx: Context) -> None: ...
+
+    async def operation(world: World, rng: random.Random) -> str:
+        if rng.random() < 0.2:
+            return "begun" if limiter.try_take() == 0 else "not taken"
+        error = await world.attempt(limiter, fn)
+        return "begun" if error is None else type(error).__name__
+
+    outcomes = Storm(operation, count).run()
+    assert outcomes["begun"] == allowed
+    assert outcomes["RateLimited"] + outcomes["not taken"] == count - allowed
+    assert (limiter.stats().queued, limiter.stats().rejected) == (0, outcomes["RateLimited"])
+
+
+@pytest.mark.serial
+def test_all_who_wait_for_their_turn_get_it_once() -> None:
+    """Some are cut off, some pause it or resize it: nobody is forgotten, and nobody is left in the queue."""
+    limiter = RateLimiter(Rate(20_000, burst=1))
+
+    async def fn(ctx: Context) -> None: ...
+
+    async def operation(world: World, rng: random.Random) -> str:
+        if rng.random() < 0.02:
+            limiter.pause(0.001)
+        if rng.random() < 0.02:
+            limiter.resize(rng.choice([10_000, 20_000]))
+        policy = Timeout(0.002).wrap(limiter) if rng.random() < 0.1 else limiter
+        error = await world.attempt(policy, fn)
+        return "begun" if error is None else type(error).__name__
+
+    count = OPERATIONS // 8
+    outcomes = Storm(operation, count).run()
+    assert sum(outcomes.values()) == count
+    assert set(outcomes) <= {"begun", "RateLimited", "TimeoutExceeded"}
+    assert outcomes["begun"] >= count * 0.5
+    assert limiter.stats().queued == 0

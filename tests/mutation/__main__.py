@@ -32,6 +32,7 @@ _BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states"
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
+_RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
@@ -40,6 +41,10 @@ TESTS = {
     "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
     "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
+    "state/rates.py": ["state/test_rates.py", *_RATES],
+    "state/turns.py": _RATES,
+    "policies/rate.py": [*_RATES, "test_bad_input.py"],
+    "policies/rate_limiter.py": [*_RATES, *_EVERY_POLICY],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],

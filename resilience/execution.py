@@ -54,6 +54,7 @@ class Executed(Protocol):
     """What is executed: a policy, or a pipeline of them."""
 
     _resilience_listeners: tuple[Listener, ...]
+    _resilience_keeps_record: bool  # whether a policy in it needs a record of each execution
 
     @property
     def name(self) -> str:
@@ -354,7 +355,7 @@ def protect(
     :param takes_context: whether `function` is called with the context instead.
     """
     stage: Stage | None = None
-    is_observed = ctx is not None or bool(executed._resilience_listeners)
+    is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
     info = NO_INFO if takes_context else BARE
 
     def protected(*args: Any, **kwargs: Any) -> Any:
@@ -402,7 +403,7 @@ def aprotect(
     """
     innermost = enter_task if begins_late else enter_awaitable
     stage = executed._resilience_tasks(innermost)
-    is_observed = ctx is not None or bool(executed._resilience_listeners)
+    is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
     info = NO_INFO if takes_context else BARE
 
     async def protected(*args: Any, **kwargs: Any) -> Any:
@@ -443,7 +444,7 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
     inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)
     record = None
     listeners = executed._resilience_listeners
-    if ctx is not None or listeners or subscribers.executions:
+    if ctx is not None or listeners or subscribers.executions or executed._resilience_keeps_record:
         record = Record(executed)
     cap = (outer or inner)._info.cap or source._info.cap
     inner._info = ExecutionInfo(source._info.operation, source._info.properties, listeners, record, cap)

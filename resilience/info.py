@@ -53,6 +53,11 @@ class ExecutionInfo:
         """Return the same, with these listeners added."""
         return self._copy(self.listeners + listeners, self.cap, self.hedge)
 
+    def with_properties(self, properties: Mapping[str, Any]) -> ExecutionInfo:
+        """Return the same, with these properties added."""
+        merged = MappingProxyType({**self.properties, **properties})
+        return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap)
+
     def with_cap(self, cap: Cap) -> ExecutionInfo:
         """Return the same, with a cap on repeats."""
         return self._copy(self.listeners, cap, self.hedge)

@@ -83,6 +83,7 @@ class Policy(ABC, Generic[D_co]):
     # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can stand around a stream
+    _resilience_keeps_record: bool = False  # whether it needs a record of each execution
     _resilience_listeners: tuple[Listener, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -393,6 +394,7 @@ class Pipeline(Policy[D_co]):
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
         self._chain: tuple[Policy[Any], ...] | None = None
         self._races = any(part._resilience_races() for part in self._parts)
+        self._resilience_keeps_record = any(it._resilience_keeps_record for it in self.policies)
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property

@@ -79,7 +79,7 @@ class Executed(Protocol):
 class Record:
     """What happened in one execution. Kept only where it can be read afterwards."""
 
-    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed")
+    __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key")
 
     def __init__(self, executed: Executed) -> None:
         self.executed: Executed = executed
@@ -87,6 +87,8 @@ class Record:
         self.began: float = clock.now()
         self.ended: float | None = None
         self._history: History | None = None
+        #: What all attempts send, once one of them has asked for it.
+        self.idempotency_key: str | None = None
         self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
 
     @property

@@ -15,6 +15,7 @@ LimitChanged        the limit of an AdaptiveLimit went up or down
 ChaosInjected       a Chaos does something to a call
 CacheUsed           a Cache or SingleFlight answered without calling
 StreamOpened        a stream has brought its first item
+Parked              a task of a Supervisor has failed too often
 ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
@@ -36,6 +37,7 @@ from resilience.events.kinds import (
     HedgeFinished,
     HedgeStarted,
     LimitChanged,
+    Parked,
     RetryGaveUp,
     RetryScheduled,
     StreamOpened,
@@ -60,6 +62,7 @@ __all__ = [
     "HedgeStarted",
     "LimitChanged",
     "Listener",
+    "Parked",
     "RetryGaveUp",
     "RetryScheduled",
     "StreamOpened",

@@ -30,6 +30,7 @@ from resilience.events.kinds import (
     HedgeFinished,
     HedgeStarted,
     LimitChanged,
+    Parked,
     RetryGaveUp,
     RetryScheduled,
     StreamOpened,
@@ -58,6 +59,7 @@ _KINDS: tuple[type[Event], ...] = (
     CacheUsed,
     StreamOpened,
     ExecutionFinished,
+    Parked,
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from resilience.circuit_state import CircuitState, TripCount
 from resilience.info import Called
-from resilience.outcome import Outcome
+from resilience.outcome import Failure, Outcome
 
 #: What cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
 #: process ends), the end of the coroutine before its time (``"closed"``), or else the ``"caller"``.
@@ -246,6 +246,20 @@ class StreamOpened(Event):
 
     attempt: int
     elapsed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parked(Event):
+    """A task of a Supervisor has failed too often, and is not restarted any more. What `on_parked` is called with.
+
+    :param name: the name of the task; `policy` is that of the supervisor.
+    :param restarts: how often it was restarted within the period of the supervisor.
+    :param last: what it failed with.
+    """
+
+    name: str
+    restarts: int
+    last: Failure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,35 @@
+"""Stores that several parts of a program share; those for several processes are in the integrations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import MutableMapping
+from typing import Any, final
+
+from resilience import forks
+
+__all__ = ["MemoryStore"]
+
+
+@final
+class MemoryStore:
+    """A store in the memory of this process: for tests, and where one process is all there is.
+
+    :param entries: the mapping that holds what is stored, a dictionary by default.
+    """
+
+    def __init__(self, entries: MutableMapping[str, Any] | None = None) -> None:
+        if entries is not None and not isinstance(entries, MutableMapping):
+            raise TypeError(f"entries must be a mutable mapping, not {entries!r}")
+        #: What is stored.
+        self.entries: MutableMapping[str, Any] = {} if entries is None else entries
+        #: Held for each step on the entries.
+        self.lock = threading.RLock()
+        forks.reset_after_fork(self, MemoryStore._reset)
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore entries={len(self.entries)}>"
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork)
+        """Replace the lock, which a thread that is not in the child may have held."""
+        self.lock = threading.RLock()

@@ -1,0 +1,262 @@
+"""The stores of `Once`: who works on a key, and what came of it.
+
+    claim      take the key for some seconds, if it is free; else say what is known of it
+    finish     keep the result, if the claim still holds
+    give_up    free the key, if the claim still holds
+
+Each is one step that no other process comes between. A claim holds by its token, so that a holder whose lease is over
+changes nothing any more. Times are those of the store, where it has a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import closing
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
+
+from resilience.clock import clock
+from resilience.shared import MemoryStore
+
+
+class Claim(NamedTuple):
+    """What a store says to one that claims a key.
+
+    :param is_mine: whether the key is taken now, by this claim.
+    :param fingerprint: that of the payload of an earlier claim.
+    :param result: what came of that; None while it is under way.
+    :param remaining: for how many seconds that holds.
+    """
+
+    is_mine: bool
+    fingerprint: str = ""
+    result: str | None = None
+    remaining: float = 0.0
+
+
+class ClaimStore(Protocol):
+    """What `Once` asks of a store. In tasks, it may return awaitables."""
+
+    def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim | Awaitable[Claim]:
+        """Take the key for `lease` seconds, if it is free."""
+        ...
+
+    def finish(self, key: str, token: str, result: str, keep: float) -> object:
+        """Keep the result for `keep` seconds, if the claim still holds."""
+        ...
+
+    def give_up(self, key: str, token: str) -> object:
+        """Free the key, if the claim still holds."""
+        ...
+
+
+#: What `Once` takes as its store.
+Store: TypeAlias = "ClaimStore | MemoryStore | MutableMapping[str, Any] | Callable[[], Any] | Any"
+
+
+def as_claim_store(store: Store) -> ClaimStore:
+    """Return what keeps claims in a store, of whatever kind that is."""
+    if hasattr(store, "claim") and hasattr(store, "finish") and hasattr(store, "give_up"):
+        return store
+    if isinstance(store, MutableMapping):
+        store = MemoryStore(store)
+    if isinstance(store, MemoryStore):
+        return MemoryClaims(store)
+    if hasattr(store, "eval") and hasattr(store, "pttl"):
+        return RedisClaims(store)
+    if callable(store) or (hasattr(store, "cursor") and hasattr(store, "commit")):
+        return DbApiClaims(store)
+    raise TypeError(
+        f"store must be a mapping, a MemoryStore, a redis client, or a function that opens a DB-API connection, "
+        f"not {store!r}"
+    )
+
+
+# --- in memory ---
+
+
+class _Row(NamedTuple):
+    token: str
+    fingerprint: str
+    result: str | None
+    until: float
+
+
+@final
+class MemoryClaims:
+    """Claims in a mapping, on the process clock."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
+        """Take the key for `lease` seconds, if it is free."""
+        with self._store.lock:
+            now = clock.now()
+            row: _Row | None = self._store.entries.get(key)
+            if row is not None and row.until > now:
+                return Claim(False, row.fingerprint, row.result, row.until - now)
+            self._store.entries[key] = _Row(token, fingerprint, None, now + lease)
+            return Claim(True)
+
+    def finish(self, key: str, token: str, result: str, keep: float) -> None:
+        """Keep the result for `keep` seconds, if the claim still holds."""
+        with self._store.lock:
+            row = self._store.entries.get(key)
+            if row is not None and row.token == token:
+                self._store.entries[key] = _Row(token, row.fingerprint, result, clock.now() + keep)
+
+    def give_up(self, key: str, token: str) -> None:
+        """Free the key, if the claim still holds."""
+        with self._store.lock:
+            row = self._store.entries.get(key)
+            if row is not None and row.token == token:
+                del self._store.entries[key]
+
+
+# --- in a database ---
+
+_TABLE = "resilience_once"
+_CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(255) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
+    "fingerprint VARCHAR(64) NOT NULL, result TEXT, ends_at DOUBLE PRECISION NOT NULL)"
+)
+_INSERT = f"INSERT INTO {_TABLE} (name, token, fingerprint, result, ends_at) VALUES (?, ?, ?, NULL, ?)"
+_SELECT = f"SELECT token, fingerprint, result, ends_at FROM {_TABLE} WHERE name = ?"
+_TAKE_OVER = (
+    f"UPDATE {_TABLE} SET token = ?, fingerprint = ?, result = NULL, ends_at = ? "
+    "WHERE name = ? AND token = ? AND ends_at = ?"
+)
+_FINISH = f"UPDATE {_TABLE} SET result = ?, ends_at = ? WHERE name = ? AND token = ?"
+_GIVE_UP = f"DELETE FROM {_TABLE} WHERE name = ? AND token = ?"
+
+
+@final
+class DbApiClaims:
+    """Claims in a table of a database, by any DB-API driver that takes parameters by place.
+
+    :param connect: opens a connection, for one step; or a connection of its own, for use in one thread.
+    """
+
+    def __init__(self, connect: Any) -> None:
+        self._connect = connect
+        self._has_table = False
+
+    def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
+        """Take the key for `lease` seconds, if it is free. The time is that of this machine."""
+        return self._step(lambda run: self._claim(run, key, token, fingerprint, lease))  # type: ignore[no-any-return]
+
+    def finish(self, key: str, token: str, result: str, keep: float) -> None:
+        """Keep the result for `keep` seconds, if the claim still holds."""
+        self._step(lambda run: run(_FINISH, result, time.time() + keep, key, token))
+
+    def give_up(self, key: str, token: str) -> None:
+        """Free the key, if the claim still holds."""
+        self._step(lambda run: run(_GIVE_UP, key, token))
+
+    def _claim(self, run: Callable[..., Any], key: str, token: str, fingerprint: str, lease: float) -> Claim:
+        now = time.time()
+        [*found] = run(_SELECT, key).fetchall()
+        if not found:
+            run(_INSERT, key, token, fingerprint, now + lease)
+            return Claim(True)
+        [(holder, theirs, result, ends_at)] = found
+        if ends_at > now:
+            return Claim(False, theirs, result, ends_at - now)
+        taken = run(_TAKE_OVER, token, fingerprint, now + lease, key, holder, ends_at).rowcount == 1
+        return Claim(taken, fingerprint)
+
+    def _step(self, step: Callable[[Callable[..., Any]], Any]) -> Any:
+        """Run a step in a transaction of its own; once more where another process was in between."""
+        if hasattr(self._connect, "cursor"):  # a connection, which may be callable, too
+            return self._in_transaction(self._connect, step)
+        with closing(self._connect()) as connection:
+            return self._in_transaction(connection, step)
+
+    def _in_transaction(self, connection: Any, step: Callable[[Callable[..., Any]], Any]) -> Any:
+        module: Any = sys.modules[type(connection).__module__.partition(".")[0]]
+        place = {"qmark": "?", "format": "%s", "pyformat": "%s"}[module.paramstyle]
+
+        def run(statement: str, *values: object) -> Any:
+            cursor = connection.cursor()
+            cursor.execute(statement.replace("?", place), values)
+            return cursor
+
+        if not self._has_table:
+            run(_CREATE)
+            connection.commit()
+            self._has_table = True
+        try:
+            answer = step(run)
+            connection.commit()
+        except module.IntegrityError:  # another one has inserted the key since: it is there now
+            connection.rollback()
+            answer = step(run)
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        return answer
+
+
+# --- in redis ---
+
+_CLAIM_SCRIPT = """
+local it = redis.call('HMGET', KEYS[1], 'token', 'fingerprint', 'result')
+if not it[1] then
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'fingerprint', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {1}
+end
+return {0, it[2], redis.call('PTTL', KEYS[1]), it[3]}
+"""
+_FINISH_SCRIPT = """
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'result', ARGV[2])
+return redis.call('PEXPIRE', KEYS[1], ARGV[3])
+"""
+_GIVE_UP_SCRIPT = """
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+@final
+class RedisClaims:
+    """Claims in Redis or Valkey, by a client of `redis` or `redis.asyncio`. The time is that of the server."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Any:
+        """Take the key for `lease` seconds, if it is free."""
+        answer = self._client.eval(_CLAIM_SCRIPT, 1, key, token, fingerprint, _milliseconds(lease))
+        return _later(answer) if isinstance(answer, Awaitable) else _claim_of(answer)
+
+    def finish(self, key: str, token: str, result: str, keep: float) -> Any:
+        """Keep the result for `keep` seconds, if the claim still holds."""
+        return self._client.eval(_FINISH_SCRIPT, 1, key, token, result, _milliseconds(keep))
+
+    def give_up(self, key: str, token: str) -> Any:
+        """Free the key, if the claim still holds."""
+        return self._client.eval(_GIVE_UP_SCRIPT, 1, key, token)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+async def _later(answer: Awaitable[Any]) -> Claim:
+    return _claim_of(await answer)
+
+
+def _claim_of(answer: list[Any]) -> Claim:
+    if answer[0] == 1:
+        return Claim(True)
+    result = _text(answer[3]) if len(answer) > 3 and answer[3] is not None else None
+    return Claim(False, _text(answer[1]), result, max(0, answer[2]) / 1000)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

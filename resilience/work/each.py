@@ -1,0 +1,311 @@
+"""each: many calls at once, no more than so many, and no faster than their outcomes are taken."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import queue
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from math import inf
+from typing import Any, Generic, TypeAlias, TypeVar, final, overload
+
+import anyio
+from anyio.abc import TaskGroup
+from typing_extensions import override
+
+from resilience import checks
+from resilience.callables import require_callable
+from resilience.errors import Misuse
+from resilience.outcome import Failure, Outcome, Success
+from resilience.policy import Policy
+
+I = TypeVar("I")  # noqa: E741  # an item
+R = TypeVar("R")
+
+#: Called with the number of items whose outcome has been handed out since the last time: `tqdm`'s `update`.
+Progress: TypeAlias = Callable[[int], object]
+
+
+@overload
+def each(
+    policy: Policy[Any],
+    function: Callable[[I], Awaitable[R]],
+    items: Iterable[I] | AsyncIterable[I],
+    *,
+    limit: int,
+    ordered: bool = False,
+    progress: Progress | None = None,
+) -> Each[I, R]: ...
+@overload
+def each(
+    policy: Policy[Any],
+    function: Callable[[I], R],
+    items: Iterable[I],
+    *,
+    limit: int,
+    ordered: bool = False,
+    progress: Progress | None = None,
+) -> Each[I, R]: ...
+def each(
+    policy: Policy[Any],
+    function: Callable[[Any], Any],
+    items: Iterable[Any] | AsyncIterable[Any],
+    *,
+    limit: int,
+    ordered: bool = False,
+    progress: Progress | None = None,
+) -> Each[Any, Any]:
+    """Call `function(item)` under the policy for each item, at most `limit` at once.
+
+    A block, whose value iterates over pairs of an item and its outcome, `Success(value)` or `Failure(error)`:
+
+        async with each(policy, fetch, urls, limit=10) as outcomes:
+            async for url, outcome in outcomes:
+                ...
+
+    With blocking functions it is `with` and `for`, and `limit` threads call. Items are read as there is room: at most
+    `2 * limit` are read whose outcome was not handed out. Leaving the block reads no more of them, cancels tasks, waits
+    for threads that run, and lets the block's own error through as it is.
+
+    :param limit: how many calls may be under way at once, at least 1.
+    :param ordered: whether outcomes come in the order of the items; by default, as they end.
+    :param progress: called with 1 for each outcome that is handed out, such as `tqdm`'s `update`, or
+        `lambda n: bar.advance(task, n)` for `rich`.
+    :raises TypeError: for what is no policy, function or items, and for asynchronous items of a blocking function.
+
+    >>> from resilience import Retry
+    >>> from resilience.work import each
+    >>> with each(Retry(), str.upper, "abc", limit=2, ordered=True) as outcomes:
+    ...     [outcome.unwrap() for item, outcome in outcomes]
+    ['A', 'B', 'C']
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a policy, not {policy!r}")
+    require_callable(function)
+    if not isinstance(items, (Iterable, AsyncIterable)):
+        raise TypeError(f"items must be iterable, not {items!r}")
+    limit, ordered = checks.whole("limit", limit), checks.flag("ordered", ordered)
+    if progress is not None:
+        checks.plain_function("progress", progress, ("count",))
+    return Each(policy, function, items, limit, ordered, progress)
+
+
+@final
+class Each(Generic[I, R]):
+    """The block that `each` returns."""
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        function: Callable[[Any], Any],
+        items: Any,
+        limit: int,
+        ordered: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._policy = policy
+        self._function = function
+        self._items = items
+        self._limit = limit
+        self._ordered = ordered
+        self._progress = progress
+        self._threads: _Threads | None = None
+        self._tasks: _Tasks
+        self._group: TaskGroup
+
+    def __enter__(self) -> Iterator[tuple[I, Outcome[R]]]:
+        if not isinstance(self._items, Iterable):
+            raise TypeError("these items are asynchronous: use `async with each(...)`")
+        self._threads = _Threads(self._call, iter(self._items), self._limit, self._ordered, self._progress)
+        return self._threads
+
+    def __exit__(self, *error: object) -> None:
+        if self._threads is not None:
+            self._threads.close()
+
+    def _call(self, item: Any) -> Outcome[Any]:
+        try:
+            return Success(self._policy.call(self._function, item))
+        except Misuse:
+            raise
+        except Exception as error:
+            return Failure(error)
+
+    async def __aenter__(self) -> AsyncIterator[tuple[I, Outcome[R]]]:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._tasks = _Tasks(self._acall, self._items, self._limit, self._ordered, self._progress)
+        self._group.start_soon(self._tasks.read)
+        return self._tasks
+
+    async def __aexit__(self, *error: object) -> None:
+        self._group.cancel_scope.cancel()
+        self._tasks.close()
+        await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+
+    async def _acall(self, item: Any) -> Outcome[Any]:
+        try:
+            return Success(await self._policy.acall(self._function, item))
+        except Misuse:
+            raise
+        except Exception as error:
+            return Failure(error)
+
+
+@final
+class _Threads(Iterator[Any]):
+    """The pairs, as threads bring them. The consumer reads the items."""
+
+    def __init__(
+        self,
+        call: Callable[[Any], Outcome[Any]],
+        items: Iterator[Any],
+        limit: int,
+        ordered: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._call = call
+        self._items = items
+        self._limit = limit
+        self._progress = progress
+        self._pool = ThreadPoolExecutor(limit, thread_name_prefix="resilience-each")
+        self._begun: deque[tuple[Any, Future[Any]]] | None = deque() if ordered else None
+        self._ended: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
+        self._under_way = 0  # read, and not handed out
+        self._has_more = True
+
+    @override
+    def __next__(self) -> Any:
+        self._read()
+        if not self._under_way:
+            raise StopIteration
+        item, future = self._ended.get() if self._begun is None else self._begun.popleft()
+        outcome = future.result()
+        self._under_way -= 1
+        if self._progress is not None:
+            self._progress(1)
+        return item, outcome
+
+    def _read(self) -> None:
+        """Begin calls for as many items as there is room for, as long as no outcome waits to be handed out."""
+        while self._has_more and self._under_way < 2 * self._limit:
+            if self._under_way >= self._limit and not self._ended.empty():
+                return
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self._has_more = False
+                return
+            self._under_way += 1
+            future = self._pool.submit(contextvars.copy_context().run, self._call, item)
+            if self._begun is not None:
+                self._begun.append((item, future))
+            else:
+                future.add_done_callback(functools.partial(self._end, item))
+
+    def _end(self, item: Any, future: Future[Any]) -> None:
+        self._ended.put((item, future))
+
+    def close(self) -> None:
+        """Begin no further call, and wait for those that run."""
+        self._has_more, self._under_way = False, 0
+        self._pool.shutdown(cancel_futures=True)
+
+
+@final
+class _Place:
+    """What comes of one item, in the order in which items were read."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.outcome: Outcome[Any] | BaseException
+        self.is_there = anyio.Event()
+
+    def put(self, outcome: Outcome[Any] | BaseException) -> None:
+        """Let the consumer have it."""
+        self.outcome = outcome
+        self.is_there.set()
+
+
+@final
+class _Tasks(AsyncIterator[Any]):
+    """The pairs, as tasks bring them. A task of its own reads the items."""
+
+    def __init__(
+        self,
+        call: Callable[[Any], Awaitable[Outcome[Any]]],
+        items: Iterable[Any] | AsyncIterable[Any],
+        limit: int,
+        ordered: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._call = call
+        self._items = items
+        self._ordered = ordered
+        self._progress = progress
+        self._room = anyio.Semaphore(2 * limit)
+        self._running = anyio.Semaphore(limit)
+        self._send, self._receive = anyio.create_memory_object_stream[_Place](inf)
+
+    @override
+    async def __anext__(self) -> Any:
+        try:
+            place = await self._receive.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            raise StopAsyncIteration from None
+        await place.is_there.wait()
+        self._room.release()
+        if isinstance(place.outcome, BaseException):
+            raise place.outcome
+        if self._progress is not None:
+            self._progress(1)
+        return place.item, place.outcome
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        self._receive.close()
+
+    async def read(self) -> None:
+        """Begin a call for each item, as there is room. What the items raise, the consumer gets."""
+        with self._send:
+            async with aclosing(_in_turn(self._items)) as items, anyio.create_task_group() as group:
+                try:
+                    await self._room.acquire()
+                    async for item in items:
+                        await self._running.acquire()
+                        group.start_soon(self._run, self._placed(item))
+                        await self._room.acquire()
+                except Exception as error:
+                    self._placed(None, there=True).put(error)
+
+    def _placed(self, item: Any, *, there: bool = False) -> _Place:
+        place = _Place(item)
+        if self._ordered or there:
+            self._hand_out(place)
+        return place
+
+    def _hand_out(self, place: _Place) -> None:
+        with suppress(anyio.BrokenResourceError):  # the block has been left
+            self._send.send_nowait(place)
+
+    async def _run(self, place: _Place) -> None:
+        try:
+            place.put(await self._call(place.item))
+        except Misuse as error:
+            place.put(error)
+        finally:
+            self._running.release()
+        if not self._ordered:
+            self._hand_out(place)
+
+
+async def _in_turn(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -1,0 +1,154 @@
+"""Gate: count the calls under way, refuse new ones once it is shut, and wait until none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks, forks
+from resilience.checks import Duration
+from resilience.clock import clock
+from resilience.context import Context
+from resilience.errors import Rejected
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
+from resilience.policy import Call, Policy
+from resilience.runtimes.base import Runtime, Waiter
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
+from resilience.state.counter import Counter
+
+T = TypeVar("T")
+
+#: The calls that this code runs inside of, as the gates have admitted them.
+_inside: ContextVar[tuple[object, ...]] = ContextVar("resilience.gates", default=())
+
+
+class ShuttingDown(Rejected):
+    """A `Gate` is shut: the process is about to end, and takes no new calls."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GateStats:
+    """What a gate has let through at one instant.
+
+    :param inside: how many calls are under way.
+    :param is_shut: whether new calls are refused.
+    :param rejected: how many were refused since it was built.
+    """
+
+    inside: int
+    is_shut: bool
+    rejected: int
+
+
+@final
+class Gate(Policy[Never]):
+    """Let calls through until the gate is shut; then refuse new ones, and wait for those that are under way.
+
+    Put it outermost, around the work that must come to its end before the process does. Shut it on SIGTERM, then drain
+    it. A call that is made inside an admitted one goes through. It counts over all threads, tasks and event loops.
+
+    :param name: what errors and events call this policy; "Gate" by default.
+    :raises ShuttingDown: while the gate is shut.
+
+    >>> from resilience.work import Gate
+    >>> gate = Gate()
+    >>> gate.call(str.upper, "hello")
+    'HELLO'
+    >>> gate.drain(timeout=1.0)
+    True
+    """
+
+    def __init__(self, *, name: str | None = None) -> None:
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Gate"
+        self._is_shut = False
+        self._admitted: set[object] = set()
+        self._drains: list[Waiter] = []
+        self._rejected = Counter()
+        forks.reset_after_fork(self, Gate._reset)
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        admitted, outer = object(), _inside.get()
+        is_nested = not self._admitted.isdisjoint(outer)
+        token = _inside.set((*outer, admitted))
+        try:
+            self._admitted.add(admitted)  # before it looks: who shuts the gate now waits for it, or it sees that
+            if self._is_shut and not is_nested:
+                raise self._refusal(ctx)
+            return await call(ctx)
+        finally:
+            self._admitted.discard(admitted)
+            with suppress(ValueError):  # a coroutine that another task closes ends in other variables
+                _inside.reset(token)
+            if self._is_shut:
+                self._wake_drains()
+
+    def shut(self) -> None:
+        """Refuse new calls from now on. May be called in a signal handler."""
+        self._is_shut = True
+
+    def open(self) -> None:
+        """Let calls through again."""
+        self._is_shut = False
+
+    def drain(self, timeout: Duration) -> bool:
+        """Shut the gate, and wait until no call is under way: true, or false after `timeout` seconds (0 or more)."""
+        return drive(self._drain(checks.seconds("timeout", timeout, zero=True), BLOCKING))
+
+    async def adrain(self, timeout: Duration) -> bool:
+        """Do so in a task."""
+        return await self._drain(checks.seconds("timeout", timeout, zero=True), TASKS)
+
+    def stats(self) -> GateStats:
+        """Return what the gate has let through."""
+        return GateStats(inside=len(self._admitted), is_shut=self._is_shut, rejected=self._rejected.value())
+
+    async def _drain(self, timeout: float, runtime: Runtime) -> bool:
+        self.shut()
+        ends_at = clock.now() + timeout
+        while self._admitted:
+            waiter = runtime.waiter()
+            self._drains.append(waiter)
+            try:
+                if self._admitted and not await waiter.wait(ends_at, None):
+                    return not self._admitted
+            finally:
+                with suppress(ValueError):  # it was woken
+                    self._drains.remove(waiter)
+        return True
+
+    def _wake_drains(self) -> None:
+        while self._drains and not self._admitted:
+            with suppress(IndexError, RuntimeError):  # it has left; its event loop has ended
+                self._drains.pop().wake()
+
+    def _refusal(self, ctx: Context) -> ShuttingDown:
+        self._rejected.add()
+        if subscribers.refusals or ctx._info.listeners:
+            emit(CallRejected, self.name, ctx, reason="ShuttingDown", retry_after=None, waited=0.0, shadow=False)
+        return ShuttingDown("the process is shutting down, and takes no new calls", policy=self.name)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: a copy would not be shut."""
+        raise TypeError(f"{self.name} counts calls for all its users; it cannot be copied or pickled")
+
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
+        """Forget the calls of other threads, which are not in the child."""
+        self._admitted, self._drains = set(), []
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {"name": self._given_name}
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name}: lets calls through until it is shut; {len(self._admitted)} inside"

@@ -1,0 +1,92 @@
+"""IdempotencyKey: one key for each execution, so that a server can tell a repeated request from a new one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Never, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.context import Context
+from resilience.policy import Call, Policy
+from resilience.record import Record
+
+T = TypeVar("T")
+
+#: Where the key is in `ctx.properties`.
+PROPERTY = "idempotency_key"
+
+
+@final
+class GeneratedKey(str):
+    """A key that was made for one execution: a nested one inherits it with the properties, and must not use it."""
+
+    __slots__ = ("record",)
+
+    record: Record | None
+
+    def __reduce__(self) -> Any:
+        """Pickle the text alone."""
+        return str, (str(self),)
+
+
+def key_for(ctx: Context) -> str | None:
+    """Return the idempotency key of the execution of a context: its own, or one that its caller gave it."""
+    key = ctx.properties.get(PROPERTY)
+    if isinstance(key, GeneratedKey) and key.record is not ctx._info.record:
+        return None
+    return key if isinstance(key, str) else None
+
+
+@final
+class IdempotencyKey(Policy[Never]):
+    """Give each execution a key, `ctx.properties["idempotency_key"]`, which is the same in all of its attempts.
+
+    The HTTP integrations send it as `Idempotency-Key`, and may then repeat a POST. A key that the caller has given,
+    `Context(properties={"idempotency_key": ...})`, is kept: one that you have stored outlives the process.
+    A nested execution gets a key of its own.
+
+    :param make: makes a key, of any text; a random UUID by default.
+    :param name: what errors call this policy; "IdempotencyKey" by default.
+
+    The header is that of the IETF draft `draft-ietf-httpapi-idempotency-key-header`.
+
+    >>> from resilience import Retry
+    >>> from resilience.work import IdempotencyKey
+    >>> charge = Retry().wrap(IdempotencyKey())
+    >>> len(charge.execute(lambda ctx: ctx.properties["idempotency_key"]))
+    36
+    """
+
+    _resilience_keeps_record = True
+
+    def __init__(self, make: Callable[[], str] = lambda: str(uuid.uuid4()), *, name: str | None = None) -> None:
+        self._make = checks.plain_function("make", make, ())
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "IdempotencyKey"
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        if key_for(ctx) is not None:
+            return await call(ctx)
+        record = ctx._info.record
+        text = None if record is None else record.idempotency_key
+        if text is None:
+            text = self._make()
+            if not isinstance(text, str) or not text:
+                raise TypeError(f"make must return a text that is not empty, not {text!r}")
+            if record is not None:
+                record.idempotency_key = text
+        key = GeneratedKey(text)
+        key.record = record
+        return await call(ctx._with_info(ctx._info.with_properties({PROPERTY: key})))
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return {"make": self._make, "name": self._given_name}
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name}: one idempotency key for each execution, the same in all its attempts"

@@ -1,0 +1,179 @@
+"""Once: make the call for an idempotency key once, and give its result to all who come with the key again.
+
+    free         claim the key for `lease` seconds, and call
+    done         the result that was kept, without a call
+    under way    refused, with the seconds until the claim ends: a server answers 409
+    other        the same key with another payload is a mistake: a server answers 422
+    failed       the claim is given up, and the next one may try
+
+A holder that dies leaves a claim that ends with its lease; then the call is made again. So it is at least once, and
+once only while holders live. To be exact, put a unique constraint into the transaction that does the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Never, Protocol, TypeVar, final
+
+from typing_extensions import override
+
+from resilience import checks
+from resilience.checks import Duration, format_number
+from resilience.context import Context
+from resilience.errors import KeyMisuse, Misuse, Rejected
+from resilience.events.dispatch import emit, subscribers
+from resilience.events.kinds import CallRejected
+from resilience.policies.keys import key_of
+from resilience.policy import Call, Policy
+from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger("resilience")
+
+
+class KeyInUse(Rejected):
+    """A call with this key is under way. `retry_after` is the time until its claim ends, at the latest."""
+
+
+class KeyMismatch(ValueError):
+    """The key was used before, with another payload."""
+
+
+class Serializer(Protocol):
+    """Turns results into text or bytes, and back: `json`, `pickle` and their like."""
+
+    def dumps(self, value: Any, /) -> Any:
+        """Return the value as text."""
+        ...
+
+    def loads(self, text: Any, /) -> Any:
+        """Return the value of a text."""
+        ...
+
+
+@final
+class Once(Policy[Never]):
+    """Make the call for a key once. Who comes with the key again gets the result of the first call.
+
+    :param store: where claims and results are: a mapping or `MemoryStore` (in this process), a function that opens a
+        DB-API connection (SQLite, PostgreSQL, MySQL), or a client of `redis` or `redis.asyncio`.
+    :param key: called with exactly what the function is called with; returns the idempotency key, a text or a number.
+    :param payload: called likewise; returns what has to be the same where the key is, as the serializer writes it.
+    :param lease: how many seconds a claim holds, 60 by default: more than the longest call takes. A cancelled or dead
+        holder keeps others waiting for so long.
+    :param keep: for how many seconds a result is kept, a day by default.
+    :param serializer: what has `dumps` and `loads`; JSON by default.
+    :param name: what errors and events call this policy, and part of the keys in the store; "Once" by default.
+    :raises KeyInUse: while a call with this key is under way.
+    :raises KeyMismatch: for a key that was used with another payload.
+    :raises Rejected: where the store cannot be asked: a call is not made twice for that.
+
+    It follows the IETF draft on the Idempotency-Key header. In tasks, a store whose client blocks is asked in the
+    event loop: give it a client of the loop, or a store that answers at once.
+
+    >>> from resilience.work import Once
+    >>> pay = Once({}, key=lambda order, amount: order)
+    >>> pay.call("paid {1} for {0}".format, "order-7", 5), pay.call("never".format, "order-7", 5)
+    ('paid 5 for order-7', 'paid 5 for order-7')
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        key: Callable[..., Any],
+        payload: Callable[..., Any] | None = None,
+        lease: Duration = 60.0,
+        keep: Duration = 86400.0,
+        serializer: Serializer = json,
+        name: str | None = None,
+    ) -> None:
+        self._store: ClaimStore = as_claim_store(store)
+        self._key = checks.plain_function("key", key)
+        self._payload = None if payload is None else checks.plain_function("payload", payload)
+        self._lease = checks.seconds("lease", lease)
+        self._keep = checks.seconds("keep", keep)
+        if not (callable(getattr(serializer, "dumps", None)) and callable(getattr(serializer, "loads", None))):
+            raise TypeError(f"serializer must have dumps and loads, as json has, not {serializer!r}")
+        self._serializer = serializer
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Once"
+        self._settings = {
+            "store": store,
+            "key": key,
+            "payload": payload,
+            "lease": lease,
+            "keep": keep,
+            "serializer": serializer,
+            "name": name,
+        }
+
+    @override
+    async def around(self, call: Call[T], ctx: Context) -> Any:
+        key = self._key_of(ctx)
+        token, fingerprint = secrets.token_hex(16), self._fingerprint(ctx)
+        claim = await self._ask(ctx, "claim", key, token, fingerprint, self._lease)
+        if not claim.is_mine:
+            return self._known(claim, fingerprint, ctx)
+        try:
+            result = await call(ctx)
+        except Exception:
+            await self._tell(ctx, "give_up", key, token)
+            raise
+        await self._tell(ctx, "finish", key, token, self._serializer.dumps(result), self._keep)
+        return result
+
+    def _key_of(self, ctx: Context) -> str:
+        key = key_of(ctx, self._key, self.name)
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise KeyMisuse(f"{self.name}: the key of a call is a text or a whole number, not {key!r}")
+        return f"resilience:once:{self.name}:{key}"
+
+    def _fingerprint(self, ctx: Context) -> str:
+        if self._payload is None:
+            return ""
+        arguments = (ctx,) if ctx._arguments is None else ctx._arguments
+        text = self._serializer.dumps(self._payload(*arguments, **ctx._keywords))
+        return hashlib.sha256(text if isinstance(text, bytes) else str(text).encode()).hexdigest()
+
+    def _known(self, claim: Claim, fingerprint: str, ctx: Context) -> Any:
+        if claim.fingerprint != fingerprint:
+            raise KeyMismatch(f"{self.name}: this key was used before, with another payload")
+        if claim.result is not None:
+            return self._serializer.loads(claim.result)
+        self._report(ctx, "KeyInUse", claim.remaining)
+        raise KeyInUse("a call with this key is under way", policy=self.name, retry_after=claim.remaining)
+
+    async def _ask(self, ctx: Context, step: str, *arguments: object) -> Any:
+        try:
+            return await ctx.runtime.run(getattr(self._store, step), *arguments)
+        except Misuse:
+            raise
+        except Exception as error:
+            self._report(ctx, "Rejected", None)
+            raise Rejected("the store of the keys cannot be asked", policy=self.name) from error
+
+    async def _tell(self, ctx: Context, step: str, *arguments: object) -> None:
+        """Tell the store how the call has ended. Where that fails, the claim ends with its lease."""
+        try:
+            await ctx.runtime.run(getattr(self._store, step), *arguments)
+        except Exception:
+            logger.exception("%s could not tell its store how a call has ended", self.name)
+
+    def _report(self, ctx: Context, reason: str, retry_after: float | None) -> None:
+        if subscribers.refusals or ctx._info.listeners:
+            emit(CallRejected, self.name, ctx, reason=reason, retry_after=retry_after, waited=0.0, shadow=False)
+
+    @override
+    def settings(self) -> Mapping[str, object]:
+        return self._settings
+
+    @override
+    def describe(self) -> str:
+        lease, keep = format_number(self._lease), format_number(self._keep)
+        return f"{self.name}: one call for each key, claimed for {lease} s; its result is kept for {keep} s"

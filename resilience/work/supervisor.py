@@ -1,0 +1,180 @@
+"""Supervisor: keep tasks running, restart those that fail, and give up on those that keep failing."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from resilience import checks
+from resilience.backoff import Backoff, Exponential, as_backoff
+from resilience.callables import name_of, require_callable
+from resilience.checks import Duration, format_number
+from resilience.clock import clock
+from resilience.events.dispatch import emit, optional_listener
+from resilience.events.kinds import Parked
+from resilience.info import Listener
+from resilience.outcome import Failure
+
+logger: logging.Logger = logging.getLogger("resilience")
+
+
+@final
+class Supervisor:
+    """A group of tasks that are restarted where they fail: `async with Supervisor() as supervisor:`.
+
+    A task that returns is done. One that raises an `Exception` is called again after a delay, which grows with each
+    failure and begins anew after a run of `within` seconds. One that has been restarted `max_restarts` times within
+    `within` seconds is parked: reported, and left alone, while the others go on. The block ends when all are done or
+    parked; an error of the block itself cancels them, and comes out as it is.
+
+    :param restart: the delays between a failure and the next call, in seconds; `Exponential(1.0, cap=60.0)` by default.
+    :param max_restarts: how often a task is restarted within that period, 10 by default; 0 parks it at once.
+    :param within: the period, in seconds; 300 by default.
+    :param on_parked: called with an event, `Parked`, where a task is given up.
+    :param name: what log lines call it; "Supervisor" by default.
+
+    Known from Erlang's supervisors, whose intensity and period these two are.
+    """
+
+    def __init__(
+        self,
+        *,
+        restart: Any = None,
+        max_restarts: int = 10,
+        within: Duration = 300.0,
+        on_parked: Listener | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._restart: Backoff = Exponential(1.0, cap=60.0) if restart is None else as_backoff("restart", restart)
+        self._max_restarts = checks.whole("max_restarts", max_restarts, least=0)
+        self._within = checks.seconds("within", within)
+        self._on_parked = optional_listener("on_parked", on_parked)
+        self.name: str = checks.optional_name(name) or "Supervisor"
+        self._group: TaskGroup
+        self._running: set[anyio.CancelScope] = set()
+        self._all_done: anyio.Event
+        self._stopping: anyio.Event | None = None
+        self._parked: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        if self._stopping is not None:
+            raise RuntimeError("this supervisor is, or was, in use: make another one")
+        self._stopping = anyio.Event()
+        self._all_done = anyio.Event()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object, name: str | None = None) -> None:
+        """Run `await function(*args)` until it returns.
+
+        :param name: what log lines and `Parked` call it; the name of the function by default.
+        :raises RuntimeError: outside the block, and once the supervisor stops.
+        """
+        require_callable(function)
+        if self._stopping is None or self._stopping.is_set():
+            raise RuntimeError("a supervisor starts tasks inside its block, and until it stops")
+        task = checks.optional_name(name) or name_of(function)
+        scope = anyio.CancelScope()
+        self._running.add(scope)
+        self._group.start_soon(self._keep_running, scope, task, lambda: function(*args), name=task)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop: a task that works in rounds begins no other one."""
+        return self._stopping is not None and self._stopping.is_set()
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """The names of the tasks that were given up."""
+        return tuple(self._parked)
+
+    async def wait_stopping(self) -> None:
+        """Wait until it is asked to stop."""
+        if self._stopping is None:
+            raise RuntimeError("a supervisor stops inside its block")
+        await self._stopping.wait()
+
+    async def adrain(self, timeout: Duration) -> bool:
+        """Restart nothing any more, and wait for the tasks to end; after `timeout` seconds, cancel them.
+
+        :returns: whether all had ended by themselves. In any case, all have ended.
+        """
+        seconds = checks.seconds("timeout", timeout, zero=True)
+        if self._stopping is None:
+            raise RuntimeError("a supervisor stops inside its block")
+        self._stopping.set()
+        with anyio.move_on_after(seconds):
+            await self._wait_all()
+        ended = not self._running
+        for scope in list(self._running):
+            scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._wait_all()
+        return ended
+
+    async def _wait_all(self) -> None:
+        while self._running:
+            self._all_done = anyio.Event()
+            await self._all_done.wait()
+
+    async def _keep_running(self, scope: anyio.CancelScope, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            with scope:
+                await self._run(name, call)
+        finally:
+            self._running.discard(scope)
+            if not self._running:
+                self._all_done.set()
+
+    async def _run(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        delays: Iterator[float] = self._restart.delays()
+        restarts: deque[float] = deque()
+        while True:
+            began = clock.now()
+            try:
+                await call()
+                return
+            except Exception as error:
+                failure = Failure(error)
+            now = clock.now()
+            if now - began >= self._within:
+                delays = self._restart.delays()
+            while restarts and now - restarts[0] >= self._within:
+                restarts.popleft()
+            if self.is_stopping:
+                self._log(name, failure, "and is not restarted: the supervisor stops")
+                return
+            if len(restarts) >= self._max_restarts:
+                self._park(name, len(restarts), failure)
+                return
+            restarts.append(now)
+            delay = next(delays)
+            self._log(name, failure, f"and is restarted in {format_number(round(delay, 3))} s")
+            del failure
+            with anyio.move_on_after(clock.shorten(delay)):
+                await self.wait_stopping()
+                return
+
+    def _park(self, name: str, restarts: int, last: Failure) -> None:
+        self._parked.append(name)
+        within = format_number(self._within)
+        self._log(name, last, f"and is given up after {restarts} restarts within {within} s", logging.ERROR)
+        emit(Parked, self.name, None, self._on_parked, name=name, restarts=restarts, last=last)
+
+    def _log(self, name: str, failure: Failure, what: str, level: int = logging.WARNING) -> None:
+        kind = type(failure.error).__name__
+        logger.log(level, "%s: %s failed with %s %s", self.name, name, kind, what, exc_info=failure.error)

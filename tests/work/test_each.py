@@ -1,0 +1,270 @@
+"""each: bounded calls at once, and no further read than there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import Failure, Retry, Success, Timeout, current_context, deadline
+from resilience.work import each
+from tests.conftest import Boom, World
+from tests.policies.flights import wait_until
+
+
+async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
+    """Return all pairs."""
+    block = each(policy or Retry(1), world.native(function), items, **settings)
+    if world.blocking:
+        with block as pairs:
+            return list(pairs)
+    async with block as apairs:
+        return [it async for it in apairs]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_each_item_has_its_outcome(world: World, ordered: bool) -> None:
+    async def work(number: int) -> int:
+        if number % 3 == 0:
+            raise Boom(number)
+        return number * 2
+
+    pairs = await outcomes_of(world, work, range(20), limit=4, ordered=ordered)
+    if ordered:
+        assert [item for item, _ in pairs] == [*range(20)]
+    assert {item: type(outcome) for item, outcome in pairs} == {
+        number: Success if number % 3 else Failure for number in range(20)
+    }
+    assert all(outcome == Success(item * 2) for item, outcome in pairs if item % 3)
+
+
+async def test_no_items_no_outcomes(world: World) -> None:
+    assert await outcomes_of(world, str, [], limit=1) == []
+
+
+async def test_the_policy_is_around_each_call(world: World) -> None:
+    attempts: list[int] = []
+
+    async def work(number: int) -> int:
+        attempts.append(number)
+        if len(attempts) < 3:
+            raise Boom
+        return number
+
+    assert await outcomes_of(world, work, [7], Retry(5, on=Boom, backoff=[0]), limit=1) == [(7, Success(7))]
+    assert attempts == [7, 7, 7]
+
+
+async def test_the_deadline_of_the_block_is_that_of_each_call(world: World) -> None:
+    async def work(number: int) -> float:
+        return current_context().remaining()
+
+    with deadline(100):
+        pairs = await outcomes_of(world, work, range(3), limit=2)
+    assert all(90 < outcome.unwrap() <= 100 for _, outcome in pairs)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world: World, ordered: bool) -> None:
+    read, inside, most, taken = [0], [0], [0], 0
+
+    async def source() -> AsyncIterator[int]:
+        for number in range(1000):
+            read[0] += 1
+            yield number
+
+    async def work(number: int) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        await anyio.sleep(0.001)
+        inside[0] -= 1
+
+    async with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
+        async for _ in outcomes:
+            taken += 1
+            await anyio.sleep(0)
+            assert read[0] <= taken + 10
+            if taken == 50:
+                break
+    assert most == [5]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_so_it_is_in_threads(ordered: bool) -> None:
+    read, inside, most, taken, lock = [0], [0], [0], 0, threading.Lock()
+
+    def source() -> Iterator[int]:
+        for number in range(1000):
+            read[0] += 1
+            yield number
+
+    def work(number: int) -> None:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.0002)
+        with lock:
+            inside[0] -= 1
+
+    with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
+        for _ in outcomes:
+            taken += 1
+            assert read[0] <= taken + 10
+            if taken == 50:
+                break
+    assert 1 < most[0] <= 5
+    assert inside == [0]
+
+
+def test_threads_hand_out_what_has_ended_before_they_read_a_slow_item() -> None:
+    go = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield from range(2)
+        go.wait(5)
+        yield 2
+
+    with each(Retry(1), str, source(), limit=2) as outcomes:
+        assert next(outcomes)[0] in {0, 1}
+        go.set()
+        assert len(list(outcomes)) == 2
+
+
+@pytest.mark.parametrize("leave", ["break", "raise", "cancel"])
+async def test_leaving_the_block_cancels_and_waits(tasks_world: World, leave: str) -> None:
+    """And the block's own error is in no group."""
+    ended: list[int] = []
+
+    async def work(number: int) -> int:
+        try:
+            if number:
+                await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.001)
+            ended.append(number)
+        return number
+
+    async def block() -> None:
+        async with each(Retry(1), work, range(100), limit=4) as outcomes:
+            async for _ in outcomes:
+                if leave == "break":
+                    break
+                if leave == "raise":
+                    raise Boom("of the block")
+                await anyio.sleep(60)
+
+    if leave == "raise":
+        with pytest.raises(Boom, match="of the block"):
+            await block()
+    else:
+        with anyio.move_on_after(0.05) as scope:
+            await block()
+        assert scope.cancelled_caught is (leave == "cancel")
+    assert 0 in ended
+    assert len(ended) >= 4
+
+
+def test_leaving_waits_for_threads_and_begins_no_other() -> None:
+    begun, ended = [], []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        ended.append(number)
+
+    with pytest.raises(Boom), each(Retry(1), work, range(100), limit=3, ordered=True) as outcomes:
+        next(outcomes)
+        raise Boom
+    assert sorted(begun) == sorted(ended)
+    assert len(begun) <= 6
+    assert list(outcomes) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_what_the_items_raise_comes_out(world: World, ordered: bool) -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise Boom("of the items")
+
+    async def work(number: int) -> int:
+        return number
+
+    with pytest.raises(Boom, match="of the items"):
+        await outcomes_of(world, work, source(), limit=3, ordered=ordered)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_misuse_is_no_outcome(world: World, ordered: bool) -> None:
+    async def task(number: int, other: int) -> None:
+        raise AssertionError
+
+    def thread(number: int, other: int) -> None:
+        raise AssertionError
+
+    work = thread if world.blocking else task
+    with pytest.raises(TypeError, match="cannot be called with these arguments"):
+        await outcomes_of(world, work, range(5), limit=2, ordered=ordered)
+
+
+async def test_progress_hears_of_each_outcome(world: World) -> None:
+    counts: list[int] = []
+
+    async def work(number: int) -> int:
+        return number
+
+    await outcomes_of(world, work, range(5), limit=2, progress=counts.append)
+    assert counts == [1] * 5
+
+
+def test_a_timeout_holds_for_each_call() -> None:
+    async def work(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    async def main() -> list[bool]:
+        async with each(Timeout(0.05), work, [0.001, 5, 0.002], limit=3, ordered=True) as outcomes:
+            return [isinstance(outcome, Success) async for _, outcome in outcomes]
+
+    assert asyncio.run(main()) == [True, False, True]
+
+
+def test_many_items_in_few_threads() -> None:
+    seen: set[int] = set()
+    with each(Retry(1), lambda number: number, range(5000), limit=8) as outcomes:
+        for item, outcome in outcomes:
+            assert outcome == Success(item)
+            seen.add(item)
+    assert len(seen) == 5000
+    wait_until(lambda: not any(it.name.startswith("resilience-each") for it in threading.enumerate()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((5, str, []), {}, "policy must be"),
+        ((Retry(), 5, []), {}, "runs callables"),
+        ((Retry(), str, 5), {}, "items must be"),
+        ((Retry(), str, []), {"limit": 0}, "limit"),
+        ((Retry(), str, []), {"ordered": 1}, "ordered"),
+        ((Retry(), str, []), {"progress": 5}, "progress"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused(arguments: Any, settings: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        each(*arguments, **{"limit": 1, **settings})
+
+
+def test_asynchronous_items_are_for_tasks() -> None:
+    async def source() -> AsyncIterator[int]:
+        yield 1
+
+    block = each(Retry(), str, source(), limit=1)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="async with"), block:
+        pass

@@ -1,0 +1,205 @@
+"""Gate: new calls are refused once it is shut, and it waits until no call is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import signal
+import threading
+import time
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import Context, Fallback, Pipeline, Retry, events
+from resilience.testing import virtual_time
+from resilience.work import Gate, GateStats, ShuttingDown
+from tests.conftest import Boom, Script, World
+from tests.policies.flights import run_all, wait_until
+
+
+async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> None:
+    gate, script = Gate(name="shop"), Script("fine")
+    pipeline = Pipeline(Retry(on=Boom), gate)
+    assert await world.execute(pipeline, script.function()) == "fine"
+    gate.shut()
+    error = await world.attempt(pipeline, script.function())
+    assert isinstance(error, ShuttingDown)
+    assert (error.policy, error.retry_after, script.calls) == ("shop", None, 1)
+    assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=1)
+    assert [it.reason for it in heard if isinstance(it, events.CallRejected)] == ["ShuttingDown"]
+    gate.open()
+    assert await world.execute(pipeline, script.function()) == "fine"
+
+
+async def test_a_call_inside_an_admitted_one_goes_through(world: World) -> None:
+    gate = Gate()
+
+    async def outer(ctx: Context) -> Any:
+        gate.shut()
+        return await world.execute(gate, Script("inner").function())
+
+    assert await world.execute(gate, outer) == "inner"
+    assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=0)
+
+
+async def test_what_follows_an_admitted_call_is_a_new_one(in_asyncio: World) -> None:
+    """A child task that outlives it."""
+    gate = Gate()
+
+    async def later() -> Any:
+        await asyncio.sleep(0)
+        return await gate.acapture(Script("late").function())
+
+    async def starts(ctx: Context) -> asyncio.Task[Any]:
+        return asyncio.create_task(later())
+
+    task = await gate.aexecute(starts)
+    gate.shut()
+    assert isinstance((await task).error, ShuttingDown)
+
+
+def test_a_drain_waits_for_threads_and_tasks() -> None:
+    gate, go, done = Gate(), threading.Event(), []
+
+    def slow() -> None:
+        go.wait(5)
+        done.append("thread")
+
+    async def aslow() -> None:
+        while not go.is_set():
+            await anyio.sleep(0.001)
+        done.append("task")
+
+    def drains() -> None:
+        wait_until(lambda: gate.stats().inside == 2)
+        assert gate.drain(0) is False
+        assert gate.drain(0.01) is False
+        assert isinstance(gate.capture(lambda ctx: 1).error, ShuttingDown)  # type: ignore[union-attr]
+        threading.Timer(0.01, go.set).start()
+        assert gate.drain(5) is True
+        assert sorted(done) == ["task", "thread"]
+        assert gate.drain(0) is True
+
+    run_all(
+        [
+            threading.Thread(target=lambda: gate.call(slow)),
+            threading.Thread(target=lambda: asyncio.run(gate.call(aslow))),
+        ],
+        drains,
+    )
+
+
+def test_a_drain_in_a_task_takes_virtual_time_too() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(gate.acall(asyncio.sleep, 30))
+        await asyncio.sleep(0)
+        began = loop.time()
+        assert await gate.adrain(10) is False
+        assert loop.time() - began == pytest.approx(10)
+        assert await gate.adrain(100) is True
+        assert loop.time() - began == pytest.approx(30)
+        await task
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+async def test_a_cancelled_drain_leaves_nothing_behind(in_asyncio: World) -> None:
+    gate = Gate()
+    task = asyncio.create_task(gate.acall(asyncio.sleep, 0.03))
+    await asyncio.sleep(0)
+    with anyio.move_on_after(0.01) as scope:
+        await gate.adrain(60)
+    assert scope.cancelled_caught
+    assert gate._drains == []
+    await task
+
+
+def test_a_gate_that_is_opened_in_a_drain_waits_for_what_comes_in() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        first = asyncio.create_task(gate.acall(asyncio.sleep, 10))
+        await asyncio.sleep(0)
+        drain = asyncio.create_task(gate.adrain(60))
+        await asyncio.sleep(0)
+        gate.open()
+        second = asyncio.create_task(gate.acall(asyncio.sleep, 20))
+        await asyncio.sleep(1)
+        gate.shut()
+        await asyncio.gather(first, second)
+        assert await drain is True
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+def test_a_drain_whose_loop_has_ended_holds_up_no_call() -> None:
+    gate = Gate()
+    loop = asyncio.new_event_loop()
+    gate._admitted.add(1)
+    task = loop.create_task(gate.adrain(60))
+    loop.run_until_complete(asyncio.sleep(0))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    gate._admitted.clear()
+    gate.open()
+    assert gate.call(lambda: gate.shut()) is None
+    assert gate.drain(0) is True
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="there is no such signal on this platform")
+def test_a_signal_handler_may_shut_it() -> None:
+    gate = Gate()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: gate.shut())
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(ShuttingDown):
+            gate.call(int)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_under_contention_no_call_begins_after_a_drain() -> None:
+    gate, under_way, lock = Gate(), [0], threading.Lock()
+
+    def work() -> None:
+        with lock:
+            under_way[0] += 1
+        time.sleep(0.0001)
+        with lock:
+            under_way[0] -= 1
+
+    def thread() -> None:
+        while gate.capture(lambda ctx: work()).__class__.__name__ == "Success":
+            pass
+
+    def drains() -> None:
+        time.sleep(0.02)
+        assert gate.drain(5)
+        assert under_way == [0]
+
+    run_all([threading.Thread(target=thread) for _ in range(8)], drains)
+    assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=8)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "5", None])
+def test_bad_input_is_refused(timeout: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        Gate().drain(timeout)
+
+
+def test_it_is_one_for_all_who_use_it() -> None:
+    gate = Gate(name="shop")
+    assert repr(gate) == "Gate(name='shop')"
+    assert gate.describe() == "shop: lets calls through until it is shut; 0 inside"
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="shop counts calls"):
+            make(gate)
+    assert Fallback("busy").wrap(gate).call(str, 1) == "1"

@@ -1,0 +1,105 @@
+"""IdempotencyKey: one key for each execution, the same in all of its attempts."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import count
+from typing import Any
+
+import pytest
+
+from resilience import Context, Keyed, Pipeline, Retry, current_context
+from resilience.work import IdempotencyKey
+from resilience.work.idempotency import key_for
+from tests.conftest import Boom, World
+
+
+def numbered(prefix: str = "key") -> IdempotencyKey:
+    numbers = count(1)
+    return IdempotencyKey(lambda: f"{prefix}-{next(numbers)}")
+
+
+def twice() -> Retry:
+    return Retry(2, on=Boom, backoff=[0])
+
+
+@pytest.mark.parametrize("order", ["outside", "inside", "between"])
+async def test_each_execution_has_one_key_for_all_attempts(world: World, order: str) -> None:
+    key = numbered()
+    pipeline = {
+        "outside": Pipeline(key, twice()),
+        "inside": Pipeline(twice(), key),
+        "between": Pipeline(Retry(1), Pipeline(twice(), name="inner"), key),
+    }[order]
+    seen: list[Any] = []
+
+    async def fn(ctx: Context) -> None:
+        seen.append(key_for(ctx))
+        raise Boom
+
+    for _ in range(2):
+        await world.attempt(pipeline, fn)
+    assert seen == ["key-1", "key-1", "key-2", "key-2"]
+
+
+async def test_it_is_found_through_the_ambient_context_too(world: World) -> None:
+    async def fn() -> Any:
+        return current_context().properties["idempotency_key"]
+
+    function = world.native(fn)
+    pipeline = Pipeline(twice(), numbered())
+    assert (pipeline.call(function) if world.blocking else await pipeline.acall(fn)) == "key-1"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_key_of_the_callers_own_is_kept(world: World, inside: bool) -> None:
+    pipeline = Pipeline(twice(), numbered()) if inside else Pipeline(numbered(), twice())
+    ctx = Context(properties={"idempotency_key": "order-7", "tenant": "blue"})
+
+    async def fn(ctx: Context) -> Any:
+        return dict(ctx.properties)
+
+    assert await world.execute(pipeline, fn, ctx) == {"idempotency_key": "order-7", "tenant": "blue"}
+
+
+async def test_a_nested_execution_has_a_key_of_its_own(world: World) -> None:
+    """And where it makes none, it does not send that of the call around it."""
+    outer, inner, seen = numbered("outer"), numbered("inner"), []
+
+    async def innermost(ctx: Context) -> None:
+        seen.append(key_for(ctx))
+
+    async def fn(ctx: Context) -> None:
+        seen.append(key_for(ctx))
+        await world.execute(Pipeline(twice(), inner), innermost)
+        await world.execute(twice(), innermost)
+
+    await world.execute(Pipeline(outer, twice()), fn)
+    assert seen == ["outer-1", "inner-1", None]
+
+
+def test_a_random_uuid_by_default() -> None:
+    keys = {IdempotencyKey().execute(lambda ctx: ctx.properties["idempotency_key"]) for _ in range(10)}
+    assert len(keys) == 10
+    assert {len(it) for it in keys} == {36}
+    assert {type(pickle.loads(pickle.dumps(it))) for it in keys} == {str}
+
+
+def test_a_policy_that_hands_its_call_on_may_hand_it_to_one() -> None:
+    keyed = Keyed(lambda _: numbered(), key=lambda: "all")
+    assert keyed.call(lambda: current_context().properties["idempotency_key"]) == "key-1"
+
+
+@pytest.mark.parametrize("make", [lambda: "", lambda: 5])
+def test_a_key_that_is_no_text_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="make must return"):
+        IdempotencyKey(make).call(int)
+
+
+def test_how_it_is_shown() -> None:
+    assert IdempotencyKey(name="key").describe() == (
+        "key: one idempotency key for each execution, the same in all its attempts"
+    )
+    with pytest.raises(TypeError, match="make"):
+        IdempotencyKey(5)  # type: ignore[arg-type]
+    assert repr(IdempotencyKey(name="key")).endswith("name='key')")

@@ -1,0 +1,263 @@
+"""Once: one call for each key, over all who share the store; its result for all who come with the key again."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience import Fallback, Pipeline, Rejected, Retry, Timeout
+from resilience.shared import MemoryStore
+from resilience.testing import virtual_time
+from resilience.work import KeyInUse, KeyMismatch, Once, claims
+from resilience.work.claims import Claim
+from tests.conftest import Boom, FakeClock, World
+from tests.policies.flights import run_all
+
+
+def by_order(order: str, *rest: Any, **keywords: Any) -> str:
+    return order
+
+
+@pytest.fixture(params=["mapping", "memory", "sqlite", "one connection"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A store of each kind that needs no server."""
+    if request.param == "mapping":
+        yield {}
+    elif request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "sqlite":
+        yield lambda: sqlite3.connect(tmp_path / "once.db", timeout=10)
+    else:
+        connection = sqlite3.connect(tmp_path / "once.db", check_same_thread=False)
+        yield connection
+        connection.close()
+
+
+@pytest.fixture
+def clocks(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The process clock, and that of the machine, which databases go by."""
+    monkeypatch.setattr(claims.time, "time", clock.now)
+    return clock
+
+
+async def run(world: World, policy: Any, fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return policy.call(world.native(fn), *args) if world.blocking else await policy.acall(fn, *args)
+    except Exception as error:
+        return error
+
+
+async def test_a_call_is_made_once_for_each_key(world: World, store: Any) -> None:
+    once, calls = Once(store, key=by_order, payload=lambda order, amount: amount), []
+
+    async def pay(order: str, amount: int) -> dict[str, int]:
+        calls.append(order)
+        return {"paid": amount}
+
+    assert [await run(world, once, pay, "a", 5) for _ in range(3)] == [{"paid": 5}] * 3
+    assert await run(world, once, pay, "b", 6) == {"paid": 6}
+    assert calls == ["a", "b"]
+    other = await run(world, once, pay, "a", 7)
+    assert isinstance(other, KeyMismatch)
+    assert "another payload" in str(other)
+
+
+async def test_what_fails_gives_its_claim_up(world: World, store: Any) -> None:
+    once, replies = Once(store, key=by_order), iter([Boom(), "fine"])
+
+    async def pay(order: str) -> Any:
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    assert isinstance(await run(world, once, pay, "a"), Boom)
+    assert await run(world, once, pay, "a") == "fine"
+
+
+async def test_a_call_under_way_refuses_others(world: World, store: Any) -> None:
+    once = Once(store, key=by_order, lease=30, name="pay")
+
+    seen: list[Any] = []
+
+    async def pay(order: str) -> None:
+        seen.append(await run(world, once, pay, order))
+
+    await run(world, once, pay, "a")
+    [refused] = seen
+    assert isinstance(refused, KeyInUse)
+    assert refused.policy == "pay"
+    assert refused.retry_after is not None
+    assert 25 < refused.retry_after <= 30
+
+
+def test_a_claim_and_a_result_end_with_their_time(clocks: FakeClock, store: Any) -> None:
+    once, calls = Once(store, key=by_order, lease=30, keep=100), []
+
+    def pay(order: str) -> str:
+        calls.append(order)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return "fine"
+
+    with pytest.raises(KeyboardInterrupt):
+        once.call(pay, "a")
+    with pytest.raises(KeyInUse):
+        once.call(pay, "a")  # a cancelled holder may have done its work
+    clocks.advance(30)
+    assert once.call(pay, "a") == "fine"
+    clocks.advance(99)
+    assert once.call(pay, "a") == "fine"
+    clocks.advance(1)
+    assert once.call(pay, "a") == "fine"
+    assert len(calls) == 3
+
+
+def test_a_holder_that_is_too_late_changes_nothing(clocks: FakeClock, store: Any) -> None:
+    once = Once(store, key=by_order, lease=30)
+
+    def overtaken(order: str, fails: bool) -> str:
+        clocks.advance(31)
+        assert once.call(lambda order: "second", order) == "second"
+        if fails:
+            raise Boom
+        return "first"
+
+    assert once.call(overtaken, "a", False) == "first"
+    with pytest.raises(Boom):
+        once.call(overtaken, "b", True)
+    for order in "ab":
+        assert once.call(lambda order: "third", order) == "second"
+
+
+def test_many_threads_and_loops_make_one_call(store: Any) -> None:
+    once, calls, got = Once(store, key=by_order), [], []
+    patient = Retry(200, on=KeyInUse, backoff=[0.002], retry_after=False).wrap(once)
+
+    def pay(order: str) -> str:
+        calls.append(order)
+        return f"paid {order}"
+
+    async def apay(order: str) -> str:
+        await asyncio.sleep(0.001)
+        return pay(order)
+
+    async def main() -> None:
+        got.extend(await asyncio.gather(*(patient.acall(apay, f"order-{n % 4}") for n in range(8))))
+
+    def thread() -> None:
+        got.extend(patient.call(pay, f"order-{n}") for n in range(4))
+
+    threads = [] if isinstance(store, sqlite3.Connection) else [threading.Thread(target=thread) for _ in range(6)]
+    run_all([*threads, threading.Thread(target=lambda: asyncio.run(main()))])
+    assert sorted(calls) == [f"order-{n}" for n in range(4)]
+    assert len(got) == 4 * len(threads) + 8
+
+
+def test_a_store_that_cannot_be_asked_refuses_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Away:
+        def claim(self, *args: Any) -> Claim:
+            raise ConnectionError("gone")
+
+        finish = give_up = claim
+
+    once = Once(Away(), key=by_order)
+    with pytest.raises(Rejected, match="cannot be asked") as caught:
+        once.call(str.upper, "a")
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+    class Leaves(Away):
+        def claim(self, *args: Any) -> Claim:
+            return Claim(True)
+
+    leaving = Once(Leaves(), key=by_order)
+    assert leaving.call(str.upper, "a") == "A"
+    with pytest.raises(Boom):
+        leaving.call(fails, "a")
+    assert [it.message for it in caplog.records] == ["Once could not tell its store how a call has ended"] * 2
+
+
+def fails(order: str) -> None:
+    raise Boom
+
+
+def test_a_store_may_be_asynchronous_in_tasks() -> None:
+    class Later:
+        async def claim(self, *args: Any) -> Claim:
+            await asyncio.sleep(0)
+            return Claim(False, "", '"kept"', 1.0)
+
+        finish = give_up = claim
+
+    async def never(order: str) -> str:
+        raise AssertionError
+
+    once = Once(Later(), key=by_order)
+    assert asyncio.run(once.acall(never, "a")) == "kept"
+    with pytest.raises(TypeError, match="awaitable"):
+        Once(Later(), key=by_order).call(str.upper, "a")
+
+
+def test_a_cancelled_holder_keeps_its_claim() -> None:
+    once = Once({}, key=by_order, lease=30)
+
+    async def slow(order: str) -> str:
+        await asyncio.sleep(10)
+        return "fine"
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await Timeout(1).wrap(once).acall(slow, "a")
+        with pytest.raises(KeyInUse):
+            await once.acall(slow, "a")
+        await asyncio.sleep(29)
+        assert await once.acall(slow, "a") == "fine"
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+def test_results_pass_a_serializer() -> None:
+    once = Once({}, key=by_order, serializer=pickle, payload=lambda order: {"order": order})
+    assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        Once({}, key=by_order).call(lambda order: {1, 2}, "a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"store": 5}, "store must be"),
+        ({"key": "order"}, "key must be"),
+        ({"payload": 5}, "payload must be"),
+        ({"lease": 0}, "lease"),
+        ({"keep": -1}, "keep"),
+        ({"serializer": object()}, "dumps and loads"),
+        ({"name": ""}, "name"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Once(settings.pop("store", {}), **{"key": by_order, **settings})
+
+
+@pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b")])
+def test_a_key_is_a_text_or_a_number(key: Any) -> None:
+    with pytest.raises(TypeError, match="a text or a whole number"):
+        Pipeline(Fallback("no"), Once({}, key=lambda: key)).call(int)
+
+
+def test_how_it_is_shown() -> None:
+    once = Once(MemoryStore({}), key=by_order, name="pay")
+    assert once.describe() == "pay: one call for each key, claimed for 60 s; its result is kept for 86400 s"
+    assert repr(once).startswith("Once(store=<MemoryStore entries=0>, key=")
+    with pytest.raises(TypeError, match="mutable mapping"):
+        MemoryStore(5)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""Supervisor: tasks that fail are restarted with a delay, and given up where they keep failing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import events
+from resilience.backoff import Constant
+from resilience.testing import virtual_time
+from resilience.work import Supervisor
+from tests.conftest import Boom, World
+
+
+def in_virtual_asyncio(main: Any) -> None:
+    with virtual_time():
+        asyncio.run(main())
+
+
+class Task:
+    """Fails after each of these runs, in seconds; then returns."""
+
+    def __init__(self, *runs: float) -> None:
+        self._runs = iter(runs)
+        self.began: list[float] = []
+
+    async def __call__(self) -> None:
+        self.began.append(asyncio.get_running_loop().time())
+        for seconds in self._runs:
+            await asyncio.sleep(seconds)
+            raise Boom(f"after {seconds}")
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 3) for before, after in zip(self.began, self.began[1:], strict=False)]
+
+
+def test_a_task_that_fails_is_restarted_later_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        task = Task(0, 0, 0, 0)
+        async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
+            supervisor.start_soon(task, name="feed")
+        assert task.pauses == [1, 2, 4, 60]
+        assert supervisor.parked == ()
+
+    in_virtual_asyncio(main)
+    assert caplog.records[0].message == "Supervisor: feed failed with Boom and is restarted in 1 s"
+
+
+def test_a_healthy_run_begins_the_delays_anew() -> None:
+    async def main() -> None:
+        task = Task(0, 0, 300, 0)
+        async with Supervisor(restart=[1, 2, 4, 60]) as supervisor:
+            supervisor.start_soon(task)
+        assert task.pauses == [1, 2, 301, 2]
+
+    in_virtual_asyncio(main)
+
+
+def test_a_task_that_keeps_failing_is_parked_and_the_others_go_on(heard: list[Any]) -> None:
+    parked: list[Any] = []
+
+    def reports(event: Any) -> None:
+        parked.append(event)
+        raise RuntimeError("changes nothing")
+
+    async def main() -> None:
+        bad, good = Task(*[0] * 100), Task(0, 500)
+        async with Supervisor(restart=Constant(1), max_restarts=3, within=60, on_parked=reports, name="feeds") as it:
+            it.start_soon(bad, name="bad")
+            it.start_soon(good, name="good")
+        assert len(bad.began) == 4
+        assert good.pauses == [1, 501]
+        assert it.parked == ("bad",)
+
+    in_virtual_asyncio(main)
+    [event] = parked
+    assert isinstance(event, events.Parked)
+    assert (event.policy, event.name, event.restarts, str(event.last.error)) == ("feeds", "bad", 3, "after 0")
+    assert event in heard
+
+
+def test_restarts_long_ago_do_not_count() -> None:
+    async def main() -> None:
+        task = Task(*[50] * 20)
+        async with Supervisor(restart=Constant(1), max_restarts=2, within=100) as supervisor:
+            supervisor.start_soon(task)
+        assert len(task.began) == 21
+
+    in_virtual_asyncio(main)
+
+
+def test_none_is_restarted_where_none_may() -> None:
+    async def main() -> None:
+        async with Supervisor(max_restarts=0) as supervisor:
+            supervisor.start_soon(Task(0))
+        assert supervisor.parked == ("Task",)
+
+    in_virtual_asyncio(main)
+
+
+def test_a_drain_waits_and_then_cancels() -> None:
+    async def main() -> None:
+        loop, cleaned = asyncio.get_running_loop(), []
+
+        async def rounds(supervisor: Supervisor) -> None:
+            while not supervisor.is_stopping:
+                await asyncio.sleep(1)
+
+        async def forever() -> None:
+            try:
+                await asyncio.sleep(10**6)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.sleep(0)
+                cleaned.append(1)
+
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(rounds, supervisor)
+            await asyncio.sleep(3.5)
+            assert await supervisor.adrain(10) is True
+            assert loop.time() == pytest.approx(4, abs=0.1)
+            with pytest.raises(RuntimeError, match="until it stops"):
+                supervisor.start_soon(forever)
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(forever)
+            supervisor.start_soon(supervisor.wait_stopping)
+            failing = Task(0)
+            supervisor.start_soon(failing)
+            await asyncio.sleep(0.1)
+            began = loop.time()
+            assert await supervisor.adrain(10) is False
+            assert loop.time() - began == pytest.approx(10)
+            assert cleaned == [1]
+            assert len(failing.began) == 1  # it waited to be restarted
+        async with Supervisor() as supervisor:
+            late = Task(5)
+            supervisor.start_soon(late)
+            assert await supervisor.adrain(60) is True
+            assert len(late.began) == 1
+            assert supervisor.parked == ()
+
+    in_virtual_asyncio(main)
+
+
+async def test_the_blocks_own_error_cancels_the_tasks_and_stays_bare(tasks_world: World) -> None:
+    ended: list[int] = []
+
+    async def forever() -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            ended.append(1)
+
+    with pytest.raises(Boom, match="of the block"):
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(forever)
+            await anyio.wait_all_tasks_blocked()
+            raise Boom("of the block")
+    assert ended == [1]
+
+
+async def test_a_cancellation_ends_it(tasks_world: World) -> None:
+    with anyio.move_on_after(0.02) as scope:
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(anyio.sleep, 60)
+    assert scope.cancelled_caught
+
+
+async def test_it_is_used_once_and_inside_its_block(tasks_world: World) -> None:
+    supervisor = Supervisor()
+    assert supervisor.is_stopping is False
+    with pytest.raises(RuntimeError, match="inside its block"):
+        supervisor.start_soon(anyio.sleep, 1)
+    with pytest.raises(RuntimeError, match="inside its block"):
+        await supervisor.wait_stopping()
+    with pytest.raises(RuntimeError, match="inside its block"):
+        await supervisor.adrain(1)
+    async with supervisor:
+        pass
+    with pytest.raises(RuntimeError, match="make another one"):
+        await supervisor.__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"restart": "1"}, "restart"),
+        ({"max_restarts": -1}, "max_restarts"),
+        ({"within": 0}, "within"),
+        ({"on_parked": 5}, "on_parked"),
+        ({"name": ""}, "name"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Supervisor(**settings)

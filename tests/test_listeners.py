@@ -425,6 +425,7 @@ def test_these_are_all_the_kinds() -> None:
         "Canceller",
         "Event",
         "Listener",
+        "Parked",  # of a Supervisor, which is no policy
         "TripCount",
         "subscribe",
     }

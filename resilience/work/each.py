@@ -112,7 +112,7 @@ class Each(Generic[I, R]):
         self._limit = limit
         self._ordered = ordered
         self._progress = progress
-        self._threads: _Threads | None = None
+        self._threads: _Threads
         self._tasks: _Tasks
         self._group: TaskGroup
 
@@ -123,8 +123,7 @@ class Each(Generic[I, R]):
         return self._threads
 
     def __exit__(self, *error: object) -> None:
-        if self._threads is not None:
-            self._threads.close()
+        self._threads.close()
 
     def _call(self, item: Any) -> Outcome[Any]:
         try:

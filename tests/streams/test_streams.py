@@ -327,12 +327,8 @@ def test_a_thread_walks_away_from_a_pull(threads: World) -> None:
         go.wait(5)
         yield 2
 
-    limited = {"no result within": Timeout(0.02).streaming(), "no item": retry(1).streaming(idle=0.02)}
+    limited = {"no result within": Timeout(0.2).streaming(), "no item": retry(1).streaming(idle=0.2)}
     for message, streaming in limited.items():
-        got: list[int] = []
-        with pytest.raises(TimeoutExceeded, match=message):
-            got.extend(streaming.call(source))
-        assert got == [1]
         stream = streaming.call(source)
         assert next(stream) == 1
         with pytest.raises(TimeoutExceeded, match=message):

@@ -91,7 +91,7 @@ async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world
             assert read[0] <= taken + 10
             if taken == 50:
                 break
-    assert most == [5]
+    assert 1 < most[0] <= 5
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -254,7 +254,7 @@ def test_many_items_in_few_threads() -> None:
         ((Retry(), str, []), {"ordered": 1}, "ordered"),
         ((Retry(), str, []), {"progress": 5}, "progress"),
     ],
-    ids=str,
+    ids=["policy", "function", "items", "limit", "ordered", "progress"],
 )
 def test_bad_input_is_refused(arguments: Any, settings: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Fallback, Pipeline, Rejected, Retry, Timeout
+from resilience import Fallback, Pipeline, Rejected, Retry, Timeout, events
 from resilience.shared import MemoryStore
 from resilience.testing import virtual_time
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
@@ -82,7 +82,7 @@ async def test_what_fails_gives_its_claim_up(world: World, store: Any) -> None:
     assert await run(world, once, pay, "a") == "fine"
 
 
-async def test_a_call_under_way_refuses_others(world: World, store: Any) -> None:
+async def test_a_call_under_way_refuses_others(world: World, store: Any, heard: list[Any]) -> None:
     once = Once(store, key=by_order, lease=30, name="pay")
 
     seen: list[Any] = []
@@ -96,6 +96,8 @@ async def test_a_call_under_way_refuses_others(world: World, store: Any) -> None
     assert refused.policy == "pay"
     assert refused.retry_after is not None
     assert 25 < refused.retry_after <= 30
+    [rejected] = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert (rejected.policy, rejected.reason, rejected.retry_after) == ("pay", "KeyInUse", refused.retry_after)
 
 
 def test_a_claim_and_a_result_end_with_their_time(clocks: FakeClock, store: Any) -> None:
@@ -242,7 +244,7 @@ def test_results_pass_a_serializer() -> None:
         ({"serializer": object()}, "dumps and loads"),
         ({"name": ""}, "name"),
     ],
-    ids=str,
+    ids=["store", "key", "payload", "lease", "keep", "serializer", "name"],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
@@ -261,3 +263,33 @@ def test_how_it_is_shown() -> None:
     assert repr(once).startswith("Once(store=<MemoryStore entries=0>, key=")
     with pytest.raises(TypeError, match="mutable mapping"):
         MemoryStore(5)  # type: ignore[arg-type]
+
+
+def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
+    """The second finds that it is there, and what it says."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "once.db", timeout=10)
+
+    other, late = claims.DbApiClaims(connect), claims.DbApiClaims(connect)
+    claim, steps = late._claim, []
+
+    def overtaken(run: Any, *arguments: Any) -> Claim:
+        if not steps:
+            steps.append(other.claim("key", "theirs", "print", 30))
+            return run(claims._INSERT, "key", "ours", "print", 0.0)  # as it would, had it looked before
+        return claim(run, *arguments)
+
+    late._claim = overtaken  # type: ignore[method-assign]
+    answer = late.claim("key", "ours", "print", 30)
+    assert steps == [Claim(True)]
+    assert (answer.is_mine, answer.fingerprint, answer.result) == (False, "print", None)
+
+
+def test_a_step_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "once.db")
+    kept = claims.DbApiClaims(connection)
+    with pytest.raises(sqlite3.Error):
+        kept.claim("key", object(), "print", 30)  # type: ignore[arg-type]
+    assert not connection.in_transaction
+    connection.close()

@@ -22,6 +22,7 @@ from resilience import (
     CircuitState,
     Context,
     Fallback,
+    Hedge,
     Pipeline,
     Policy,
     Retry,
@@ -548,7 +549,22 @@ async def anext_sent(stream: Any) -> Any:
     return await stream.asend(None)
 
 
-@pytest.mark.parametrize("policy", [Cache(1), SingleFlight(), Pipeline(retry(), Cache(1))], ids=str)
+async def test_a_policy_cannot_open_a_source_several_times_at_once(world: World) -> None:
+    class Races(Policy[Any]):
+        races = True
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            plan: Any = None
+            await ctx.runtime.race(call, ctx, plan)
+
+    got, error = await outcome(streamed(world, Races(), Source(world, [1])))
+    assert got == []
+    assert "several times at once" in str(error)
+
+
+@pytest.mark.parametrize(
+    "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(retry(), Cache(1))], ids=lambda it: it.name
+)
 def test_what_hands_out_results_again_cannot_stand_around_a_stream(policy: Any) -> None:
     with pytest.raises(TypeError, match="cannot stand around a stream"):
         policy.streaming()

@@ -43,6 +43,19 @@ async def test_each_item_has_its_outcome(world: World, ordered: bool) -> None:
     assert all(outcome == Success(item * 2) for item, outcome in pairs if item % 3)
 
 
+async def test_items_may_be_asynchronous(tasks_world: World) -> None:
+    async def source() -> AsyncIterator[int]:
+        for number in range(3):
+            await anyio.sleep(0)
+            yield number
+
+    async def work(number: int) -> int:
+        return number
+
+    pairs = await outcomes_of(tasks_world, work, source(), limit=2, ordered=True)
+    assert pairs == [(number, Success(number)) for number in range(3)]
+
+
 async def test_no_items_no_outcomes(world: World) -> None:
     assert await outcomes_of(world, str, [], limit=1) == []
 

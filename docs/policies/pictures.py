@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from resilience import AdaptiveLimit, AdaptiveThrottle, Hedge, RetryBudget  # noqa: E402
+from resilience import AdaptiveLimit, AdaptiveThrottle, Hedge, Rate, RateLimiter, RetryBudget  # noqa: E402
 from tests.policies import hedged, simulated, storms  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
@@ -69,8 +69,23 @@ def retry_budget(axes: Any) -> None:
     axes.set_ylabel("% answered in time")
 
 
+def rate_limiter(axes: Any) -> None:
+    """Draw how many of 40 callers have begun, who come at once, at ten a second."""
+    axes.axvspan(1.5, 3.5, color=BAND)
+    axes.text(2.5, 2, "the other side closes", ha="center", color=OTHERS)
+    for label, color, line, rate in (
+        ("Rate(10)", OTHERS, "-", Rate(10)),
+        ("Rate(10, burst=5)", OURS, "--", Rate(10, burst=5)),
+        ("Rate(10, burst=1)", OURS, "-", Rate(10, burst=1)),
+    ):
+        instants = [0.0, *simulated.begun(RateLimiter(rate), 40, 1.5, 2.0)]
+        axes.step(instants, range(len(instants)), where="post", color=color, linestyle=line, label=label)
+    axes.set_ylabel("calls that have begun")
+
+
 PICTURES = {
     "hedge": hedge,
+    "rate-limiter": rate_limiter,
     "retry-budget": retry_budget,
     "adaptive-limit": adaptive_limit,
     "adaptive-throttle": adaptive_throttle,

@@ -7,7 +7,7 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, LimitExceeded, Retry, Throttled
+from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, LimitExceeded, RateLimiter, Retry, Throttled
 from resilience.testing import Simulation
 
 # --- a backend that refuses ----------------------------------------------------------------------
@@ -135,3 +135,28 @@ def overloaded(
         simulation.start(watch())
         simulation.run(until=seconds)
     return Goodput(len(good) / (CAPACITY * seconds * 3 / 4), fmean(good) if good else inf, limits)
+
+
+# --- callers who wait for their turn --------------------------------------------------------------
+
+
+def begun(limiter: RateLimiter, callers: int, closed_at: float, closed_for: float) -> list[float]:
+    """Return when each of so many callers begins who come at once, where the other side closes in the middle."""
+    instants: list[float] = []
+    with Simulation() as simulation:
+
+        async def fn(ctx: Any) -> None:
+            instants.append(simulation.now())
+
+        async def caller() -> None:
+            await simulation.execute(limiter, fn)
+
+        async def close() -> None:
+            await simulation.sleep(closed_at)
+            limiter.pause(closed_for)
+
+        for _ in range(callers):
+            simulation.start(caller())
+        simulation.start(close())
+        simulation.run()
+    return instants

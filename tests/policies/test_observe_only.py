@@ -37,6 +37,15 @@ async def test_an_open_circuit_lets_calls_pass_and_says_so(world: World, clock: 
     assert (stats.rejected, stats.retry_after, stats.opened) == (2, 20.0, 1)
 
 
+async def test_what_a_call_that_it_let_pass_raises_is_not_judged(world: World, clock: FakeClock) -> None:
+    """No predicate is asked, and the error is not taken for one that was counted."""
+    asked: list[Exception] = []
+    breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=lambda error: not asked.append(error))
+    await fails(world, breaker)
+    await fails(world, breaker, times=3)
+    assert len(asked) == 1
+
+
 async def test_its_circuit_goes_through_its_states(world: World, clock: FakeClock, heard: list[Any]) -> None:
     """The first call after the open period is the probe, and its success closes the circuit."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)

@@ -57,6 +57,20 @@ def test_eight_steps_down_that_make_nothing_quicker_are_taken_back() -> None:
     assert after(aimd, 30, *[slow(1.3)] * 20) == (30, "slow anyway")
 
 
+def test_steps_are_compared_with_what_was_usual_before_them() -> None:
+    """Not with the one slow sample that they began with."""
+    aimd = Aimd(0.3)
+    after(aimd, 30, *[Sample(0.29, 1, False, False)] * 10)
+    assert after(aimd, 30, slow(0.6), *[slow(0.4)] * 8) == (30, "slow anyway")
+
+
+def test_it_stays_at_what_calls_take_under_the_limit_that_it_went_back_to() -> None:
+    """With more of them at once that is longer than it was in the end of the steps."""
+    aimd = Aimd(0.3)
+    after(aimd, 30, *[slow(1.0)] * 9)
+    assert {aimd.update(30, slow(3.0)) for _ in range(20)} == {(30, "slow anyway")}
+
+
 @pytest.mark.parametrize(
     ("changed", "answer"),
     [(slow(3.0), (27, "slow")), (quick(), (31, "room")), (slow(1.0, dropped=True), (27, "dropped"))],

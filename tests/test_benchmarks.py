@@ -18,6 +18,7 @@ from benchmarks.bars import BARS, judge
 from benchmarks.cells import Cell, Result, fine
 from benchmarks.families import CELLS, layers
 from benchmarks.functions import ANSWER, ATTEMPTS, FAILURE, FAILURES
+from benchmarks.handler.apps import HANDLERS
 from benchmarks.libraries import BY_HAND, OURS, Library
 from benchmarks.plot import PANELS
 from benchmarks.timing import ASYNCIO, SYNC, WORLDS, Effort, outcome
@@ -78,6 +79,16 @@ def test_bars_and_picture_look_at_cells_that_are_measured(smoke: tuple[str, dict
         assert bar.contestant in results[bar.cell]
     for cell, _ in PANELS:
         assert OURS in results[cell]
+
+
+def test_every_web_handler_answers(tmp_path: Path) -> None:
+    """Each is started, asked and drawn."""
+    command = [sys.executable, "-m", "benchmarks.handler", "--rounds", "1", "--seconds", "0.05"]
+    files = ["--json", str(tmp_path / "run.json"), "--plot", str(tmp_path / "picture.svg")]
+    subprocess.run([*command, *files], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    cells = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["cells"]
+    assert all(samples.keys() == HANDLERS.keys() for samples in cells.values())
+    assert "standard() as transport" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 
 
 def test_a_run_reads_back_as_it_was_written() -> None:

@@ -42,7 +42,7 @@ TESTS = {
     "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
     "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
     "state/rates.py": ["state/test_rates.py", *_RATES],
-    "state/turns.py": _RATES,
+    "state/turns.py": ["state/test_turns.py", *_RATES],
     "policies/rate.py": [*_RATES, "test_bad_input.py"],
     "policies/rate_limiter.py": [*_RATES, *_EVERY_POLICY],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],

@@ -56,7 +56,7 @@ class ExecutionInfo:
     def with_properties(self, properties: Mapping[str, Any]) -> ExecutionInfo:
         """Return the same, with these properties added."""
         merged = MappingProxyType({**self.properties, **properties})
-        return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap)
+        return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap, self.hedge)
 
     def with_cap(self, cap: Cap) -> ExecutionInfo:
         """Return the same, with a cap on repeats."""

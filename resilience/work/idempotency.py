@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Never, TypeVar, final
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 #: Where the key is in `ctx.properties`.
 PROPERTY = "idempotency_key"
+
+_lock = threading.Lock()  # attempts of one execution may begin at once
 
 
 @final
@@ -78,7 +81,10 @@ class IdempotencyKey(Policy[Never]):
             if not isinstance(text, str) or not text:
                 raise TypeError(f"make must return a text that is not empty, not {text!r}")
             if record is not None:
-                record.idempotency_key = text
+                with _lock:
+                    if record.idempotency_key is None:
+                        record.idempotency_key = text
+                    text = record.idempotency_key
         key = GeneratedKey(text)
         key.record = record
         return await call(ctx._with_info(ctx._info.with_properties({PROPERTY: key})))

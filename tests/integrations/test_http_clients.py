@@ -30,6 +30,7 @@ from resilience.clock import clock as process_clock
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus, standard
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from resilience.runtimes.blocking import drive
+from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
@@ -653,3 +654,65 @@ def test_wrong_arguments_are_refused(client: HTTPClient) -> None:
     ):
         with pytest.raises(TypeError, match=message):
             client.make(policy, **options)  # type: ignore[arg-type]
+
+
+# --- idempotency keys -------------------------------------------------------------------------
+
+
+def keys_of(server: FlakyServer) -> list[str | None]:
+    return [it.headers["Idempotency-Key"] for it in server.requests]
+
+
+@pytest.mark.parametrize("outermost", [True, False])
+async def test_a_key_of_the_execution_lets_a_post_be_repeated(
+    server: FlakyServer, client: HTTPClient, outermost: bool
+) -> None:
+    """One key in all attempts of a request, another one for the next request, wherever the policy stands."""
+    policy = IdempotencyKey().wrap(QUICK) if outermost else QUICK.wrap(IdempotencyKey())
+    async with client.open(policy) as send:
+        for path in ("/one", "/two"):
+            reply = await send("POST", server.script(path, 503, Answer(fault="reset"), 200), data=b"body")
+            assert reply.status == 200
+    first, second = keys_of(server)[:3], keys_of(server)[3:]
+    assert [len(set(it)) for it in (first, second)] == [1, 1]
+    assert first[0] is not None
+    assert first[0] != second[0]
+    assert [it.body for it in server.requests] == [b"body"] * 6
+
+
+async def test_a_header_of_the_requests_own_is_kept(server: FlakyServer, client: HTTPClient) -> None:
+    """In any case of letters, and it is what lets the request be repeated."""
+    async with client.open(IdempotencyKey().wrap(QUICK)) as send:
+        url = server.script("/", 503, 200)
+        assert (await send("POST", url, headers={"idempotency-key": "own"}, data=b"body")).status == 200
+    assert keys_of(server) == ["own", "own"]
+
+
+async def test_the_key_of_a_call_around_is_not_sent(server: FlakyServer, client: HTTPClient) -> None:
+    """That call may send several requests, which are not the same one; a key that the caller has given is sent."""
+    given = Context(properties={"idempotency_key": "order-7"})
+    async with client.open(QUICK) as send:
+
+        async def fn(ctx: Context) -> Any:
+            return await send("POST", server.script("/", 503, 200), data=b"body")
+
+        assert (await client.world.attempt(IdempotencyKey(), fn)).status == 503
+        assert keys_of(server) == [None]
+        assert (await client.world.attempt(Retry(1), fn, given)).status == 200
+        assert keys_of(server) == [None, "order-7", "order-7"]
+
+
+async def test_a_key_does_not_bring_a_body_back(server: FlakyServer, client: HTTPClient) -> None:
+    """What can be sent only once is sent once."""
+    async with client.open(IdempotencyKey().wrap(QUICK)) as send:
+        outcome = await attempt(send("POST", server.script("/", 503, 200), data=client.generator(b"a", b"b")))
+    assert getattr(outcome, "status", 503) == 503
+    assert len(server.requests) == 1
+
+
+async def test_the_rules_name_the_header(server: FlakyServer, client: HTTPClient) -> None:
+    rules = Rules(idempotency_header="X-Request-Key")
+    async with client.open(IdempotencyKey(lambda: "k").wrap(QUICK), rules=rules) as send:
+        assert (await send("POST", server.script("/", 503, 200), data=b"body")).status == 200
+    assert [it.headers["X-Request-Key"] for it in server.requests] == ["k", "k"]
+    assert keys_of(server) == [None, None]

@@ -15,6 +15,7 @@ A client is described by a class that says how it sends, what its errors mean, a
 Sending a request twice can do its work twice. From the moment an attempt begins, the request counts as sent, because
 a `Timeout` that cuts it off tells nothing; what the client raises may show that it was not. The exchange says so in
 the two places where a Retry looks: on the failure (`repeatable`), and on itself, the function that is called.
+With an idempotency key, the caller's or one that an `IdempotencyKey` has made for this execution, it may be repeated.
 
 Attempts can overlap: a thread that a `Timeout` has walked away from goes on, and a policy may hedge. So what an attempt
 is given is its own (`Attempt`), what all share stands behind one lock, and an attempt that was left behind has no say.
@@ -50,6 +51,7 @@ from resilience.integrations.wire import OfHost, Propagation
 from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
+from resilience.work.idempotency import key_for
 
 #: Seconds that closing a discarded response may take in a task, also where its caller is cancelled. It takes no time
 #: unless something is broken: a closing handshake with a server that does not answer.
@@ -130,6 +132,7 @@ class Exchange:
         self.why_not_once_sent: str | None = settings.rules.why_not_again(
             method, headers, sent=True, replayable=body.can_be_sent_again
         )
+        self._has_own_key = settings.rules.has_key(headers)  # looked up now: attempts may add to the headers
 
     def __getattr__(self, name: str) -> Any:
         """Name the operation, where something asks what is executed."""
@@ -215,6 +218,12 @@ class Exchange:
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
         self._why_not_again = self.why_not_once_sent
+        if not self._has_own_key and (key := key_for(ctx)) is not None:
+            rules, body = self.settings.rules, self._body
+            headers = {**headers, rules.idempotency_header: key}
+            self._why_not_again = rules.why_not_again(
+                self._method, headers, sent=True, replayable=body.can_be_sent_again
+            )
         self._body.begin()
         return Attempt(ctx, left, cut_off_at(ctx) <= ctx.deadline < inf, headers)
 

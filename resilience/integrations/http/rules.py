@@ -99,6 +99,10 @@ class Rules:
         """Whether a response with this status is a failure."""
         return status in self.statuses
 
+    def has_key(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers carries an idempotency key."""
+        return bool((_header(headers, self.idempotency_header) or "").strip())
+
     def why_not_again(
         self, method: str, headers: Mapping[str, str], *, sent: bool, replayable: bool = True
     ) -> str | None:
@@ -112,7 +116,7 @@ class Rules:
             return None
         if not replayable:
             return "its body can be sent only once"
-        if method.upper() in self.methods or (_header(headers, self.idempotency_header) or "").strip():
+        if method.upper() in self.methods or self.has_key(headers):
             return None
         return f"{method.upper()} may have been carried out, and carries no {self.idempotency_header}"
 

@@ -77,11 +77,19 @@ def test_what_is_larger_than_the_burst_waits_for_all_of_it_and_leaves_a_debt() -
 
 
 def test_the_memory_of_a_window_is_bounded() -> None:
-    """Uses within a 1024th of the period are one entry."""
+    """Uses within a 1024th of the period are one entry, and what has left is forgotten."""
     window = Window(10_000, 1.0)
-    for number in range(10_000):
-        window.take(1, number / 10_000, number / 10_000)
+    for number in range(30_000):
+        window.take_now(1, number / 10_000)
     assert len(window._log) <= Window.STEPS + 1
+
+
+def test_uses_that_follow_closely_are_not_all_kept_as_one() -> None:
+    """Each leaves in time, though there is always one within a 1024th of the period before it."""
+    window, gap = Window(1000, 1.0), 0.5 / Window.STEPS
+    for number in range(1000):
+        window.take(1, number * gap, number * gap)
+    assert 1.0 <= window.ready(1, 0.6) <= 1.0 + 1 / Window.STEPS
 
 
 def test_fractions_are_not_refused_for_the_rounding_of_their_sum() -> None:
@@ -137,6 +145,8 @@ def test_a_window_charges_more_beyond_its_limit() -> None:
     window.take(5, 0.0, 0.0)
     window.correct(20, 0.0, 0.5)
     assert window.ready(1, 0.6) == 1.5
+    window.correct(0.5, 0.0, 0.6)
+    assert window.ready(10, 0.6) == 1.6
 
 
 def test_a_bucket_gives_back_no_more_than_it_holds() -> None:

@@ -309,6 +309,17 @@ async def test_a_cancellation_leaves_no_trace(tasks_world: World, virtual: Virtu
 # --- pauses, and what the other side says ------------------------------------------------------
 
 
+async def test_a_pause_closes_a_bucket_with_room(world: World, virtual: VirtualClock) -> None:
+    """Again and again: a call that finds room takes no lock, and looks all the same."""
+    limiter = RateLimiter(Rate(1000, burst=1000))
+    for closed_until in (5, 10):
+        assert [await works(world, limiter), await works(world, limiter)] == ["fine", "fine"]
+        limiter.pause(5)
+        assert limiter.try_take() == 5
+        assert await works(world, limiter) == "fine"
+        assert virtual.now() == closed_until
+
+
 def test_after_a_pause_those_who_wait_come_evenly() -> None:
     limiter = RateLimiter(Rate(4, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.1, lambda: limiter.pause(5)).run()

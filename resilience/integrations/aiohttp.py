@@ -133,7 +133,7 @@ class _Sending(TaskExchange):
 
     @override
     def limit(self, response: ClientResponse) -> ClientResponse:
-        if self.body_deadline == inf or response.content.is_eof():
+        if self.body_deadline == inf or response.content.is_eof() or response.connection is None:
             return response  # all of it is here, read or not
 
         known = weakref.ref(response)  # who has closed it, and let it go, does not wait for the end of its time
@@ -146,8 +146,7 @@ class _Sending(TaskExchange):
 
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
-        if response.connection is not None:
-            response.connection.add_callback(timer.cancel)  # it is given back, also of a body that is not read on
+        response.connection.add_callback(timer.cancel)  # it is given back, also of a body that is not read on
         return response
 
     @override

@@ -125,9 +125,7 @@ class Alarm:
         """Cancel the tasks that are due by now, `due` in any case, and set the alarm for the first of the others."""
         for timer in sorted(self.pending, key=_deadline):  # copied at once: it may change between any two steps
             if timer is not due and timer.deadline > now:
-                if timer.deadline < self.rings_at:
-                    self.set(timer, now)
-                return
+                break
             task = getattr(timer, "task", None)  # None: its block has ended, or a finalizer is just closing that
             self.pending.pop(timer, None)
             if task is not None:
@@ -136,6 +134,9 @@ class Alarm:
                     task.cancel()
                 except Exception as error:  # what it awaits refuses: that is no reason to spare the others
                     self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
+        first = min([*self.pending], key=_deadline, default=None)
+        if first is not None:
+            self.set(first, now)
 
 
 def _no_handle() -> None:

@@ -298,3 +298,18 @@ def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:
         ResilienceTransport(QUICK, library.AsyncHTTPTransport(verify=NO_TLS))
     with pytest.raises(TypeError, match="transport must have a method handle_async_request"):
         AsyncResilienceTransport(QUICK, library.HTTPTransport(verify=NO_TLS))
+
+
+def test_what_is_executed_is_named_by_its_method_and_host() -> None:
+    """Where something asks; and it has no other attribute of a function."""
+    seen: list[Any] = []
+
+    class Looks(Policy):
+        async def around(self, call: Any, ctx: Any) -> Any:
+            seen.append((ctx.operation, ctx.operation.common, hasattr(ctx.called.function, "__code__")))
+            return await call(ctx)
+
+    transport = ResilienceTransport(Looks(), httpx.MockTransport(lambda request: httpx.Response(200)))
+    with httpx.Client(transport=transport) as client:
+        client.get("http://example.org/users/42")
+    assert seen == [("GET example.org", "GET", False)]

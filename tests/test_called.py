@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     Bulkhead,
     Cache,
     Chaos,
     CircuitBreaker,
     Context,
     Fallback,
+    Hedge,
     Pipeline,
     Policy,
     Retry,
@@ -266,6 +268,8 @@ def every_kind(call: Callable[[Policy[Any]], object], full: Bulkhead) -> None:
     chaos = Chaos(result=None)
     with chaos.injecting(rate=1.0):
         call(chaos)
+    call(Hedge(5, on=Boom, eager=True))
+    call(AdaptiveLimit(60, initial=20, min_samples=1, on=Boom))
     cache = Cache(60, key=lambda *_: "same", keep_errors=Boom)
     call(cache)
     call(cache)

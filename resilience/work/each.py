@@ -141,8 +141,8 @@ class Each(Generic[I, R]):
         return self._tasks
 
     async def __aexit__(self, *error: object) -> None:
-        self._group.cancel_scope.cancel()
         self._tasks.close()
+        self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
 
     async def _acall(self, item: Any) -> Outcome[Any]:
@@ -245,6 +245,7 @@ class _Tasks(AsyncIterator[Any]):
         self._items = items
         self._ordered = ordered
         self._progress = progress
+        self._is_closed = False
         self._room = anyio.Semaphore(2 * limit)
         self._running = anyio.Semaphore(limit)
         self._send, self._receive = anyio.create_memory_object_stream[_Place](inf)
@@ -264,7 +265,8 @@ class _Tasks(AsyncIterator[Any]):
         return place.item, place.outcome
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Begin no other call, and hand out nothing more."""
+        self._is_closed = True
         self._receive.close()
 
     async def read(self) -> None:
@@ -275,6 +277,8 @@ class _Tasks(AsyncIterator[Any]):
                     await self._room.acquire()
                     async for item in items:
                         await self._running.acquire()
+                        if self._is_closed:  # a call that was cancelled has made room
+                            return
                         group.start_soon(self._run, self._placed(item))
                         await self._room.acquire()
                 except Exception as error:

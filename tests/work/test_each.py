@@ -94,8 +94,10 @@ async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world
     async def work(number: int) -> None:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
-        await anyio.sleep(0.001)
-        inside[0] -= 1
+        try:
+            await anyio.sleep(0.001)
+        finally:
+            inside[0] -= 1
 
     async with each(Retry(1), work, source(), limit=5, ordered=ordered) as outcomes:
         async for _ in outcomes:

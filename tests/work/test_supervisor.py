@@ -125,7 +125,7 @@ def test_a_drain_waits_and_then_cancels() -> None:
             assert loop.time() == pytest.approx(4, abs=0.1)
             with pytest.raises(RuntimeError, match="until it stops"):
                 supervisor.start_soon(forever)
-        async with Supervisor() as supervisor:
+        async with Supervisor(restart=[60]) as supervisor:
             supervisor.start_soon(forever)
             supervisor.start_soon(supervisor.wait_stopping)
             failing = Task(0)

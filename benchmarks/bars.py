@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.cells import Result
 from benchmarks.clients import AROUND
-from benchmarks.families import clients, layers, limits, queues, scale, start, telemetry, threads
+from benchmarks.families import clients, layers, limits, queues, repeats, scale, start, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -46,6 +46,13 @@ BARS = (
     Bar("sync, one policy: retry", "resilix", 1.8),
     Bar("sync, one policy: breaker", "resilix", 1.8),
     Bar("sync, one policy: rate", "nopanic", 0.9),
+    Bar("sync, one policy: retry, budget", "nopanic", 0.45),
+    Bar("asyncio, one policy: retry, budget", "nopanic", 0.45),
+    Bar("asyncio, one policy: hedge", "nopanic", 0.4),
+    Bar("trio, one policy: hedge", "nopanic", 0.25),
+    Bar(f"sync, {repeats.GROUP}: {repeats.CALL}", repeats.TIMEOUT, 1.6, contestant=repeats.HEDGE),
+    Bar(f"sync, {repeats.GROUP}: {repeats.ADDED}", "itself", 1000, contestant=repeats.CAP, unit="ns"),
+    Bar(f"sync, {repeats.GROUP}: {repeats.ADDED_TO_RETRY}", "itself", 35, contestant=repeats.BUDGET, unit="ns"),
     Bar("asyncio, one policy: rate", "nopanic", 0.9),
     Bar("asyncio, one policy: rate", "aiolimiter", 0.8),
     Bar("asyncio, stack: four", "resilix", 0.45),

@@ -64,15 +64,13 @@ class RetryBudget:
     10.0
     """
 
-    #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
-    succeeded: Callable[[], object]
-
     def __init__(self, ratio: float = 0.1, *, saved: float = 10.0, per_second: float = 0.0) -> None:
         self._ratio = _within("ratio", ratio, 0, 1000)
         self._saved = _within("saved", saved, 1)
         self._per_second = _within("per_second", per_second, 0)
         self._ticks = count()  # one for each success, and one for each time that they are counted
-        self.succeeded = self._ticks.__next__
+        #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
+        self.succeeded: Callable[[], object] = self._ticks.__next__
         self._lock: threading.RLock
         self._balance: float
         self._refused: int

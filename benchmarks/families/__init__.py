@@ -17,6 +17,7 @@ from benchmarks.families import (
     limits,
     memory,
     queues,
+    repeats,
     scale,
     stacks,
     start,
@@ -32,5 +33,8 @@ CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
     """Measure what is wanted; the results of one table come one after another."""
     yield from measure_each(CELLS, libraries, effort, wanted)
-    for family in (account, layers, limits, threads, queues, telemetry, memory, scale, start, imports, clients):
+    for family in (
+        *(account, layers, limits, repeats, threads, queues, telemetry, memory),
+        *(scale, start, imports, clients),
+    ):
         yield from family.measure(libraries, effort, wanted)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from benchmarks.cells import Cell, fine
 from benchmarks.timing import WORLDS
 
-POLICIES = ("retry", "breaker", "breaker, ratio", "bulkhead", "rate", "fallback", "deadline", "timeout")
+POLICIES = (
+    "retry",
+    "retry, budget",
+    "hedge",
+    "breaker",
+    "breaker, ratio",
+    "bulkhead",
+    "rate",
+    "fallback",
+    "deadline",
+    "timeout",
+)
 
 CELLS = [
     Cell(f"{world}, one policy", policy, world, entry=policy, setting=fine) for world in WORLDS for policy in POLICIES

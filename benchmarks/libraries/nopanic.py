@@ -50,6 +50,16 @@ def retry_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     return nopanic.retry(ATTEMPTS, on=FAILURE, backoff=0.0)(fn)
 
 
+@library.enters("retry, budget", SYNC, ASYNCIO, TRIO)
+def retry_budget(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.retry(ATTEMPTS, on=FAILURE, budget=nopanic.RetryBudget(0.1))(fn)
+
+
+@library.enters("hedge", ASYNCIO, TRIO)
+def hedge(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.hedge(delay=SECONDS)(fn)
+
+
 @library.enters("breaker", SYNC, ASYNCIO, TRIO)
 @library.enters("breaker, ratio", SYNC, ASYNCIO, TRIO)
 def breaker(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from resilience import (
     CircuitBreaker,
     FailureRatio,
     Fallback,
+    Hedge,
     Pipeline,
     Policy,
     Rate,
@@ -63,6 +64,16 @@ def retry(fn: Callable[..., Any]) -> Callable[..., Any]:
 @library.enters("retry at once", SYNC, ASYNCIO, TRIO)
 def retry_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     return Retry(ATTEMPTS, on=FAILURE, backoff=[0])(fn)
+
+
+@library.enters("retry, budget", SYNC, ASYNCIO, TRIO)
+def retry_budget(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Retry(ATTEMPTS, on=FAILURE, budget=0.1)(fn)
+
+
+@library.enters("hedge", SYNC, ASYNCIO, TRIO)
+def hedge(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Hedge(SECONDS)(fn)
 
 
 @library.enters("breaker", SYNC, ASYNCIO, TRIO)

@@ -63,7 +63,7 @@ def retry_budget(axes: Any) -> None:
         ("10 % of requests", OTHERS, "--", lambda it: storms.PerRequest(0.1, it), 3),
         ("RetryBudget(0.1)", OURS, "-", lambda it: RetryBudget(0.1), 3),
     ):
-        course = storms.goodput(budget_of, 140, attempts=attempts, seconds=270)
+        course = storms.goodput(budget_of, 280, attempts=attempts, seconds=300)
         at = [30 * slot + 15 for slot in range(len(course))]
         axes.plot(at, [100 * it for it in course], color=color, linestyle=line, label=label)
     axes.set_ylabel("% answered in time")

@@ -1,6 +1,6 @@
 """A storm of retries that outlives its cause, and which budgets end it: what `RetryBudget` is for.
 
-The model has the shape of Bronson et al., "Metastable Failures in Distributed Systems" (HotOS 2021). A server does 150
+The model has the shape of Bronson et al., "Metastable Failures in Distributed Systems" (HotOS 2021). A server does 300
 requests a second, first come first served, and does not notice that a client has gone. Clients come as a Poisson
 stream, give an attempt a second, and make up to three. For ten seconds the server does half. Goodput is what is
 answered in time.
@@ -17,7 +17,7 @@ from resilience import Bulkhead, Context, Rejected, Retry, Timeout
 from resilience.backoff import Exponential
 from resilience.testing import Simulation
 
-CAPACITY, WORKERS = 150.0, 15
+CAPACITY, WORKERS = 300.0, 30
 TRIGGER = (60.0, 70.0)
 
 

@@ -24,16 +24,20 @@ from resilience import (
     Context,
     FailureRatio,
     Fallback,
+    Hedge,
     LimitExceeded,
     LimitStats,
     Outcome,
     Pipeline,
     Policy,
+    Quantile,
     Rate,
     RateLimiter,
     RateLimiterStats,
+    RepeatCap,
     RetriesExhausted,
     Retry,
+    RetryBudget,
     Sample,
     Seeking,
     SlowRatio,
@@ -60,6 +64,37 @@ class Response:
     status: int = 200
 
 
+class Savings:
+    def succeeded(self) -> None: ...
+
+    def withdraw(self) -> bool:
+        return True
+
+    def give_back(self) -> None: ...
+
+
+class Racing(Policy[Never]):
+    races = True
+
+    async def around(self, call: Call[T], ctx: Context) -> T:
+        assert_type(ctx.hedge, int)
+        await ctx.runtime.race(call, ctx, Twice(ctx))
+        return await call(ctx.child(hedge=1))
+
+
+class Twice:
+    due: float = 0.0
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+
+    def begin(self) -> Context | None:
+        return self.ctx
+
+    def ended(self, number: int, outcome: Outcome[Any]) -> bool:
+        return number == 1
+
+
 def waits() -> Iterator[float]:
     yield 0.5
 
@@ -82,6 +117,17 @@ def settings() -> None:
     RateLimiter(
         Rate(500, timedelta(minutes=1)), Rate(10, burst=2, cost=lambda ctx: len(ctx.properties), actual=len), name="llm"
     )
+    Retry(budget=0.1)
+    Retry(budget=RetryBudget(0.2, saved=5, per_second=0.5))
+    Hedge(
+        timedelta(milliseconds=50), hedges=2, eager=True, budget=Savings(), on_hedge=lambda event: print(event.number)
+    )
+    Hedge(
+        Quantile(0.99, least=0.01, most=timedelta(seconds=1)), on=OSError, on_result=lambda it: it is None, budget=None
+    )
+    assert_type(Hedge().delay(), float)
+    assert_type(Hedge().execute(fetch), str)
+    assert_type(RepeatCap(2).wrap(Fallback(None), Hedge()).execute(fetch), str | None)
     AdaptiveLimit(timedelta(seconds=0.3), queue=5, max_wait=1, on_change=lambda event: print(event.new))
     AdaptiveLimit(Seeking(target=0.3), initial=5).reset()
     AdaptiveLimit(Fixed())

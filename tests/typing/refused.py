@@ -18,6 +18,7 @@ from resilience import (
     Context,
     FailureRatio,
     Fallback,
+    Hedge,
     Pipeline,
     Policy,
     Rate,
@@ -124,6 +125,9 @@ def settings() -> None:
     AdaptiveLimit(0.3, 20)  # type: ignore[call-arg]
     AdaptiveThrottle("2")  # type: ignore[arg-type]
     AdaptiveThrottle(2.0, 30.0)  # type: ignore[call-arg]
+    Retry(budget="0.1")  # type: ignore[arg-type]
+    Hedge("1")  # type: ignore[arg-type]
+    Hedge(budget=object())  # type: ignore[arg-type]
     Chaos()  # type: ignore[call-overload]
     Chaos(error=OSError, delay=1)  # type: ignore[call-overload]
     Chaos(error=KeyboardInterrupt)  # type: ignore[arg-type]

@@ -14,7 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience import AdaptiveLimit, AdaptiveThrottle, Bulkhead, Chaos, Fallback, Policy, Retry, Timeout
+from resilience import (
+    AdaptiveLimit,
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    Fallback,
+    Hedge,
+    Policy,
+    RepeatCap,
+    Retry,
+    Timeout,
+)
 from tests.composition.test_cancellation import (
     LONG,
     WAYS,
@@ -91,6 +102,8 @@ PIECES: dict[str, Callable[[], Piece]] = {
     "adaptive limit": lambda: adaptive_limit(0),
     "adaptive limit with a queue": lambda: adaptive_limit(3),
     "throttle": throttle,
+    "hedge": lambda: (Hedge(LONG, on=BaseException), untouched),
+    "cap": lambda: (RepeatCap(5), untouched),
     "chaos": lambda: (injecting(Chaos(action=lambda ctx: None)), untouched),
     "pipeline": lambda: (Policy.wrap(Retry(on=Boom), Timeout(LONG), listeners=[lambda event: None]), untouched),
 }

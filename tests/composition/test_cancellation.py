@@ -27,6 +27,7 @@ from resilience import (
     CircuitState,
     Context,
     Fallback,
+    Hedge,
     Policy,
     Rate,
     RateLimiter,
@@ -256,8 +257,15 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         it.try_take()
         return executing(it, work, lambda: none_waits(it))
 
+    def hedge_of_permits() -> Scene:
+        it = Bulkhead(3)
+        hedge = Hedge(0, hedges=2, budget=None, on=BaseException)
+        return executing(hedge.wrap(it), work, lambda: all_free(it))
+
     return {
         "limiter": limiter,
+        "hedge": lambda: executing(Hedge(LONG, on=BaseException)),
+        "hedge-of-permits": hedge_of_permits,
         "retry": lambda: executing(Retry(on=BaseException)),
         "timeout": lambda: executing(Timeout(LONG)),
         "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),

@@ -46,6 +46,7 @@ class TrioRace(Race):
     async def _others_ended(self) -> None:
         with self._trio.CancelScope(shield=True):
             await super()._others_ended()
+        await self._trio.lowlevel.checkpoint_if_cancelled()
 
     @override
     async def _close(self, late: object) -> None:

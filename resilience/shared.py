@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 from resilience import forks
@@ -24,7 +25,7 @@ class MemoryStore:
         #: What is stored.
         self.entries: MutableMapping[str, Any] = {} if entries is None else entries
         #: Held for each step on the entries.
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = threading.RLock()
         forks.reset_after_fork(self, MemoryStore._reset)
 
     def __repr__(self) -> str:

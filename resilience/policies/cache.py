@@ -67,13 +67,13 @@ class Entry:
     __slots__ = ("fresh_until", "is_used", "next_try", "outcome", "stale_until")
 
     def __init__(self, outcome: Outcome[Any], fresh_until: float, stale_until: float) -> None:
-        self.outcome = outcome
-        self.fresh_until = fresh_until
-        self.stale_until = stale_until
+        self.outcome: Outcome[Any] = outcome
+        self.fresh_until: float = fresh_until
+        self.stale_until: float = stale_until
         #: When it may be refreshed, after a refresh that failed.
-        self.next_try = fresh_until
+        self.next_try: float = fresh_until
         #: Whether it was asked for since it was last about to be dropped.
-        self.is_used = False
+        self.is_used: bool = False
 
 
 @final

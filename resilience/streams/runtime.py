@@ -81,8 +81,8 @@ class StreamRuntime(Runtime):
         """Note an item before the consumer has it."""
         self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}
         self.items += 1
-        self.is_answerable = False
-        self.is_repeatable = bool(self.resume)
+        self.is_answerable: bool = False
+        self.is_repeatable: bool = bool(self.resume)
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:

@@ -35,9 +35,9 @@ class Opened:
     __slots__ = ("ctx", "first_until", "is_first", "items")
 
     def __init__(self, items: Any, ctx: Context, first_until: float) -> None:
-        self.items = items
-        self.ctx = ctx
-        self.first_until = first_until
+        self.items: Any = items
+        self.ctx: Context = ctx
+        self.first_until: float = first_until
         #: Whether the next pull is the first one.
         self.is_first: bool = True
 

@@ -24,7 +24,7 @@ with needed_by("opentelemetry"):
 from typing_extensions import override
 
 from resilience import checks
-from resilience.execution import canceller
+from resilience.endings import canceller
 from resilience.integrations.telemetry import (
     DURATION_BUCKETS,
     INSTRUMENTS,

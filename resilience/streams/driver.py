@@ -10,10 +10,11 @@ from typing import Any, Final, Protocol, final
 
 from resilience.clock import clock
 from resilience.context import BareContext, Context
+from resilience.endings import end_execution
 from resilience.errors import ArgumentMisuse
 from resilience.events.dispatch import emit
 from resilience.events.kinds import StreamOpened
-from resilience.execution import Executed, end_execution, inherit
+from resilience.execution import Executed, inherit
 from resilience.info import NO_INFO
 from resilience.record import Record
 from resilience.runtimes.base import Runtime
@@ -260,4 +261,4 @@ class Driver:
     def _end(self, error: BaseException | None) -> None:
         self._is_over, self._answer = True, None
         if self._record is not None:
-            end_execution(self._record, self._streaming.policy, self._ctx, None, error, self._runtime.items)
+            end_execution(self._record, self._ctx, None, error, self._runtime.items)

@@ -1,0 +1,81 @@
+"""How calls of the function and whole executions ended, noted in the record and reported to listeners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilience.clock import clock
+from resilience.context import Context, is_over
+from resilience.events.dispatch import announce, subscribers
+from resilience.events.kinds import CallFinished, Canceller, ExecutionFinished
+from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
+from resilience.record import Record
+from resilience.runtimes.blocking import Suspended
+
+
+def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
+    """Note why a call of the function failed, and report the call to listeners that asked for it.
+
+    :param began: when it did; None where there was no such listener then.
+    """
+    if isinstance(error, Exception):
+        record.note(Failure(unwrap_stop_iteration(error)))
+    if began is not None:
+        outcome, cancelled_by = _how_it_ended(value, error, ctx)
+        announce(
+            subscribers.of(CallFinished),
+            CallFinished,
+            record.executed.name,
+            ctx,
+            attempt=ctx.attempt,
+            elapsed=clock.now() - began,
+            remaining=max(0.0, ctx.deadline - began),
+            outcome=outcome,
+            cancelled_by=cancelled_by,
+        )
+
+
+def end_execution(
+    record: Record, ctx: Context, value: object, error: BaseException | None, items: int | None = None
+) -> None:
+    """Close the record, and report how the execution ended: with a value, or with an error.
+
+    :param items: how many items a stream has handed out.
+    """
+    record.ended = clock.now()
+    listeners = ctx._info.listeners + subscribers.of(ExecutionFinished)
+    if listeners:
+        outcome, cancelled_by = _how_it_ended(value, error, ctx)
+        announce(
+            listeners,
+            ExecutionFinished,
+            record.executed.name,
+            ctx,
+            attempts=record.attempts,
+            elapsed=record.elapsed,
+            outcome=outcome,
+            cancelled_by=cancelled_by,
+            items=items,
+        )
+
+
+def _how_it_ended(
+    value: object, error: BaseException | None, ctx: Context
+) -> tuple[Outcome[Any] | None, Canceller | None]:
+    """Return the outcome; or, of what was cancelled, which is none, by what."""
+    if error is None:
+        return Success(value), None
+    if isinstance(error, Suspended):
+        error = error.error
+    if isinstance(error, Exception):
+        return Failure(unwrap_stop_iteration(error)), None
+    return None, canceller(error, ctx)
+
+
+def canceller(error: BaseException, ctx: Context) -> Canceller:
+    """Say what has cancelled what ran under this context, as far as that can be known from what came through."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return "interrupt"
+    if isinstance(error, GeneratorExit):
+        return "closed"
+    return "deadline" if is_over(ctx) else "caller"

@@ -1,49 +1,29 @@
-"""Policies, and pipelines of them.
+"""Policies, and pipelines of them: each is defined by the other.
 
 A policy is one coroutine, `around(call, ctx)`: what it does around the rest of the chain, which it
-runs with `await call(ctx)`. Everything else here turns that into things a user can do: execute a
-function, call one, decorate one, wrap a client, and put one policy around another. How a call then runs
-is in `execution`.
+runs with `await call(ctx)`. Everything else here puts one policy around another; what a user does with them
+is in `executable`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, ParamSpec, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeAlias, final, overload
 
 from typing_extensions import TypeVar, override
 
 from resilience import checks
-from resilience.callables import (
-    is_coroutine_function,
-    is_generator_function,
-    name_of,
-    named_like,
-    require_callable,
-    why_unbegun,
-)
-from resilience.checks import Duration
+from resilience.callables import name_of
 from resilience.context import Context
-from resilience.errors import Misuse
-from resilience.execution import (
-    Stage,
-    aprotect,
-    compose,
-    compose_for_threads,
-    protect,
-)
+from resilience.executable import Executable
+from resilience.execution import Stage, compose, compose_for_threads
 from resilience.info import Listener
-from resilience.outcome import Failure, Outcome, Success
-from resilience.proxy import awaiting, make_proxy
-from resilience.streams.streaming import Streaming
 
-P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C")
 W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
 
@@ -60,7 +40,7 @@ A7 = TypeVar("A7", default=Never)
 Call: TypeAlias = Callable[[Context], Awaitable[T]]
 
 
-class Policy(ABC, Generic[D_co]):
+class Policy(Executable[D_co]):
     """What to do around a call. `Policy[D]`: `D` is what it may answer besides the call's own result.
 
     Subclass it and write `around`; the same code then runs in threads, in asyncio and in trio:
@@ -83,8 +63,6 @@ class Policy(ABC, Generic[D_co]):
     # than once says so: to those inside it, a limit is one for each attempt.
     _resilience_repeats: ClassVar[bool] = False
     _resilience_streams: ClassVar[bool] = True  # whether it can stand around a stream
-    _resilience_keeps_record: bool = False  # whether it needs a record of each execution
-    _resilience_listeners: tuple[Listener, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the policies of a class after it."""
@@ -166,186 +144,11 @@ class Policy(ABC, Generic[D_co]):
         """
         return Pipeline(*policies, name=name, listeners=listeners)
 
-    # --- executing ---
-
-    @overload
-    def execute(
-        self, fn: Callable[[Context], Coroutine[Any, Any, T]], ctx: Context | None = None
-    ) -> Coroutine[Any, Any, T | D_co]: ...
-    @overload
-    def execute(self, fn: Callable[[Context], T], ctx: Context | None = None) -> T | D_co: ...
-    def execute(self, fn: Callable[[Context], Any], ctx: Context | None = None) -> Any:
-        """Run `fn(ctx)` under this policy.
-
-        :param fn: a plain function runs here, and its result is returned. For a coroutine function (or a
-            partial of one, or an object whose `__call__` is one) the result is to be awaited.
-        :param ctx: what travels with the execution. By default a child of the ambient context, or a fresh one.
-        :raises TypeError: if a plain function returns an awaitable; that is what `aexecute` is for.
-
-        >>> from resilience import Retry
-        >>> Retry().execute(lambda ctx: f"attempt {ctx.attempt}")
-        'attempt 1'
-        """
-        if is_coroutine_function(fn):
-            return aprotect(self, fn, ctx, takes_context=True)()
-        return protect(self, fn, ctx, takes_context=True)()
-
-    async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
-        """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
-
-        :param fn: any function that returns an awaitable: a coroutine function, a lambda, a bound method.
-        :param ctx: as in `execute`.
-        :raises TypeError: if `fn` returns something that cannot be awaited.
-        """
-        require_callable(fn)
-        return await aprotect(self, fn, ctx, takes_context=True)()  # type: ignore[no-any-return]
-
-    @overload
-    def call(
-        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, T | D_co]: ...
-    @overload
-    def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co: ...
-    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn(*args, **kwargs)` under this policy: for callables that take no context.
-
-        Looks at `fn` as `execute` does. Inside, `current_context()` is what `ctx` would have been.
-
-        >>> from resilience import Retry
-        >>> Retry().call(max, 3, 5)
-        5
-        """
-        if is_coroutine_function(fn):
-            return aprotect(self, fn)(*args, **kwargs)
-        return protect(self, fn)(*args, **kwargs)
-
-    async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
-        """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        run = aprotect(self, fn, begins_late=is_coroutine_function(fn))
-        return await run(*args, **kwargs)  # type: ignore[no-any-return]
-
-    def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
-        """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
-
-        What is not an `Exception` (an interrupt, say) is still raised, and so is a misuse of the library.
-
-        >>> from resilience import Retry
-        >>> Retry().capture(lambda ctx: 1 / 0)
-        Failure(error=ZeroDivisionError('division by zero'))
-        """
-        require_callable(fn)
-        try:
-            return Success(protect(self, fn, ctx, takes_context=True)())
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
-
-    async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
-        """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""
-        require_callable(fn)
-        try:
-            return Success(await self.aexecute(fn, ctx))
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
-
-    def streaming(
-        self,
-        *,
-        first: Duration | None = None,
-        idle: Duration | None = None,
-        resume: Mapping[str, Callable[[Any], Any]] | None = None,
-    ) -> Streaming:
-        """Return this policy for functions that bring items: generators, asynchronous ones, and streams of clients.
-
-        A stream is one call that ends with its last item. It is retried until it has brought an item.
-
-        :param first: how many seconds an attempt may take to its first item; no limit of its own by default.
-        :param idle: how many seconds each later item may take; the consumer's own time never counts. What takes longer
-            fails with `TimeoutExceeded`, as any failure.
-        :param resume: what the function is called with, by keyword, to go on after an item: functions of the last item
-            that was handed out. With it, a Retry also repeats what fails later.
-        :raises TypeError: around a Cache, a SingleFlight or a Hedge.
-
-        >>> from resilience import Retry
-        >>> @Retry().streaming(idle=10.0)
-        ... def numbers():
-        ...     yield from (1, 2, 3)
-        >>> list(numbers())
-        [1, 2, 3]
-        """
-        return Streaming(self, first, idle, resume)
-
-    # --- protecting what exists ---
-
-    @overload  # what a static method is to a checker, a callable, it is again after the decoration
-    def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
-    @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | D_co]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | D_co]: ...
-    def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        """Decorate a function: every call of it runs under this policy.
-
-        Signature, name, documentation and types are kept. Whether it is asynchronous is decided here,
-        once. Works on functions, methods, above and below `staticmethod` and `classmethod`, and on
-        callables without a name.
-
-        :raises TypeError: for what cannot be called, for a generator function or one of `contextlib.contextmanager`,
-            whose call ends before its work has begun, for a class, and for another policy.
-        """
-        if args or kwargs:
-            what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
-            raise TypeError(what + self._resilience_hint())
-        if isinstance(fn, (staticmethod, classmethod)):
-            return type(fn)(self(fn.__func__))
-        if not callable(fn):
-            hint = "; decorate the function below it" if hasattr(type(fn), "__get__") else ""
-            raise TypeError(f"a policy decorates callables, not {fn!r}{hint}{self._resilience_hint()}")
-        if isinstance(fn, type):
-            raise TypeError(
-                f"{fn.__name__} is a class, which would become a function: decorate its methods, or protect an "
-                f"instance with `policy.proxy({fn.__name__}(...))`"
-            )
-        if isinstance(fn, Policy):
-            raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
-        why = why_unbegun(fn)
-        if why is not None:
-            raise TypeError(why)
-        if is_coroutine_function(fn):
-            return named_like(aprotect(self, fn), fn)
-        return named_like(protect(self, fn), fn)
-
-    def proxy(self, client: C, /, *names: str) -> C:
-        """Return the client with the named methods run through this policy; the rest is the client's own.
-
-        :param names: methods of the client; dotted ones reach into its namespaces (``"chat.completions.create"``).
-            None named: all public methods, except those that begin or end the client's own life (``close``,
-            ``connect`` ...), properties, classes and generator functions. An async method is awaited.
-        :raises AttributeError: if there is no such method.
-        """
-        return make_proxy(client, names, self, repr(self))
-
-    def aproxy(self, client: C, /, *names: str) -> C:
-        """Do as `proxy` for methods that return an awaitable without being `async def`.
-
-        What they return can be awaited, and entered with `async with` where the client's result can.
-        """
-        return make_proxy(client, names, awaiting(self, self.acall), repr(self), is_generator_function)
-
     # --- as an execution sees it ---
 
+    @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
-        """Return the policies that a call meets, outermost first."""
         return (self,)
-
-    def _resilience_hint(self) -> str:
-        """Return what may be meant where this policy is called as what it cannot decorate."""
-        return ""
 
     def _resilience_refuses_until(self) -> float:
         """Return the instant on the process clock until which every call will be refused."""
@@ -355,9 +158,11 @@ class Policy(ABC, Generic[D_co]):
         """Return whether a policy that a call meets may run the rest of the chain several times at once."""
         return self.races
 
+    @override
     def _resilience_blocking(self) -> Stage:
         return compose_for_threads(self._resilience_chain())
 
+    @override
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         return compose(self._resilience_chain(), innermost)
 

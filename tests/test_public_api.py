@@ -164,8 +164,9 @@ def public_bases(kind: type) -> Iterator[type]:
 
 
 def lineage(kind: type) -> list[type]:
-    """The class and those of its ancestors that nobody can look up: what they have, it has."""
-    return [kind, *(base for base in kind.__mro__[1:] if not is_public(base))]
+    """The class and those of its ancestors that cannot be looked up, nor have one between that can: it has theirs."""
+    told = {it for base in kind.__mro__[1:] if is_public(base) for it in base.__mro__}
+    return [kind, *(base for base in kind.__mro__[1:] if base not in told)]
 
 
 def described_members(kind: type) -> Iterator[str]:

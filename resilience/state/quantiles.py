@@ -7,6 +7,8 @@ the range: there are 1,100 buckets from a microsecond to an hour, of which a ser
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from math import ceil, log
 from typing import Final, final
 
@@ -67,9 +69,6 @@ class Quantile:
         counts = dict(self._older)
         for bucket, count in self._latest.items():
             counts[bucket] = counts.get(bucket, 0) + count
-        missing = self._share * self.count
-        for bucket in sorted(counts):
-            missing -= counts[bucket]
-            if missing <= 0:
-                break
-        return float(_GROWTH**bucket)
+        buckets = sorted(counts)
+        place = bisect_left(list(accumulate(counts[bucket] for bucket in buckets)), self._share * self.count)
+        return float(_GROWTH ** buckets[place])

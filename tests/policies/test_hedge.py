@@ -15,6 +15,7 @@ from resilience import (
     DeadlineExceeded,
     Hedge,
     Policy,
+    Quantile,
     RepeatCap,
     Retry,
     RetryBudget,
@@ -158,6 +159,30 @@ async def test_the_first_attempts_result_comes_out_where_none_is_good(anywhere: 
     service = Service(anywhere, (0.15, first), (0.2, second))
     assert await service.under(Hedge(0.1, on_result=_is_bad)) == (first, 0.3)
     assert (first.closed, second.closed) == (0, 1)
+
+
+async def test_a_failure_that_refuses_attributes_goes_without_a_note(anywhere: Virtual) -> None:
+    """It comes out all the same."""
+
+    class Frozen(ConnectionError):
+        def add_note(self, note: str) -> None:
+            raise AttributeError
+
+    service = Service(anywhere, (0.15, Frozen("first")), (0.1, ConnectionError("second")))
+    error, _ = await service.under(Hedge(0.1))
+    assert (type(error), notes_of(error)) == (Frozen, [])
+
+
+async def test_a_result_that_is_not_good_enough_earns_nothing(anywhere: Virtual) -> None:
+    """Neither of a call that is hedged nor of one that is not."""
+    budget, response = RetryBudget(1.0, saved=1), Response()
+    budget.withdraw()
+    for delay in (Quantile(), 60):
+        hedge = Hedge(delay, on_result=_is_bad, budget=budget)
+        assert await Service(anywhere, (0.1, response)).under(hedge) == (response, 0.1)
+        assert budget.balance == 0
+        assert await Service(anywhere, (0.1, "fine")).under(hedge) == ("fine", 0.1)
+        assert budget.withdraw()
 
 
 async def test_a_failure_that_is_not_named_ends_it_at_once(anywhere: Virtual) -> None:

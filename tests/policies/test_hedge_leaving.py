@@ -21,6 +21,7 @@ from resilience import (
     Context,
     Hedge,
     Policy,
+    Retry,
     RetryBudget,
     Timeout,
     WorkersExhausted,
@@ -207,8 +208,6 @@ async def test_a_loser_that_resists_is_waited_for(anywhere: Virtual) -> None:
         return "answer"
 
     for loser in (0, 1):  # noqa: B007 (the function reads it)
-        if anywhere.name == "trio":
-            return  # what swallows trio's `Cancelled` gets it again at the next checkpoint
         assert await anywhere.execute(Hedge(0.1), fn) == "answer"
         await anywhere.sleep(0)
     if anywhere.blocking:  # it is walked away from, and comes by itself
@@ -386,6 +385,64 @@ def test_an_interrupt_of_the_wait_leaves_nothing_held(threads: World, monkeypatc
 
 def _interrupt(*args: object) -> bool:
     raise KeyboardInterrupt
+
+
+def test_what_no_longer_counts_in_a_race_is_passed_over(threads: World) -> None:
+    """The limit of an attempt that ended before it, and that of a wait in a queue which was over before."""
+    bulkhead = Bulkhead(1, queue=5, max_wait=0.05)
+
+    def fn(ctx: Context) -> str:
+        time.sleep(0.02 if ctx.hedge == 0 else 0.1)
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return "fine"
+
+    retry = Retry(2, backoff=[0.06])
+    assert Hedge(0.01, budget=None).wrap(retry, Timeout(0.05)).execute(fn) == "fine"
+    assert Hedge(0.01, budget=None).wrap(retry, bulkhead).execute(fn) == "fine"
+
+
+def test_where_a_race_cannot_wait_its_attempts_are_closed(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What clean-ups wait for does not come."""
+    from resilience.clock import clock
+
+    ended: list[int] = []
+
+    class Slow(Policy):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            try:
+                return await call(ctx)
+            finally:
+                try:
+                    await ctx.sleep(5)
+                finally:
+                    ended.append(ctx.hedge)
+
+    def broken(*args: object) -> bool:
+        raise LookupError
+
+    def fn(ctx: Context) -> None:
+        monkeypatch.setattr(clock, "wait", broken)
+        time.sleep(0.02)
+
+    with pytest.raises(LookupError):
+        Hedge(0, budget=None).wrap(Slow()).execute(fn)
+    assert sorted(ended) == [0, 1]
+
+
+async def test_a_loser_that_fails_late_says_nothing(anywhere: Virtual) -> None:
+    """It was cut off, and raises something else for it."""
+
+    async def fn(ctx: Context) -> str:
+        if ctx.hedge:
+            return "second"
+        try:
+            await anywhere.sleep(5)
+        except BaseException:
+            raise ConnectionError from None
+        return "first"
+
+    assert await anywhere.execute(Hedge(0.1), fn) == "second"
 
 
 def test_stop_iteration_comes_out_as_itself(threads: World) -> None:

@@ -186,6 +186,23 @@ async def test_a_coroutine_that_is_closed_cuts_all_off(in_asyncio: World) -> Non
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_two_attempts_that_break_off_are_one_error(anywhere: Virtual) -> None:
+    """The first that is no outcome comes out; nothing is left."""
+
+    class Stop(BaseException):
+        pass
+
+    async def fn(ctx: Context) -> None:
+        try:
+            await anywhere.sleep(0.1 if ctx.hedge else 5)
+        finally:
+            if ctx.hedge:
+                raise Stop(ctx.hedge)
+
+    with pytest.raises(Stop):
+        await anywhere.execute(Hedge(0, hedges=2, budget=None), fn)
+
+
 # --- simulations and threads ----------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, Never, TypeVar, final
 
@@ -39,13 +40,14 @@ class KeyedStats:
 
 @final
 class _Kept:
-    """The policy of a key, and the instant of its last use."""
+    """The policy of a key, and when it was last used: which use of all that was, and at which instant."""
 
-    __slots__ = ("policy", "used_at")
+    __slots__ = ("policy", "use", "used_at")
 
-    def __init__(self, policy: Policy[Any], used_at: float) -> None:
+    def __init__(self, policy: Policy[Any], use: int, used_at: float) -> None:
         self.policy = policy
-        self.used_at = used_at
+        self.use = use
+        self.used_at = used_at  # 0 where no idle time is asked for
 
 
 @final
@@ -92,6 +94,7 @@ class Keyed(Policy[Never]):
         self.name: str = name or "Keyed"
         self._kept: dict[Hashable, _Kept] = {}
         self._made = 0
+        self._uses = count()
         self._lock = threading.RLock()
         forks.reset_after_fork(self, Keyed._reset)
 
@@ -101,28 +104,30 @@ class Keyed(Policy[Never]):
 
     def policy_for(self, key: Hashable) -> Policy[Any]:
         """Return the policy of a key; make it, if there is none."""
-        now = clock.now()
         kept = self._kept.get(key)
+        use, now = next(self._uses), 0.0 if self._idle is None else clock.now()
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
-            kept.used_at = now
+            kept.use, kept.used_at = use, now
             return kept.policy
         made = self._make(key)  # a user's code: not under the lock
         if not isinstance(made, Policy):
-            raise KeyMisuse(f"make must return a policy, and returned {made!r} for the key {key!r}")
+            raise KeyMisuse(f"make must return a policy, not {made!r}, for the key {key!r}")
         with self._lock:
-            if self._kept.get(key) is kept:  # else another caller has made it meanwhile
-                self._kept.pop(key, None)
-                self._drop_locked(now)
-                self._kept[key] = _Kept(made, now)
-                self._made += 1
-            return self._kept[key].policy
+            current = self._kept.get(key)
+            if current is not None and current is not kept:  # another caller has made it meanwhile
+                return current.policy
+            self._kept.pop(key, None)
+            self._drop_locked(now)
+            self._kept[key] = _Kept(made, use, now)
+            self._made += 1
+            return made
 
     def _drop_locked(self, now: float) -> None:
         """Drop what is idle, and, to make room, a tenth: so what it takes to look at all of them is paid by many."""
         if self._idle is not None:
             self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
         if len(self._kept) >= self._max_keys:
-            by_use = sorted(self._kept, key=lambda key: self._kept[key].used_at)
+            by_use = sorted(self._kept, key=lambda key: self._kept[key].use)
             for key in by_use[: max(len(self._kept) - self._max_keys + 1, self._max_keys // 10)]:
                 del self._kept[key]
 

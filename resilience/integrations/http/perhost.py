@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 from urllib.parse import urlsplit
 
 from resilience import checks
 from resilience.integrations.wire import DEFAULT_PORTS
+from resilience.policies.keyed import Keyed
 from resilience.policy import Policy
 
 #: What an HTTP integration takes as its policy.
@@ -23,11 +21,11 @@ _UP_TO_THE_PATH = re.compile(r"[^:/?#]+://[^/?#]*")
 
 @final
 class PerHost:
-    """Make a policy for each host when it is first asked, and keep it.
+    """Make a policy for each host when it is first asked, and keep it: `Keyed`, for clients of HTTP.
 
     :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
-    :param max_hosts: how many are kept. Beyond that the one that was not asked for the longest time is dropped, and
-        what its breaker had learned with it. Calls that are under way under it go on.
+    :param max_hosts: how many are kept. Beyond that the tenth that was not asked for the longest time is dropped, and
+        what their breakers had learned with them. Calls that are under way under them go on.
 
     Hosts that differ in scheme or port are different ones: different servers may answer there.
 
@@ -42,10 +40,7 @@ class PerHost:
     def __init__(self, make: Callable[[str], Policy[Any]], *, max_hosts: int = 1000) -> None:
         if isinstance(make, Policy):  # it is callable, too, as it decorates functions
             raise TypeError(f"make must be a function that makes a policy for each host, not one policy: {make!r}")
-        self._make = checks.plain_function("make", make)
-        self._max_hosts = checks.whole("max_hosts", max_hosts)
-        self._policies: OrderedDict[str, Policy[Any]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._keyed = Keyed(make, _origin, max_keys=checks.whole("max_hosts", max_hosts), name="PerHost")
 
     def for_host(self, url: str) -> Policy[Any]:
         """Return the policy for the host of a URL.
@@ -58,29 +53,12 @@ class PerHost:
         origin = _origin(url)
         if origin.startswith(":") or "//:" in origin:
             raise ValueError(f"url must have a scheme and a host, as 'https://example.org' has, not {url!r}")
-        return self._for_origin(origin)
-
-    def _for_origin(self, origin: str) -> Policy[Any]:
-        with self._lock:
-            known = self._policies.get(origin)
-            if known is not None:
-                self._policies.move_to_end(origin)
-                return known
-        made = self._make(origin)  # a user's code: not under the lock
-        if not isinstance(made, Policy):
-            raise TypeError(f"make must return a policy, not {made!r}")
-        with self._lock:
-            policy = self._policies.setdefault(origin, made)
-            self._policies.move_to_end(origin)
-            while len(self._policies) > self._max_hosts:
-                self._policies.popitem(last=False)
-            return policy
+        return self._keyed.policy_for(origin)
 
     @property
     def policies(self) -> Mapping[str, Policy[Any]]:
         """The policies that are kept now, by origin. A snapshot."""
-        with self._lock:
-            return MappingProxyType(dict(self._policies))
+        return cast("Mapping[str, Policy[Any]]", self._keyed.policies)
 
 
 def as_policies(policy: Policies) -> Policies:
@@ -93,7 +71,7 @@ def as_policies(policy: Policies) -> Policies:
 def policy_for(policy: Policies, url: object) -> Policy[Any]:
     """Return the policy that a request to this URL runs through: a string, or what a client has for it."""
     return (
-        policy._for_origin(_origin(str(url))) if isinstance(policy, PerHost) else policy
+        policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy
     )  # the client refuses bad URLs
 
 

@@ -175,9 +175,11 @@ class Cache(Policy[Never]):
                 return self._answer(old, ctx, "stale")
             if not flight.leads and await flight.follows():
                 return self._share(flight, ctx)
-            entry = self._find(key)  # another caller may have brought it meanwhile
+            entry = self._find(key)  # another caller may have brought it meanwhile, or have tried in vain
             if entry is not None and clock.now() < entry.fresh_until:
                 return flight.bring(self._answer(entry, ctx, "fresh"))
+            if old is not None and clock.now() < old.next_try:
+                return self._answer(old, ctx, "stale")
             self._misses.add()
             try:
                 result = await call(ctx)

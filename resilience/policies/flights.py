@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar, final
 
 from resilience import forks
 from resilience.context import Context, is_over
-from resilience.errors import DeadlineExceeded, ends_with_the_deadline
+from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.runtimes.base import Waiter
 
@@ -47,6 +47,8 @@ class Flights:
 
     def board(self, key: Hashable, ctx: Context) -> Flight:
         """Return the part of one caller, as a block around its call."""
+        if not ctx.runtime.is_shareable:  # where another policy has handed its call on; else `streaming` has refused it
+            raise ArgumentMisuse(f"{self.policy} cannot stand around a stream: items that were handed out are gone")
         return Flight(self, key, ctx)
 
     def is_current(self, key: Hashable) -> bool:

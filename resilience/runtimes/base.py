@@ -136,6 +136,8 @@ class Runtime(ABC):
     #: Neither where a stream has handed out items.
     is_repeatable: bool = True
     is_answerable: bool = True
+    #: Whether what a call brings may be kept for other calls: never the items of a stream.
+    is_shareable: bool = True
 
     @abstractmethod
     async def sleep(self, seconds: float, timer: Timer | None) -> None:

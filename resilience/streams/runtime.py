@@ -69,6 +69,8 @@ class StreamRuntime(Runtime):
     :param resume: the functions of an item that return what the next call is given, by keyword.
     """
 
+    is_shareable: bool = False
+
     def __init__(self, world: Runtime, resume: Mapping[str, Callable[[Any], Any]]) -> None:
         self.world = world
         self.resume = resume

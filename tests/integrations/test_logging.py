@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
 import anyio
 import pytest
 
-from resilience import Bulkhead, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
+from resilience import Bulkhead, Cache, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry.sentences import _RAN_OUT
@@ -452,3 +453,25 @@ def test_an_adapter_adds_to_the_values_of_a_line() -> None:
         end()
     [record] = log.records
     assert (vars(record)["kind"], vars(record)["service"]) == ("retry_scheduled", "shop")
+
+
+def test_caches_and_streams_have_a_line_for_debugging(threads: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A logger that wants none of it makes no cache pay for it: whether it does is asked once."""
+    log = logging.getLogger("resilience.events")
+    cache = Cache(60, name="prices")
+
+    def use() -> None:
+        for _ in range(2):
+            cache.call(str, 1)
+        list(Retry().streaming().call(iter, [1]))
+
+    for level in (logging.INFO, logging.DEBUG):
+        with caplog.at_level(level, log.name):
+            end = log_events()
+            use()
+            end()
+    lines = [re.sub(r"in \S+ s|after \S+ s", "in time", it.getMessage()) for it in caplog.records]
+    assert "prices (str): answered with a value that it keeps" in lines
+    assert "Retry (iter): the first item came in attempt 1, in time" in lines
+    assert "Retry (iter): done after 1 attempt and 1 item in time" in lines
+    assert {it.levelno for it in caplog.records} == {logging.DEBUG}

@@ -14,10 +14,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from resilience import (
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     Context,
     Fallback,
+    Hedge,
+    Keyed,
     Policy,
     RateLimiter,
     Retry,
@@ -66,7 +69,12 @@ async def test_names_units_and_descriptions_are_those_of_the_instruments(
     """Every one of them is there, with its kind."""
     pipeline = Policy.wrap(Fallback("x"), Timeout(5), Retry(3, on=Boom, backoff=[0]), CircuitBreaker(2), Bulkhead(1))
     chaos, limits = Chaos(result=1), Policy.wrap(AdaptiveThrottle(), RateLimiter(1, max_wait=0, observe_only=True))
-    measured.instrument(pipeline, limits)
+    kept = Cache(60).wrap(Keyed(lambda key: Retry(), key=str))
+    measured.instrument(pipeline, limits, kept)
+    for _ in range(2):
+        kept.call(str, 1)
+    list(Retry().streaming().call(iter, [1]))
+    await world.attempt(Hedge(5, on=Boom, eager=True), Script(Boom()).function())
     for _ in range(2):
         await world.execute(pipeline, Script(Boom()).function())
         await world.execute(limits, Script(1).function())  # the second is over the rate

@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from resilience import AdaptiveThrottle, Bulkhead, CircuitBreaker, Policy, RateLimiter, Retry
+from resilience import AdaptiveThrottle, Bulkhead, Cache, CircuitBreaker, Keyed, Policy, RateLimiter, Retry
 from resilience.integrations.httpx import ResilienceTransport
 from resilience.integrations.prometheus import instrument
 from resilience.integrations.telemetry import INSTRUMENTS
@@ -74,7 +74,9 @@ def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, scraped:
 
 def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
     """Also before anything has happened, those that need no event; and OpenMetrics parses as well."""
-    pipeline = Policy.wrap(AdaptiveThrottle(), CircuitBreaker(), RateLimiter(1), Bulkhead(1))
+    pipeline = Policy.wrap(
+        AdaptiveThrottle(), CircuitBreaker(), RateLimiter(1), Bulkhead(1), Cache(1), Keyed(lambda key: Retry(), str)
+    )
     scraped.instrument(pipeline)
     for text, parser in [
         (generate_latest(scraped.registry).decode(), parse),

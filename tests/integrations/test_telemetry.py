@@ -13,11 +13,13 @@ import pytest
 from resilience import (
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     Context,
     Fallback,
     Hedge,
+    Keyed,
     Policy,
     RateLimiter,
     Retry,
@@ -84,9 +86,13 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     chaos = Chaos(result=1)
     with chaos.injecting(rate=1.0):
         await world.attempt(chaos, Script(1).function())
+    cache, keyed = Cache(1), Keyed(lambda key: Retry(), key=str)
+    for _ in range(2):
+        cache.call(str, 1)
+    [*Retry().streaming().call(iter, [1])]
     throttle = AdaptiveThrottle()
     limiter = RateLimiter(1)
-    taken += list(Observed(throttle, limiter).gauges())
+    taken += list(Observed(throttle, limiter, cache, keyed).gauges())
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()
     await world.attempt(shadow, Script(1).function())
@@ -261,6 +267,36 @@ def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:
         ("https://a.org:443", "breaker"),
         ("https://b.org:443", "breaker"),
     ]
+
+
+def test_what_is_kept_for_keys_is_counted(taken: list[Measurement]) -> None:
+    """The policy of each key is observed as well as the number of keys; entries of caches are a number only."""
+    keyed = Keyed(lambda key: CircuitBreaker(name=key), key=lambda text: text, name="hosts")
+    cache = Cache(60, name="prices")
+    observed = Observed(Policy.wrap(cache, keyed, name="p"))
+    for text in "aba":
+        cache.wrap(keyed).call(str, text)
+    assert [it.name for it in observed] == ["prices", "hosts", "a", "b"]
+    gauges = {it.instrument.name: it.value for it in observed.gauges()}
+    assert (gauges["resilience.cache.size"], gauges["resilience.keyed.keys"]) == (2, 2)
+    [(value, labels)] = of(taken, "cache.answers")
+    assert (value, labels["policy"], labels["how"]) == (1, "prices", "fresh")
+
+
+async def test_streams_are_measured_by_their_first_item_and_by_all(
+    world: World, clock: FakeClock, taken: list[Measurement]
+) -> None:
+    """The time since the first pull, in all attempts; one that brings nothing has no first item."""
+
+    def items() -> Any:
+        clock.advance(2)
+        yield from "abc"
+
+    list(Policy.wrap(Retry(), name="letters").streaming().call(items))
+    list(Retry().streaming().call(iter, []))
+    labels = {"pipeline": "letters", "operation": items.__qualname__}
+    assert of(taken, "stream.first_item") == [(2.0, labels)]
+    assert of(taken, "stream.items") == [(3, labels)]
 
 
 @pytest.mark.parametrize("thing", [Retry, PerHost, "weather", None])

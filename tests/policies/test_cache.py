@@ -22,7 +22,7 @@ from tests.contention.storm import fine_grained_switching
 from tests.policies.flights import Slow, ask_from_everywhere, run_all
 
 
-def by_argument(ctx: Any) -> str:
+def by_argument(*args: Any) -> str:
     return "same"
 
 
@@ -219,6 +219,30 @@ async def test_while_one_refreshes_the_others_get_the_old_value(tasks_world: Wor
         go.set()
     assert got[-1] == 2
     assert counts(cache) == (0, 20, 0, 2)
+
+
+def test_a_refresh_that_has_failed_just_before_is_not_tried_again_at_once(clock: FakeClock) -> None:
+    """Also by a caller that had found the old value before that failed, and asks only now."""
+
+    class Store(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            looks.append(key)
+            if len(looks) == 4:  # of the second call: once to find the old value, and once more before it calls
+                assert cache.call(failing) == 1
+            return super().get(key, default)
+
+    def failing() -> int:
+        called.append(1)
+        raise Boom
+
+    looks: list[Any] = []
+    called: list[int] = []
+    cache = made(stale=60, errors_ttl=5, store=Store())
+    assert cache.call(int, 1) == 1
+    clock.advance(11)
+    assert cache.call(failing) == 1
+    assert called == [1]
+    assert counts(cache) == (0, 2, 0, 2)
 
 
 async def test_a_cancelled_refresh_leaves_it_to_the_next(tasks_world: World) -> None:

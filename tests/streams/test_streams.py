@@ -23,6 +23,7 @@ from resilience import (
     Context,
     Fallback,
     Hedge,
+    Keyed,
     Pipeline,
     Policy,
     Retry,
@@ -33,6 +34,7 @@ from resilience import (
     deadline,
     events,
 )
+from resilience.errors import ArgumentMisuse, RaceMisuse
 from resilience.events.dispatch import subscribers
 from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
@@ -568,6 +570,22 @@ async def test_a_policy_cannot_open_a_source_several_times_at_once(world: World)
 def test_what_hands_out_results_again_cannot_stand_around_a_stream(policy: Any) -> None:
     with pytest.raises(TypeError, match="cannot stand around a stream"):
         policy.streaming()
+
+
+@pytest.mark.parametrize("inner", [Cache(1), SingleFlight(), Hedge(1)], ids=str)
+async def test_nor_where_another_policy_hands_a_stream_on_to_it(world: World, inner: Policy[Any]) -> None:
+    """Which is seen when it is asked; the source is not opened, and nothing is kept of it."""
+    source = Source(world, [1])
+    for _ in range(2):
+        got, error = await outcome(streamed(world, Keyed(lambda key: inner, lambda: 1), source))
+        assert (got, type(error), source.calls) == ([], *_MISUSED[type(inner)], [])
+
+
+_MISUSED: dict[type, tuple[type]] = {
+    Cache: (ArgumentMisuse,),
+    SingleFlight: (ArgumentMisuse,),
+    Hedge: (RaceMisuse,),
+}
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,24 @@ function updateLimiter(it, limiter) {
   write(about, limiter.about);
 }
 
+// --- caches ---
+
+function updateCache(it, cache) {
+  const { name, where, facts, about, meter } = parts(it, "name where facts about meter".split(" "));
+  const answered = cache.hits + cache.stale + cache.shared;
+  const all = answered + cache.misses;
+  const share = all ? Math.round((100 * answered) / all) : 0;
+  write(name, cache.name);
+  write(where, whereOf(cache));
+  meter.firstChild.style.width = `${share}%`;
+  meter.setAttribute("aria-label", `share of calls that ${cache.name} has answered`);
+  meter.setAttribute("aria-valuemax", 100);
+  meter.setAttribute("aria-valuenow", share);
+  const seen = ["hits", "stale", "shared", "misses", "size"].map((it) => [it, cache[it].toLocaleString("en")]);
+  tell(facts, [["answered", `${share} %`], ...seen]);
+  write(about, cache.about);
+}
+
 // --- the log ---
 
 const rows = new Map(); // number -> row, in the order in which they began
@@ -311,7 +329,9 @@ function show(now) {
   byId("throttles").parentElement.hidden = now.throttles.length === 0;
   arrange(byId("limiters"), now.limiters, (it) => it.key, makeBulkhead, updateLimiter);
   byId("limiters").parentElement.hidden = now.limiters.length === 0;
-  const shown = [now.pipelines, now.circuits, now.bulkheads, now.throttles, now.limiters];
+  arrange(byId("caches"), now.caches, (it) => it.key, makeBulkhead, updateCache);
+  byId("caches").parentElement.hidden = now.caches.length === 0;
+  const shown = [now.pipelines, now.circuits, now.bulkheads, now.throttles, now.limiters, now.caches];
   const cards = shown.map((it) => it.length);
   byId("board").classList.toggle("few", Math.max(...cards) <= FEW);
   arrange(byId("log"), [...rows.values()].sort((a, b) => b.change - a.change), (it) => it.number, makeRow, updateRow);
@@ -322,6 +342,7 @@ function show(now) {
   write(byId("n-bulkheads"), numberOf(now.bulkheads, now.left_out.bulkheads));
   write(byId("n-throttles"), numberOf(now.throttles, now.left_out.throttles));
   write(byId("n-limiters"), numberOf(now.limiters, now.left_out.limiters));
+  write(byId("n-caches"), numberOf(now.caches, now.left_out.caches));
   summarize(now);
   write(byId("process"), `Process ${now.pid}. ${plural(now.abandoned, "abandoned call")} still running.`);
 }

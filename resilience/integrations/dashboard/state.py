@@ -11,7 +11,9 @@ from resilience.integrations.telemetry.observed import Watched
 from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
+from resilience.policies.cache import Cache
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.keyed import Keyed
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 
@@ -27,7 +29,7 @@ def state(observed: Observed, *, messages: bool) -> _Json:
 
     :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
-    circuits, bulkheads, throttles, limiters = [], [], [], []
+    circuits, bulkheads, throttles, limiters, caches = [], [], [], [], []
     for where, policy in _each_once(observed):
         if isinstance(policy, CircuitBreaker):
             circuits.append({**where, **_circuit(policy, messages)})
@@ -35,18 +37,22 @@ def state(observed: Observed, *, messages: bool) -> _Json:
             throttles.append({**where, **_throttle(policy)})
         elif isinstance(policy, RateLimiter):
             limiters.append({**where, **_limiter(policy)})
-        else:
+        elif isinstance(policy, Cache):
+            caches.append({**where, **_cache(policy)})
+        elif not isinstance(policy, Keyed):  # whose policies are shown
             bulkheads.append({**where, **_bulkhead(policy)})
     return {
         "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
         "bulkheads": _first(bulkheads, lambda it: bool(it["in_flight"])),
         "throttles": _first(throttles, lambda it: bool(it["rejection_rate"])),
         "limiters": _first(limiters, lambda it: bool(it["queued"])),
+        "caches": _first(caches, lambda it: bool(it["stale"])),
         "left_out": {
             "circuits": max(0, len(circuits) - MOST),
             "bulkheads": max(0, len(bulkheads) - MOST),
             "throttles": max(0, len(throttles) - MOST),
             "limiters": max(0, len(limiters) - MOST),
+            "caches": max(0, len(caches) - MOST),
         },
         "abandoned": Timeout.abandoned(),
     }
@@ -108,6 +114,18 @@ def _limiter(policy: RateLimiter) -> _Json:
         "queued": stats.queued,
         "next_turn": stats.next_turn if stats.next_turn < inf else None,
         "rejected": stats.rejected,
+    }
+
+
+def _cache(policy: Cache) -> _Json:
+    stats = policy.stats()
+    return {
+        "about": policy.describe().removeprefix(f"{policy.name}: "),
+        "hits": stats.hits,
+        "stale": stats.stale,
+        "shared": stats.shared,
+        "misses": stats.misses,
+        "size": stats.size,
     }
 
 

@@ -74,6 +74,8 @@ ATTEMPT_REMAINING = _seconds(
     "attempt.remaining", "How much time attempts had when they began, where it was limited.", *_CALLS
 )
 
+FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)
+
 _AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
 _GAVE_UP = "Retries that came to their end without success, by what ran out."
 _HEDGES = "Attempts that were begun beside one that took long."
@@ -82,6 +84,7 @@ _SPENT = "Retries and hedges that were not made, as their budget was spent."
 _TIMED_OUT = "Calls that ran out of time, by what timed out: attempt, total, queue or deadline."
 _REFUSED = "Calls that were not let through, by the error that the caller got."
 _SHADOWED = "Calls that policies which only observe would not have let through, by the error."
+_ANSWERED = "Calls that were answered without a call, by the kind of the answer: fresh, stale or shared."
 _CHANGED = "Changes of the state of circuits, by the state that they went to."
 
 RETRIES = _count("attempt", "retries", _AGAIN, *_WHERE, "error_type")
@@ -94,6 +97,8 @@ REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
 SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
 FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
 INJECTIONS = _count("call", "chaos.injections", "Calls that a Chaos has done something to.", *_WHERE, "effect")
+CACHE_ANSWERS = _count("call", "cache.answers", _ANSWERED, *_WHERE, "how")
+STREAM_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
 TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
 
 _STATE = "1 for the state that a circuit is in, 0 for the others."
@@ -106,10 +111,13 @@ LIMIT = _gauge("{call}", "bulkhead.limit", "Calls that a bulkhead lets run at on
 REJECTION_RATE = _gauge("1", "throttle.rejection_rate", "The share of the calls that a throttle holds back.", *_POLICY)
 RATE_QUEUED = _gauge("{call}", "rate_limiter.queued", "Calls that wait for their turn.", *_POLICY)
 NEXT_TURN = _gauge("s", "rate_limiter.next_turn", "How long a call that comes now waits for its turn.", *_POLICY)
+CACHE_SIZE = _gauge("{entry}", "cache.size", "Entries that a cache holds.", *_POLICY)
+KEYS = _gauge("{key}", "keyed.keys", "Keys that have a policy of their own.", *_POLICY)
 ABANDONED = _gauge("{call}", "calls.abandoned", _ABANDONED)
 
 INSTRUMENTS: tuple[Instrument, ...] = (
     *(EXECUTION_DURATION, ATTEMPT_DURATION, ATTEMPT_REMAINING),
+    *(FIRST_ITEM, STREAM_ITEMS, CACHE_ANSWERS, CACHE_SIZE, KEYS),
     *(HEDGES, HEDGED_CALLS),
     *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, RATE_QUEUED, NEXT_TURN, ABANDONED),
@@ -133,6 +141,8 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
     """
     if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
         return _ended(event)
+    if isinstance(event, events.StreamOpened):
+        return (Measurement(FIRST_ITEM, event.elapsed, _labels(event)),)
     if isinstance(event, events.CallRejected) and event.shadow:
         return (_count_one(SHADOW_REJECTIONS, event),)
     counter = _COUNTERS.get(type(event))
@@ -143,12 +153,18 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
 
 
 def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Measurement, ...]:
-    labels = {"pipeline": event.policy, "operation": event.operation or ""}
+    labels = _labels(event)
     ended = {**labels, **ending(event)}
     if isinstance(event, events.ExecutionFinished):
-        return (Measurement(EXECUTION_DURATION, event.elapsed, ended),)
+        whole = Measurement(EXECUTION_DURATION, event.elapsed, ended)
+        return (whole, Measurement(STREAM_ITEMS, event.items, labels)) if event.items else (whole,)
     lasted = Measurement(ATTEMPT_DURATION, event.elapsed, ended)
     return (lasted,) if event.remaining == inf else (lasted, Measurement(ATTEMPT_REMAINING, event.remaining, labels))
+
+
+def _labels(event: Event) -> dict[str, str]:
+    """Return the labels of a number of the whole execution, whose name is that of the event's policy."""
+    return {"pipeline": event.policy, "operation": event.operation or ""}
 
 
 def _count_one(counter: Instrument, event: Event) -> Measurement:
@@ -172,6 +188,7 @@ _COUNTERS: dict[type[Event], Instrument] = {
     events.CallRejected: REJECTIONS,
     events.FallbackUsed: FALLBACKS,
     events.ChaosInjected: INJECTIONS,
+    events.CacheUsed: CACHE_ANSWERS,
     events.CircuitChanged: TRANSITIONS,
 }
 
@@ -186,9 +203,15 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "won": lambda event: "none" if event.won is None else "hedge" if event.won else "first",
     "scope": _scope,
     "effect": lambda event: event.effect,
+    "how": lambda event: event.how,
     "old_state": lambda event: event.old.value,
     "state": lambda event: event.new.value,
 }
 
 #: The kinds of events that are counted.
-MEASURED: tuple[type[Event], ...] = (events.ExecutionFinished, events.CallFinished, *_COUNTERS)
+MEASURED: tuple[type[Event], ...] = (
+    events.ExecutionFinished,
+    events.CallFinished,
+    events.StreamOpened,
+    *_COUNTERS,
+)

@@ -32,8 +32,12 @@ DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.FallbackUsed: logging.INFO,
     events.LimitChanged: logging.DEBUG,  # about once a second
     events.ChaosInjected: logging.WARNING,  # it was on purpose, but readers of the other lines should know
+    events.CacheUsed: logging.DEBUG,
+    events.StreamOpened: logging.DEBUG,
     events.ExecutionFinished: logging.DEBUG,
 }
+#: What happens in calls that are well. To listen to it has a cost, so it is asked once whether there is a line for it.
+_OFTEN = (events.CacheUsed, events.StreamOpened, events.ExecutionFinished)
 _AT_MOST = {
     CircuitState.ISOLATED: logging.WARNING,  # done manually, so known
     CircuitState.HALF_OPEN: logging.INFO,
@@ -46,8 +50,8 @@ class Lines:
     """Makes lines of events and writes them, the repeated ones now and then.
 
     :param write: called with each line, in the thread in which the event happens.
-    :param is_enabled: whether lines of a level are wanted; asked before anything is made, and for lines of each
-        execution's end once, at the beginning.
+    :param is_enabled: whether lines of a level are wanted; asked before anything is made, and for lines of what
+        happens in calls that are well once, at the beginning.
     :param levels: levels of kinds that differ from `DEFAULT_LEVELS`; None for no line.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval.
     :param interval: its length in seconds.
@@ -76,9 +80,10 @@ class Lines:
 
     def begin(self) -> Callable[[], None]:
         """Write lines of all policies in the process, until the function that is returned is called."""
-        level = self._levels[events.ExecutionFinished]
-        self._follows_endings = level is not None and self._is_enabled(level)
-        kinds = [it for it in DEFAULT_LEVELS if it is not events.ExecutionFinished or self._follows_endings]
+        levels = {self._levels[it] for it in _OFTEN}
+        written = {level for level in levels if level is not None and self._is_enabled(level)}
+        kinds = [it for it in DEFAULT_LEVELS if it not in _OFTEN or self._levels[it] in written]
+        self._follows_endings = events.ExecutionFinished in kinds
         unsubscribe = events.subscribe(self, *kinds)
 
         def end() -> None:

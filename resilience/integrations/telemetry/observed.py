@@ -14,8 +14,10 @@ from resilience.circuit_state import CircuitState
 from resilience.events import Event
 from resilience.integrations.telemetry.instruments import (
     ABANDONED,
+    CACHE_SIZE,
     CIRCUIT_STATE,
     IN_FLIGHT,
+    KEYS,
     LIMIT,
     MEASURED,
     NEXT_TURN,
@@ -30,13 +32,15 @@ from resilience.integrations.telemetry.labels import Labels
 from resilience.policies.adaptive_limit import AdaptiveLimit
 from resilience.policies.adaptive_throttle import AdaptiveThrottle
 from resilience.policies.bulkhead import Bulkhead
+from resilience.policies.cache import Cache
 from resilience.policies.circuit_breaker import CircuitBreaker
+from resilience.policies.keyed import Keyed
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 
 #: What holds something that can be read at any instant.
-Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | CircuitBreaker | Bulkhead | RateLimiter
+Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | Bulkhead | Cache | CircuitBreaker | Keyed | RateLimiter
 
 
 class ManyPolicies(Protocol):
@@ -111,11 +115,10 @@ def _parts(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
 
 
 def _watched(policy: object) -> Iterator[Watched]:
-    if isinstance(policy, (AdaptiveLimit, AdaptiveThrottle, CircuitBreaker, Bulkhead, RateLimiter)):
+    if isinstance(policy, (AdaptiveLimit, AdaptiveThrottle, Bulkhead, Cache, CircuitBreaker, Keyed, RateLimiter)):
         yield policy
-    else:
-        for part in _inside(policy):
-            yield from _watched(part)
+    for part in _inside(policy):
+        yield from _watched(part)
 
 
 def _inside(policy: object) -> tuple[Policy[Any], ...]:
@@ -150,6 +153,10 @@ def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
             turns = policy.stats()
             yield Measurement(RATE_QUEUED, turns.queued, labels)
             yield Measurement(NEXT_TURN, turns.next_turn, labels)
+        elif isinstance(policy, Cache):
+            yield Measurement(CACHE_SIZE, policy.stats().size, labels)
+        elif isinstance(policy, Keyed):
+            yield Measurement(KEYS, policy.stats().keys, labels)
         else:
             stats = policy.stats()
             yield Measurement(IN_FLIGHT, stats.in_flight, labels)

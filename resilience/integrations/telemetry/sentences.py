@@ -85,6 +85,15 @@ def _injected(event: events.ChaosInjected) -> str:
     return f"{_subject(event)}injected {'an' if event.effect in ('error', 'action') else 'a'} {event.effect}"
 
 
+def _answered(event: events.CacheUsed) -> str:
+    answer = {"fresh": "a value that it keeps", "stale": "an old value", "shared": "what another call has brought"}
+    return f"{_subject(event)}answered with {answer[event.how]}"
+
+
+def _opened(event: events.StreamOpened) -> str:
+    return f"the first item came in attempt {event.attempt}, after {event.elapsed:.3g} s"
+
+
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
@@ -107,6 +116,8 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.FallbackUsed: _fell_back,
     events.LimitChanged: _adapted,
     events.ChaosInjected: _injected,
+    events.CacheUsed: _answered,
+    events.StreamOpened: _opened,
     events.ExecutionFinished: _finished,
 }
 
@@ -144,7 +155,9 @@ def _subject(event: Event) -> str:
 
 def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
     times = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
-    return f"after {times} in {event.elapsed:.3g} s"
+    handed_out = getattr(event, "items", None)
+    items = "" if handed_out is None else f" and {handed_out} {'item' if handed_out == 1 else 'items'}"
+    return f"after {times}{items} in {event.elapsed:.3g} s"
 
 
 def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:

@@ -11,9 +11,11 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Cache,
     CircuitBreaker,
     Context,
     Fallback,
+    Keyed,
     Policy,
     Rate,
     RateLimiter,
@@ -62,6 +64,19 @@ def test_the_state_of_rate_limiters_is_shown(make: Callable[..., Dashboard], clo
     assert second["next_turn"] is None
 
 
+def test_the_state_of_caches_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """How its calls were answered; of one for each key, too, among its other policies."""
+    cache = Cache(10, stale=50, name="prices")
+    keyed = Keyed(lambda key: Policy.wrap(cache, CircuitBreaker(name=key)), key=lambda text: text)
+    for _ in range(3):
+        keyed.call(str, "a")
+    now = run(lambda: told(make(keyed)))["now"]
+    (shown,) = now["caches"]
+    assert [shown[it] for it in ("name", "hits", "stale", "shared", "misses", "size")] == ["prices", 2, 0, 0, 1, 1]
+    assert shown["about"].startswith("keeps values for 10 s, 50 s more where a refresh fails")
+    assert [it["name"] for it in now["circuits"]] == ["a"]
+
+
 def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard]) -> None:
     """With the names of both."""
     breaker = CircuitBreaker(name="db")
@@ -78,7 +93,7 @@ def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., 
     now = run(lambda: told(app))["now"]
     assert len(now["circuits"]) == MOST
     assert now["circuits"][0]["name"] == f"b{MOST + 4}"
-    assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0, "limiters": 0}
+    assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0, "limiters": 0, "caches": 0}
 
 
 def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:

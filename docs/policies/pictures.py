@@ -12,8 +12,18 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from resilience import AdaptiveLimit, AdaptiveThrottle, Hedge, Rate, RateLimiter, RetryBudget  # noqa: E402
-from tests.policies import hedged, simulated, storms  # noqa: E402
+from resilience import (  # noqa: E402
+    AdaptiveLimit,
+    AdaptiveThrottle,
+    Cache,
+    Hedge,
+    Rate,
+    RateLimiter,
+    Retry,
+    RetryBudget,
+    SingleFlight,
+)
+from tests.policies import asked, hedged, simulated, storms  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
 
@@ -83,7 +93,43 @@ def rate_limiter(axes: Any) -> None:
     axes.set_ylabel("calls that have begun")
 
 
+def cache(axes: Any) -> None:
+    """Draw an outage of a minute: the clients that get an error, and the calls that are made."""
+    axes.axvspan(60, 120, color=BAND)
+    axes.text(90, 47, "outage", ha="center", color=OTHERS)
+    for label, color, policy in (
+        ("errors with Cache(10)", OTHERS, Cache(10, key=asked.thing)),
+        ("errors with Cache(10, stale=120)", OURS, Cache(10, key=asked.thing, stale=120)),
+    ):
+        load = asked.asked(policy, 180, is_up=lambda now: not 60 <= now < 120)
+        axes.plot(_means(load.failed), color=color, label=label)
+    axes.plot(_means(load.calls), color=OURS, linestyle="--", label="calls made with stale=120")
+    axes.axhline(50, color=OTHERS, linestyle=":", label="calls that are asked for")
+    axes.set_ylabel("per second")
+
+
+def single_flight(axes: Any) -> None:
+    """Draw how many calls run at once, for five things, where each takes ten times as long for a while."""
+    axes.axvspan(20, 40, color=BAND)
+    axes.text(30, 4, "calls take 2 s", ha="center", color=OTHERS)
+    for label, color, policy in (
+        ("without", OTHERS, Retry(1)),
+        ("with a SingleFlight", OURS, SingleFlight(key=asked.thing)),
+    ):
+        load = asked.asked(policy, 60, things=5, takes=lambda now: 2.0 if 20 <= now < 40 else 0.2)
+        axes.plot(load.at_once, color=color, label=label)
+    axes.set_ylabel("calls at once")
+
+
+def _means(counts: list[int]) -> list[float]:
+    """Return the mean of each five seconds around."""
+    around = [counts[max(0, it - 2) : it + 3] for it in range(len(counts))]
+    return [sum(it) / len(it) for it in around]
+
+
 PICTURES = {
+    "cache": cache,
+    "single-flight": single_flight,
     "hedge": hedge,
     "rate-limiter": rate_limiter,
     "retry-budget": retry_budget,

@@ -14,7 +14,7 @@ from resilience.testing.clocks import VirtualClock
 from resilience.testing.configuration import as_data
 from resilience.testing.modes import no_sleeping, seeded, switched_off
 from resilience.testing.recording import Recorder, recording
-from resilience.testing.scripts import AsyncScript, Call, Hang, Script, ScriptEnded, ascript, hang, script
+from resilience.testing.scripts import AsyncScript, Call, Hang, Items, Script, ScriptEnded, ascript, hang, items, script
 from resilience.testing.simulation import Simulation
 from resilience.testing.virtual import virtual_time
 
@@ -22,6 +22,7 @@ __all__ = [
     "AsyncScript",
     "Call",
     "Hang",
+    "Items",
     "Recorder",
     "Script",
     "ScriptEnded",
@@ -30,6 +31,7 @@ __all__ = [
     "as_data",
     "ascript",
     "hang",
+    "items",
     "no_sleeping",
     "recording",
     "script",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, NamedTuple, NoReturn, final
@@ -35,6 +35,30 @@ def hang(seconds: Duration, then: Any = None) -> Hang:
     :param then: another step, None by default: an exception to raise, or the value to return.
     """
     return Hang(checks.seconds("seconds", seconds), then)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A step that brings items, one step each."""
+
+    steps: tuple[Any, ...]
+
+
+def items(*steps: Any) -> Items:
+    """Return a step that brings items, for `policy.streaming()`: an iterator of them, in tasks an asynchronous one.
+
+    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, anything else is an item.
+
+    >>> from resilience import Retry
+    >>> from resilience.testing import items, script
+    >>> read = script(items(ConnectionError("reset")), items("a", "b"))
+    >>> list(Retry(backoff=[0]).streaming().call(read))
+    ['a', 'b']
+    """
+    if any(isinstance(step, EllipsisType) for step in steps):
+        raise ValueError(f"items are brought once each: `...` is no step of them, not {steps!r}")
+    return Items(steps)
 
 
 class Call(NamedTuple):
@@ -84,13 +108,8 @@ class Script(_Scripted):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take the next step."""
-        step = self._begin(args, kwargs)
-        while isinstance(step, Hang):
-            never = threading.Lock()
-            never.acquire()
-            clock.wait(never, step.seconds)
-            step = step.then
-        return _finish(step)
+        step = _wait(self._begin(args, kwargs))
+        return _bring(step.steps) if isinstance(step, Items) else _finish(step)
 
 
 @final
@@ -99,18 +118,16 @@ class AsyncScript(_Scripted):
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take the next step."""
-        step = self._begin(args, kwargs)
-        while isinstance(step, Hang):
-            await TASKS.waiter().wait(clock.now() + step.seconds, None)
-            step = step.then
-        return _finish(step)
+        step = await _await(self._begin(args, kwargs))
+        return _abring(step.steps) if isinstance(step, Items) else _finish(step)
 
 
 def script(*steps: Any) -> Script:
     """Return a function that takes one step per call, whatever its arguments.
 
-    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, anything else is returned. Where
-        the last one is `...`, the one before it repeats for ever; otherwise one call too many is a `ScriptEnded`.
+    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, `items("a", "b")` brings items, anything
+        else is returned. Where the last one is `...`, the one before it repeats for ever; otherwise one call too many
+        is a `ScriptEnded`.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script
@@ -126,6 +143,32 @@ def script(*steps: Any) -> Script:
 def ascript(*steps: Any) -> AsyncScript:
     """Do as `script`, for asyncio and trio: the function is a coroutine function."""
     return AsyncScript(*steps)
+
+
+def _wait(step: Any) -> Any:
+    while isinstance(step, Hang):
+        never = threading.Lock()
+        never.acquire()
+        clock.wait(never, step.seconds)
+        step = step.then
+    return step
+
+
+async def _await(step: Any) -> Any:
+    while isinstance(step, Hang):
+        await TASKS.waiter().wait(clock.now() + step.seconds, None)
+        step = step.then
+    return step
+
+
+def _bring(steps: tuple[Any, ...]) -> Iterator[Any]:
+    for step in steps:
+        yield _finish(_wait(step))
+
+
+async def _abring(steps: tuple[Any, ...]) -> AsyncIterator[Any]:
+    for step in steps:
+        yield _finish(await _await(step))
 
 
 def _finish(step: Any) -> Any:

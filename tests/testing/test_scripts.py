@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resilience import Context, Fallback, Retry, Timeout
-from resilience.testing import ScriptEnded, ascript, hang, script, virtual_time
+from resilience.testing import ScriptEnded, ascript, hang, items, script, virtual_time
 from tests.conftest import Boom
 
 
@@ -98,3 +98,33 @@ def test_a_script_shows_its_steps() -> None:
     """In messages of tests."""
     fn = script(KeyError("k"), hang(5), ...)
     assert repr(fn) == "<script KeyError('k'), Hang(seconds=5.0, then=None), ...; 0 calls>"
+
+
+def test_a_step_may_bring_items() -> None:
+    """And fail before the first, or after some; each item has its own time."""
+    steps = [items(Boom("early")), hang(2, items("a", hang(3, "b"), Boom("late")))]
+    failed, got = [], []
+    with virtual_time() as clock:
+        for read in (script(*steps), script(*steps)):
+            try:
+                got.extend((it, clock.now()) for it in Retry(on=Boom, backoff=[0]).streaming().call(read))
+            except Boom as error:
+                failed.append(str(error))
+            assert [call.attempt for call in read.calls] == [1, 2]
+    assert got == [("a", 2.0), ("b", 5.0), ("a", 7.0), ("b", 10.0)]
+    assert failed == ["late", "late"]
+
+
+def test_a_coroutine_function_may_bring_items() -> None:
+    """As an SDK's stream does: it is awaited, and then iterated over."""
+
+    async def consume() -> list[str]:
+        read = ascript(Boom, items("a", hang(0.01, "b")))
+        return [it async for it in Retry(on=Boom, backoff=[0]).streaming().call(read)]
+
+    assert asyncio.run(consume()) == ["a", "b"]
+
+
+def test_items_do_not_repeat() -> None:
+    with pytest.raises(ValueError, match="is no step of them"):
+        items("a", ...)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isinf
 from types import MappingProxyType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from resilience import checks
 from resilience.callables import name_of
@@ -238,7 +238,8 @@ class BareContext(Context):  # type: ignore[misc]  # final to everybody else
     """A context that the library makes, which sets every attribute: what users give takes twice the time."""
 
     __slots__ = ()
-    __init__ = object.__init__
+    if not TYPE_CHECKING:  # pragma: no branch (to a checker, it would be another signature)
+        __init__ = object.__init__
 
 
 def derive(

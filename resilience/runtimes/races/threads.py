@@ -50,7 +50,7 @@ class ThreadEngine(Engine):
 
     def __init__(self) -> None:
         super().__init__(BLOCKING)
-        self.runtime = RacingRuntime(self, BLOCKING)
+        self.runtime: EngineRuntime = RacingRuntime(self, BLOCKING)
         self._woken: deque[EngineWaiter] = deque()
         self._bell = threading.Lock()
         self._bell.acquire()

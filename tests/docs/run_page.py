@@ -11,6 +11,8 @@ A block says what it expects in comments, and in the block after it:
     all that it has printed
     ```
 
+A function `test_...` without parameters is a test, as pytest would find it: it is called after its block.
+
 Whatever is printed has to be shown, and whatever is expected has to be reached: a function that is never called
 proves nothing. `...` in what is expected stands for anything. A warning is an error, a page that takes longer
 than `LIMIT` seconds is stopped, and what goes wrong is reported with the page and the line. Nothing is patched:
@@ -30,6 +32,7 @@ import sys
 import threading
 import tokenize
 import traceback
+import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,7 +83,8 @@ def run(path: Path, name: str) -> None:
     """
     page = path.read_text(encoding="utf-8")
     linecache.cache[name] = (len(page), None, page.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": "__page__"}
+    module = sys.modules["__page__"] = types.ModuleType("__page__")  # frameworks import what they are told to
+    namespace: dict[str, Any] = vars(module)
     waiting: tuple[int, str] | None = None  # line of a block, and what it has printed
     unreached: dict[int, str] = {}  # line -> what is expected there, until it is reached
     for block in blocks(page):
@@ -117,12 +121,20 @@ def _execute(block: Block, name: str, namespace: dict[str, Any], unreached: dict
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # a page is our own writing
+            for test in _tests(tree):
+                namespace[test]()
     except Broken:
         raise
     except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         raise Broken(f"{name}:{lines[-1] if lines else block.line}: {_name_and_message(error)}") from error
     return printed.getvalue()
+
+
+def _tests(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not node.args.args:
+            yield node.name
 
 
 @dataclass(frozen=True)

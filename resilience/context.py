@@ -259,6 +259,14 @@ def derive(
     return child
 
 
+def waits_until(ctx: Context) -> float:
+    """Return the instant at which a wait is given up: the deadline; infinity where a timer ends the wait by then.
+
+    In that case the error is the timer's own.
+    """
+    return inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
+
+
 def is_over(ctx: Context) -> bool:
     """Whether the budget is used up, for code whose timer was set to its end."""
     return ctx.remaining() <= EARLIEST

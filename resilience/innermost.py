@@ -25,8 +25,7 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.endings import end_attempt
 from resilience.errors import WorkersExhausted, ends_with_the_deadline
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal, subscribers
 from resilience.info import BARE
 from resilience.outcome import StoppedIteration
 from resilience.runtimes.base import EARLIEST, Expired, Timer
@@ -74,7 +73,7 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
         try:
             timer.check_before_start()
         except WorkersExhausted:
-            _report_refusal(timer.policy, ctx)
+            report_refusal(timer.policy, ctx, "WorkersExhausted")
             raise
     began = clock.now() if subscribers.calls else None
     if record is not None:
@@ -91,7 +90,7 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
                 if record is not None:
                     record.attempts -= 1
                     record = None
-                _report_refusal(timer.policy, ctx)
+                report_refusal(timer.policy, ctx, "WorkersExhausted")
                 raise
             result = function(*arguments, **ctx._keywords) if job is None else timer.wait_for(job)
     except BaseException as error:
@@ -104,11 +103,6 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
     if began is not None and record is not None:
         end_attempt(record, ctx, began, result, None)
     return result
-
-
-def _report_refusal(policy: str, ctx: Context) -> None:
-    numbers = {"retry_after": None, "waited": 0.0, "shadow": False}
-    emit(CallRejected, policy, ctx, reason="WorkersExhausted", **numbers)
 
 
 async def enter_driven(ctx: Context) -> Any:
@@ -124,7 +118,7 @@ async def _enter_racing(ctx: Context) -> Any:
     try:
         pool.refuse_if_exhausted(policy, pool.most())
     except WorkersExhausted:
-        _report_refusal(policy, ctx)
+        report_refusal(policy, ctx, "WorkersExhausted")
         raise
     began = clock.now() if subscribers.calls else None
     if record is not None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from itertools import count
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from resilience import checks, forks
 from resilience.checks import format_number
 from resilience.clock import clock
+from resilience.counter import Counter
 
 #: Ten successes at 0.1 pay for one repeat, though ten times 0.1 adds up to a little less than 1.
 _ROUNDING = 1e-9
@@ -68,9 +68,9 @@ class RetryBudget:
         self._ratio = _within("ratio", ratio, 0, 1000)
         self._saved = _within("saved", saved, 1)
         self._per_second = _within("per_second", per_second, 0)
-        self._ticks = count()  # one for each success, and one for each time that they are counted
+        self._successes = Counter()
         #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
-        self.succeeded: Callable[[], object] = self._ticks.__next__
+        self.succeeded: Callable[[], object] = self._successes.add
         self._lock: threading.RLock
         self._balance: float
         self._refused: int
@@ -109,13 +109,13 @@ class RetryBudget:
         self._lock = threading.RLock()
         self._balance = self._saved
         self._refused = 0
-        self._counted = next(self._ticks)
+        self._counted = self._successes.value()
         self._as_of = clock.now() if self._per_second else 0.0
 
     def _add_earnings_locked(self) -> None:
-        tick = next(self._ticks)
-        earned = (tick - self._counted - 1) * self._ratio
-        self._counted = tick
+        successes = self._successes.value()
+        earned = (successes - self._counted) * self._ratio
+        self._counted = successes
         if self._per_second:
             now = clock.now()
             earned += max(0.0, now - self._as_of) * self._per_second

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from resilience import checks, forks
 from resilience.clock import clock
@@ -173,6 +173,25 @@ def emit(
         listeners = (callback, *listeners)
     if listeners:
         announce(listeners, kind, policy, ctx, **numbers)
+
+
+def report_refusal(
+    policy: str,
+    ctx: Context,
+    reason: str,
+    retry_after: float | None = None,
+    waited: float = 0.0,
+    shadow: bool = False,
+) -> None:
+    """Report a call that is not made; with `shadow`, one that is made all the same. See `CallRejected`."""
+    if subscribers.refusals or ctx._info.listeners:
+        emit(CallRejected, policy, ctx, reason=reason, retry_after=retry_after, waited=waited, shadow=shadow)
+
+
+def report_use(policy: str, ctx: Context, how: Literal["fresh", "stale", "shared"]) -> None:
+    """Report a call that is answered without being made. See `CacheUsed`."""
+    if subscribers.caches or ctx._info.listeners:
+        emit(CacheUsed, policy, ctx, how=how)
 
 
 def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, /, **numbers: object) -> None:

@@ -12,9 +12,8 @@ So the other side sees about `k` requests for each one that it accepts, and as s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from math import inf
 from typing import Any, Never, TypeVar, final
 
@@ -25,9 +24,9 @@ from resilience.backoff import Randomness
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.counter import Counter
 from resilience.errors import Throttled, bare
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
 from resilience.policy import Call, Policy
@@ -147,7 +146,7 @@ class AdaptiveThrottle(Policy[Never]):
             return result
         if clock.now() >= self._next_look:
             self._look()
-        self._accepted()  # no lock: these are counted once in each step of the window
+        self._accepted.add()  # no lock: the window has these once in each of its steps
         return result
 
     def stats(self) -> ThrottleStats:
@@ -182,10 +181,8 @@ class AdaptiveThrottle(Policy[Never]):
 
     def _forget_locked(self) -> None:
         self._window = TimeWindow(self._seconds)
-        ticks = count(1)  # a step of it is atomic; one for each accepted call, and one for each time it is read
-        self._read = 0
-        #: Note that a call was accepted.
-        self._accepted: Callable[[], object] = ticks.__next__
+        self._accepted = Counter()
+        self._read = 0  # so many of the accepted calls are in the window
         self._since = self._next_look = -inf  # between these the accepted calls that are not in the window have ended
         self._rate = 0.0
 
@@ -193,8 +190,8 @@ class AdaptiveThrottle(Policy[Never]):
         """Take what was accepted since the last look into the window, and reckon what is held back."""
         with self._lock:
             now = clock.now()
-            tick: Any = self._accepted()
-            accepted, self._read = tick - self._read - 1, tick
+            accepted = self._accepted.value() - self._read
+            self._read += accepted
             if accepted:  # since the last look, and before the next: a call that ends after that looks first
                 self._window.add_good(accepted, self._since)
             self._window.add_good(0, now)
@@ -214,7 +211,7 @@ class AdaptiveThrottle(Policy[Never]):
             self._count_refused()
         elif not self._failures.is_neutral(error):
             self._look()
-            self._accepted()
+            self._accepted.add()
 
     def _count_refused(self) -> None:
         """Count a call that the other side has refused, or that was held back."""
@@ -238,7 +235,5 @@ class AdaptiveThrottle(Policy[Never]):
     def _refusal(self, rate: float, ctx: Context) -> Throttled:
         error: Throttled = bare(Throttled, f"{100 * rate:.0f} % of the calls are held back, as too many were refused")
         error.policy, error.retry_after, error.rejection_rate = self.name, None, rate
-        if subscribers.refusals or ctx._info.listeners:
-            shadow = self._observe_only
-            emit(CallRejected, self.name, ctx, reason="Throttled", retry_after=None, shadow=shadow)
+        report_refusal(self.name, ctx, "Throttled", shadow=self._observe_only)
         return error

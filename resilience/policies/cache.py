@@ -24,14 +24,13 @@ from resilience.callables import name_of
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CacheUsed
+from resilience.counter import Counter
+from resilience.events.dispatch import report_use
 from resilience.matching import Matcher, On
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
-from resilience.policies.flights import Flight, Flights, copy_of
+from resilience.policies.flights import Flights, copy_of
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key
 from resilience.policy import Call, Policy
-from resilience.state.counter import Counter
 
 T = TypeVar("T")
 
@@ -145,7 +144,7 @@ class Cache(Policy[Never]):
         self._flights = Flights(self.name)
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._lock = threading.RLock()
-        self._hits, self._stales, self._shared, self._misses = Counter(), Counter(), Counter(), Counter()
+        self._hits, self._stales, self._misses = Counter(), Counter(), Counter()
         self._settings = {
             "ttl": ttl,
             "key": key,
@@ -174,7 +173,7 @@ class Cache(Policy[Never]):
             if not flight.leads and old is not None:
                 return self._answer(old, ctx, "stale")
             if not flight.leads and await flight.follows():
-                return self._share(flight, ctx)
+                return flight.share()
             entry = self._find(key)  # another caller may have brought it meanwhile, or have tried in vain
             if entry is not None and clock.now() < entry.fresh_until:
                 return flight.bring(self._answer(entry, ctx, "fresh"))
@@ -195,17 +194,10 @@ class Cache(Policy[Never]):
         assert entry is not None
         entry.is_used = True
         (self._hits if how == "fresh" else self._stales).add()
-        if subscribers.caches or ctx._info.listeners:
-            emit(CacheUsed, self.name, ctx, how=how)
+        report_use(self.name, ctx, how)
         if isinstance(entry.outcome, Failure):
             raise _without_frames(entry.outcome.error)
         return entry.outcome.value
-
-    def _share(self, flight: Flight, ctx: Context) -> Any:
-        self._shared.add()
-        if subscribers.caches or ctx._info.listeners:
-            emit(CacheUsed, self.name, ctx, how="shared")
-        return flight.result()
 
     def _is_answered(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
         """After a call that failed: whether the old value is the answer. If there is none, the error may be kept."""
@@ -275,7 +267,7 @@ class Cache(Policy[Never]):
         return CacheStats(
             hits=self._hits.value(),
             stale=self._stales.value(),
-            shared=self._shared.value(),
+            shared=self._flights.shared.value(),
             misses=self._misses.value(),
             size=size,
         )

@@ -18,7 +18,7 @@ from resilience.backoff import Randomness
 from resilience.callables import name_of
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded
 from resilience.events.dispatch import emit
 from resilience.events.kinds import ChaosInjected
@@ -290,13 +290,10 @@ class Chaos(Policy[A_co], Generic[A_co]):
         seconds = self._value
         if callable(seconds):
             seconds = checks.seconds("what delay(ctx) returned", seconds(ctx), zero=True)
-        # A timer around this call ends the wait by itself, and then the error is its own.
-        is_timed = ctx._timer is not None and ctx._timer.deadline <= ctx.deadline
-        if is_timed or seconds <= (left := ctx.remaining()):
-            await ctx.sleep(seconds)
-            return
-        await ctx.sleep(left)
-        raise DeadlineExceeded("the deadline passed in a delay that was injected", policy=self.name)
+        left = max(0.0, waits_until(ctx) - clock.now())
+        await ctx.sleep(min(seconds, left))
+        if seconds > left:
+            raise DeadlineExceeded("the deadline passed in a delay that was injected", policy=self.name)
 
 
 def _share(name: str, value: object) -> float:

@@ -19,13 +19,14 @@ import threading
 from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 from resilience import forks
-from resilience.context import Context, is_over
+from resilience.context import Context, is_over, waits_until
+from resilience.counter import Counter
 from resilience.errors import ArgumentMisuse, DeadlineExceeded, ends_with_the_deadline
+from resilience.events.dispatch import report_use
 from resilience.outcome import Failure, Outcome, StoppedIteration, Success
 from resilience.runtimes.base import Waiter
 
@@ -42,6 +43,8 @@ class Flights:
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self.leaders: dict[Hashable, Flight] = {}
+        #: How many callers have got what another one's call brought.
+        self.shared = Counter()
         self._lock = threading.RLock()  # held by those who remove one; to become one needs none
         forks.reset_after_fork(self, Flights._reset)
 
@@ -83,7 +86,7 @@ class Flight:
 
     with flights.board(key, ctx) as flight, flight:
         if not flight.leads and await flight.follows():
-            return flight.result()
+            return flight.share()
         return flight.bring(await call(ctx))
 
     The block is entered twice, as an interrupt may come in the place of the first end.
@@ -135,12 +138,10 @@ class Flight:
 
     async def _wait_for(self, leader: Flight) -> None:
         ctx = self._ctx
-        # A timer around this call ends the wait by itself, and then the error is its own.
-        budget = inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
         self._waiter = ctx.runtime.waiter()
         leader._followers.append(self)
         try:
-            is_awake = leader._is_over or await self._waiter.wait(budget, ctx._timer)
+            is_awake = leader._is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
             with suppress(ValueError):  # it was woken
                 leader._followers.remove(self)
@@ -148,8 +149,10 @@ class Flight:
             policy = self._flights.policy
             raise DeadlineExceeded("the deadline passed while another caller made the same call", policy=policy)
 
-    def result(self) -> Any:
+    def share(self) -> Any:
         """Return what the leader's call returned, or raise a copy of its error with the traceback of the call."""
+        self._flights.shared.add()
+        report_use(self._flights.policy, self._ctx, "shared")
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Failure):
             outcome.error.__traceback__ = self._traceback  # an error that has no copy has grown with each who raised it

@@ -14,10 +14,9 @@ from resilience import checks, forks
 from resilience.ambient import block_context
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
-from resilience.context import Context
+from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, Rejected
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
@@ -74,10 +73,7 @@ class LivePermits:
         machine, began = self.machine, clock.now()
         ticket = Ticket(runtime.waiter())
         gives_up_at = inf if self.max_wait is None else began + self.max_wait
-        # A timer around this call ends the wait by itself, and then the error is its own.
-        timer, budget = ctx._timer, ctx.deadline
-        if timer is not None and timer.deadline <= budget:
-            budget = inf
+        budget = waits_until(ctx)
         try:
             while (first := machine.first_if_full()) is not None and not first.waiter.is_alive():
                 machine.drop(first)  # its event loop has ended: that makes room
@@ -85,7 +81,7 @@ class LivePermits:
                 self.wake(granted)
             has_joined = ticket.place is not GONE
             ends_at = budget if budget < gives_up_at else gives_up_at
-            if ticket.place is WAITING and not await ticket.waiter.wait(ends_at, timer):
+            if ticket.place is WAITING and not await ticket.waiter.wait(ends_at, ctx._timer):
                 machine.leave(ticket)
             if machine.take_up(ticket):
                 return
@@ -96,7 +92,7 @@ class LivePermits:
             raise self._refused(ctx, "and the queue is full")
         waited = clock.now() - began
         if budget <= gives_up_at:
-            self._report(ctx, "DeadlineExceeded", waited)
+            report_refusal(self._name, ctx, "DeadlineExceeded", waited=waited)
             raise DeadlineExceeded("the deadline passed while the call waited in the queue", policy=self._name)
         raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
 
@@ -134,13 +130,8 @@ class LivePermits:
         limit = self.machine.limit
         running = "1 call is running" if limit == 1 else f"{limit} calls are running"
         error = self._refusal(self._name, limit, self.queue, f"{running} {why}")
-        self._report(ctx, type(error).__name__, waited)
+        report_refusal(self._name, ctx, type(error).__name__, waited=waited, shadow=self.observe_only)
         return error
-
-    def _report(self, ctx: Context, reason: str, waited: float) -> None:
-        if subscribers.refusals or ctx._info.listeners:
-            numbers = {"retry_after": None, "waited": waited, "shadow": self.observe_only}
-            emit(CallRejected, self._name, ctx, reason=reason, **numbers)
 
 
 @final

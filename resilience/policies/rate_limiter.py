@@ -16,8 +16,7 @@ from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import RateLimited, Rejected
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal
 from resilience.matching import asked_delay
 from resilience.policies.rate import Rate, in_words, meter_of, positive, used_units
 from resilience.policy import Call, Policy
@@ -285,19 +284,14 @@ class RateLimiter(Policy[Never]):
 
     def _refusal(self, ctx: Context, seconds: float, waited: float) -> RateLimited:
         retry_after = None if seconds == inf else max(0.0, seconds)
-        self._announce(ctx, retry_after, waited)
+        report_refusal(self.name, ctx, "RateLimited", retry_after, waited)
         why = "it costs more than the limit" if retry_after is None else f"its turn comes in {retry_after:.3g} s"
         return RateLimited(why, policy=self.name, retry_after=retry_after)
 
     def _report(self, ctx: Context, costs: Units, now: float) -> None:
         """Count and report a call that has no turn, and is let through."""
         seconds = self._turns.refuse(costs, now)
-        self._announce(ctx, None if seconds == inf else seconds, 0.0)
-
-    def _announce(self, ctx: Context, retry_after: float | None, waited: float) -> None:
-        if subscribers.refusals or ctx._info.listeners:
-            numbers = {"reason": "RateLimited", "retry_after": retry_after, "waited": waited}
-            emit(CallRejected, self.name, ctx, **numbers, shadow=self._observe_only)
+        report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
 
     def _obey(self, error: Exception) -> None:
         """Close for as long as the other side asks. A refusal of ours says nothing about it."""

@@ -10,12 +10,9 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.context import Context
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CacheUsed
 from resilience.policies.flights import Flights
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key
 from resilience.policy import Call, Policy
-from resilience.state.counter import Counter
 
 T = TypeVar("T")
 
@@ -61,17 +58,13 @@ class SingleFlight(Policy[Never]):
         self._given_name = checks.optional_name(name)
         self.name: str = name or "SingleFlight"
         self._flights = Flights(self.name)
-        self._shared = Counter()
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         with self._flights.board(key_of(ctx, self._key, self.name), ctx) as flight, flight:
             if flight.leads or not await flight.follows():
                 return flight.bring(await call(ctx))
-        self._shared.add()
-        if subscribers.caches or ctx._info.listeners:
-            emit(CacheUsed, self.name, ctx, how="shared")
-        return flight.result()  # type: ignore[no-any-return]
+        return flight.share()  # type: ignore[no-any-return]
 
     def forget(self, key: Hashable) -> None:
         """Let the next caller of this key call anew, beside the call that is under way."""
@@ -79,7 +72,7 @@ class SingleFlight(Policy[Never]):
 
     def stats(self) -> SingleFlightStats:
         """Return what is under way at this instant."""
-        return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._shared.value())
+        return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._flights.shared.value())
 
     def __reduce__(self) -> Any:
         """Refuse to be copied: two of them would make two calls."""

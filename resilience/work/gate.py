@@ -14,14 +14,13 @@ from resilience import checks, forks
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
+from resilience.counter import Counter
 from resilience.errors import Rejected
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.counter import Counter
 
 T = TypeVar("T")
 
@@ -133,8 +132,7 @@ class Gate(Policy[Never]):
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
         self._rejected.add()
-        if subscribers.refusals or ctx._info.listeners:
-            emit(CallRejected, self.name, ctx, reason="ShuttingDown", retry_after=None, waited=0.0, shadow=False)
+        report_refusal(self.name, ctx, "ShuttingDown")
         return ShuttingDown("the process is shutting down, and takes no new calls", policy=self.name)
 
     def __reduce__(self) -> Any:

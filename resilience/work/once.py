@@ -25,8 +25,7 @@ from resilience import checks
 from resilience.checks import Duration, format_number
 from resilience.context import Context
 from resilience.errors import KeyMisuse, Misuse, Rejected
-from resilience.events.dispatch import emit, subscribers
-from resilience.events.kinds import CallRejected
+from resilience.events.dispatch import report_refusal
 from resilience.policies.keys import key_of
 from resilience.policy import Call, Policy
 from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
@@ -146,7 +145,7 @@ class Once(Policy[Never]):
             raise KeyMismatch(f"{self.name}: this key was used before, with another payload")
         if claim.result is not None:
             return self._serializer.loads(claim.result)
-        self._report(ctx, "KeyInUse", claim.remaining)
+        report_refusal(self.name, ctx, "KeyInUse", claim.remaining)
         raise KeyInUse("a call with this key is under way", policy=self.name, retry_after=claim.remaining)
 
     async def _ask(self, ctx: Context, step: str, *arguments: object) -> Any:
@@ -155,7 +154,7 @@ class Once(Policy[Never]):
         except Misuse:
             raise
         except Exception as error:
-            self._report(ctx, "Rejected", None)
+            report_refusal(self.name, ctx, "Rejected")
             raise Rejected("the store of the keys cannot be asked", policy=self.name) from error
 
     async def _tell(self, ctx: Context, step: str, *arguments: object) -> None:
@@ -164,10 +163,6 @@ class Once(Policy[Never]):
             await ctx.runtime.run(getattr(self._store, step), *arguments)
         except Exception:
             logger.exception("%s could not tell its store how a call has ended", self.name)
-
-    def _report(self, ctx: Context, reason: str, retry_after: float | None) -> None:
-        if subscribers.refusals or ctx._info.listeners:
-            emit(CallRejected, self.name, ctx, reason=reason, retry_after=retry_after, waited=0.0, shadow=False)
 
     @override
     def settings(self) -> Mapping[str, object]:

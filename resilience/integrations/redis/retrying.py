@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
 
 from resilience.callables import maybe_await
+from resilience.context import waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
@@ -146,8 +147,7 @@ class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     _run = staticmethod(lambda coroutine: coroutine)
 
     async def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
-        timer = ctx._timer
-        if ctx.deadline == inf or (timer is not None and timer.deadline <= ctx.deadline):
+        if waits_until(ctx) == inf:
             return await do()  # a Timeout around it will cut it off by then
         limit = asyncio.timeout(ctx.timeout())
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import count
 from typing import final
@@ -10,19 +9,15 @@ from typing import final
 
 @final
 class Counter:
-    """How often something has happened, in any number of threads. To read it costs more than to count."""
+    """How often something has happened, in any number of threads. To read it takes longer than to count."""
 
-    __slots__ = ("_lock", "_looks", "_numbers", "add")
+    __slots__ = ("_numbers", "add")
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._looks = 0
-        self._lock = threading.Lock()
         #: Count one more.
         self.add: Callable[[], object] = self._numbers.__next__
 
     def value(self) -> int:
         """Return how often."""
-        with self._lock:
-            looks, self._looks = self._looks, self._looks + 1
-            return next(self._numbers) - looks
+        return int(repr(self._numbers)[6:-1])  # count(3): only its text tells it without a step

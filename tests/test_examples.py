@@ -207,8 +207,19 @@ def listen(it: Run) -> None:
     assert len(re.findall("finished after", it.out)) == 3  # the fourth execution is after the end of the subscription
 
 
+def stream(it: Run) -> None:
+    again = (
+        "attempt 1 failed: HTTPStatusError",
+        "the first word came in attempt 2",
+        "attempt 2 failed: RemoteProtocol",
+    )
+    it.shows(*again, "over after 11 words in 3 attempts", "Four hundred and two kinds of moss grow on this roof")
+    it.shows("Four .* 1 stream is open", r"no item within 0\.1 s; open streams: 0")
+    assert it.out.count("attempt 2 failed") == 1
+
+
 SHORT: dict[str, Callable[[Run], None]] = {
-    check.__name__: check for check in (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen)
+    check.__name__: check for check in (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen, stream)
 }
 
 

@@ -50,15 +50,15 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 
 async def keep_open(first: float, ctx: Context) -> None:
     """Open the source and keep it open. What a pull raises is thrown in here."""
-    record, timer, items = ctx._info.record, ctx._timer, None
+    record, timer, opened = ctx._info.record, ctx._timer, None
     now = clock.now()
     began = now if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
     token = set_ambient(ctx)
     try:
-        items = await within(ctx, now + first, first, _open, ctx)
-        await _suspend_with(Opened(items, ctx, now + first))
+        opened = await within(ctx, now + first, first, _open, ctx)
+        await _suspend_with(Opened(opened[1], ctx, now + first))
     except Closed:
         pass
     except BaseException as error:
@@ -68,16 +68,27 @@ async def keep_open(first: float, ctx: Context) -> None:
         raise
     finally:
         leave_ambient(token)
-        # A worker may be in a pull that was walked away from: that source is closed when it is dropped. One of a
-        # coroutine that is closed itself cannot be awaited any more.
-        if items is not None and not getattr(items, "gi_running", False):  # pragma: no branch (out of `finally`)
-            await ctx.runtime.close(items)
+        if opened is not None:  # pragma: no branch (out of `finally`)
+            await _close(ctx.runtime, *opened)
     if record is not None:
         end_attempt(record, ctx, began, None, None)
 
 
+async def _close(runtime: Any, source: Any, items: Any) -> None:
+    """Close the iterator of the items, and what it iterates over, which holds the connection of many clients."""
+    if getattr(items, "gi_running", False):  # a worker is in a pull that was walked away from: closed when dropped
+        return
+    try:
+        await runtime.close(items)
+    finally:
+        if source is not items:
+            await runtime.close(source)
+        if not hasattr(source, "close") and hasattr(source, "cancel"):  # a call of gRPC
+            source.cancel()
+
+
 def _open(ctx: Context) -> Any:
-    """Call what the context carries; return the iterator of its items, in tasks an awaitable of that."""
+    """Call what the context carries; return that, and the iterator of its items; in tasks an awaitable of both."""
     runtime: Any = ctx.runtime
     function, arguments = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments
     try:
@@ -88,9 +99,9 @@ def _open(ctx: Context) -> Any:
     return _iterated(function, source) if runtime.world is BLOCKING else _awaited(function, source)
 
 
-def _iterated(function: object, source: Any) -> Any:
+def _iterated(function: object, source: Any) -> tuple[Any, Any]:
     if isinstance(source, Iterable):
-        return iter(source)
+        return source, iter(source)
     if is_awaitable(source) or hasattr(type(source), "__aiter__"):
         close_coroutine(source)
         raise AwaitableMisuse(
@@ -99,7 +110,7 @@ def _iterated(function: object, source: Any) -> Any:
     raise ArgumentMisuse(f"{name_of(function)} returned {type(source).__name__}, which has no items")
 
 
-async def _awaited(function: object, source: Any) -> Any:
+async def _awaited(function: object, source: Any) -> tuple[Any, Any]:
     if is_awaitable(source):
         source = await source
     if not hasattr(type(source), "__aiter__"):
@@ -107,7 +118,7 @@ async def _awaited(function: object, source: Any) -> Any:
             f"{name_of(function)} returned {type(source).__name__}, which is no asynchronous iterator: "
             "use `.call` or `.execute`"
         )
-    return source.__aiter__()
+    return source, source.__aiter__()
 
 
 async def within(ctx: Context, until: float, limit: float, step: Callable[[Any], Any], argument: Any) -> Any:

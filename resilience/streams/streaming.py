@@ -68,6 +68,8 @@ class Streaming:
         }
         innermost = functools.partial(keep_open, self.first)
         chain: Any = policy._resilience_chain()
+        if policy._resilience_listeners:  # the execution knows them; the chain begins with who tells them in others
+            chain = chain[1:]
         for it in chain:
             if not getattr(it, "_resilience_streams", True):
                 raise TypeError(f"{it.name} cannot stand around a stream: items that were handed out are gone")

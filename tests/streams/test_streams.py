@@ -462,6 +462,17 @@ async def test_what_was_called_is_known(world: World, heard: list[Any]) -> None:
     assert [it.attempt for it in heard if isinstance(it, events.CallFinished)] == []
 
 
+async def test_listeners_of_a_pipeline_hear_each_event_once(world: World) -> None:
+    """Also of one inside another, where they hear what happens in that one."""
+    outer: list[Any] = []
+    inner: list[Any] = []
+    pipeline = Pipeline(Bulkhead(9), Pipeline(retry(), listeners=[inner.append]), listeners=[outer.append])
+    assert await streamed(world, pipeline, Source(world, [Boom()], [1])).all() == [1]
+    kinds = [events.AttemptFailed, events.RetryScheduled, events.StreamOpened]
+    assert [type(it) for it in outer] == [*kinds, events.ExecutionFinished]
+    assert [type(it) for it in inner] == kinds
+
+
 async def test_each_attempt_is_reported_to_those_that_ask(world: World) -> None:
     calls: list[Any] = []
     unsubscribe = events.subscribe(calls.append, events.CallFinished)

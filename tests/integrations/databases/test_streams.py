@@ -1,0 +1,110 @@
+"""Rows of a server-side cursor, under `policy.streaming`."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy.exc import OperationalError
+
+from resilience import Bulkhead, Policy, Retry, TimeoutExceeded
+from tests.integrations.databases.models import Note
+from tests.integrations.databases.postgres import PostgresServer
+from tests.integrations.databases.sqlite import PATIENCE
+
+RETRY = Retry(3, on=OperationalError, backoff=[0])
+
+
+@pytest.fixture
+def filled(engine: Engine) -> Engine:
+    with engine.begin() as connection:
+        connection.execute(text("insert into notes (text) values ('a'), ('b'), ('c'), ('d')"))
+    return engine
+
+
+def reader(engine: Engine, *failures: Exception) -> Callable[..., Iterator[str]]:
+    """A generator function over the rows, some at a time; fails before the first call is made, as it is told."""
+    left = list(failures)
+
+    def read(*, after: str = "") -> Iterator[str]:
+        with engine.connect().execution_options(stream_results=True, max_row_buffer=2) as connection:
+            if left:
+                raise left.pop(0)
+            yield from connection.scalars(select(Note.text).where(Note.text > after).order_by(Note.text))
+
+    return read
+
+
+def busy() -> OperationalError:
+    return OperationalError("select", None, sqlite3.OperationalError("database is locked"))
+
+
+def test_a_query_that_fails_before_its_first_row_is_made_again(filled: Engine) -> None:
+    """With a new connection, as the failed one is closed with its source."""
+    read = reader(filled, busy(), busy())
+    assert list(RETRY.streaming().call(read)) == ["a", "b", "c", "d"]
+    assert filled.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+def test_a_read_goes_on_after_its_last_row(filled: Engine) -> None:
+    """Where the query says how: rows are ordered, and the next begins after the last one."""
+    calls: list[str] = []
+
+    def read(*, after: str = "") -> Iterator[str]:
+        calls.append(after)
+        for row in reader(filled)(after=after):
+            if len(calls) == 1 and row == "c":
+                raise busy()
+            yield row
+
+    assert list(RETRY.streaming(resume={"after": str}).call(read)) == ["a", "b", "c", "d"]
+    assert calls == ["", "b"]
+
+
+def test_the_connection_is_held_until_the_end(filled: Engine) -> None:
+    """And given back where the consumer leaves."""
+    bulkhead = Bulkhead(1)
+    with closing(bulkhead.streaming().call(reader(filled))) as rows:
+        assert list(islice(rows, 2)) == ["a", "b"]
+        assert (filled.pool.checkedout(), bulkhead.stats().in_flight) == (1, 1)  # type: ignore[attr-defined]
+    assert (filled.pool.checkedout(), bulkhead.stats().in_flight) == (0, 0)  # type: ignore[attr-defined]
+
+
+def test_a_result_is_closed_as_well_as_its_iterator(filled: Engine) -> None:
+    """A function may return the result itself: that, and not the iterator of its rows, holds the cursor."""
+    with filled.connect() as connection:
+
+        def query(connection: Connection) -> Iterator[tuple[str]]:
+            results.append(connection.execute(select(Note.text)))
+            return results[-1]  # type: ignore[return-value]
+
+        results: list[object] = []
+        with closing(Retry().streaming().call(query, connection)) as rows:
+            assert next(rows) == ("a",)
+        assert results[0].closed  # type: ignore[attr-defined]
+
+
+def test_a_row_that_does_not_come_is_given_up(postgres: PostgresServer) -> None:
+    """A server-side cursor of PostgreSQL, whose second batch takes for ever."""
+    engine = create_engine(f"postgresql+psycopg{postgres.url.removeprefix('postgresql')}")
+    slow = "select n, case when n > 2 then pg_sleep(0.4)::text end from generate_series(1, 4) n"
+
+    def read() -> Iterator[int]:
+        options = engine.connect().execution_options(stream_results=True, max_row_buffer=1)
+        with options as connection, connection.scalars(text(slow)) as numbers:
+            yield from numbers
+
+    bulkhead, got = Bulkhead(1), []
+    with pytest.raises(TimeoutExceeded, match="no item"):
+        got.extend(Policy.wrap(Retry(1), bulkhead).streaming(first=20, idle=0.1).call(read))
+    assert bulkhead.stats().in_flight == 0
+    patience = time.monotonic() + PATIENCE
+    while engine.pool.checkedout():  # type: ignore[attr-defined]  # the worker gives it back when the row has come
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    engine.dispose()

@@ -1,0 +1,198 @@
+"""Streams of real clients: language models and HTTP. Retried before an item, limited, held, and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, closing
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from resilience import Bulkhead, CircuitBreaker, Policy, Retry, TimeoutExceeded
+from tests.integrations import llm_server as llm
+from tests.integrations.sdks import anthropic, openai
+from tests.integrations.servers import Answer, FlakyServer
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+class Case:
+    """A client, how it opens a stream, and what its server answers.
+
+    :param answers: makes the answer of two texts, which may be told how to fail.
+    :param text: the text of an item, None of one that has none.
+    """
+
+    path: str
+    answers: Callable[..., Answer]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_async = name.endswith("async")
+        self.path, self.answers = {
+            "openai": (llm.OPENAI_PATH, llm.completion_stream),
+            "anthropic": (llm.ANTHROPIC_PATH, llm.message_stream),
+            "httpx": ("/lines", lines),
+        }[name.partition(" ")[0]]
+
+    def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return the function that opens a stream, and the one that ends the client."""
+        kind = self.name.partition(" ")[0]
+        if kind == "openai":
+            make = openai.AsyncOpenAI if self.is_async else openai.OpenAI
+            client = make(api_key="k", base_url=f"{url}/v1", max_retries=0)
+            return partial(client.chat.completions.create, model="m", messages=HELLO, stream=True), client.close
+        if kind == "anthropic":
+            make = anthropic.AsyncAnthropic if self.is_async else anthropic.Anthropic
+            client = make(api_key="k", base_url=url, max_retries=0)
+            return partial(client.messages.create, model="m", max_tokens=9, messages=HELLO, stream=True), client.close
+        if self.is_async:
+            tasks = httpx.AsyncClient(base_url=url)
+            return partial(aread, tasks), tasks.aclose
+        threads = httpx.Client(base_url=url)
+        return partial(read, threads), threads.close
+
+
+def lines(*texts: str, **how: Any) -> Answer:
+    return Answer(200, body=[f"{text}\n".encode() for text in texts], chunked=True, **how)
+
+
+def read(client: httpx.Client) -> Iterator[str]:
+    with client.stream("GET", "/lines") as response:
+        response.raise_for_status()
+        yield from response.iter_lines()
+
+
+async def aread(client: httpx.AsyncClient) -> AsyncIterator[str]:
+    async with client.stream("GET", "/lines") as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            yield line
+
+
+def text_of(item: Any) -> str | None:
+    if isinstance(item, str):
+        return item
+    if hasattr(item, "choices"):
+        return str(item.choices[0].delta.content)
+    return item.delta.text if item.type == "content_block_delta" else None
+
+
+def consume(
+    case: Case,
+    url: str,
+    policy: Policy[Any],
+    stop: Callable[[str], object] = lambda text: False,
+    after: Callable[[], object] = lambda: None,
+    **limits: Any,
+) -> list[str]:
+    """Return the texts of a stream; stop where a text says so.
+
+    :param after: called when the stream is closed, and its client is not.
+    """
+    streaming = policy.streaming(**limits)
+    got: list[str] = []
+
+    def take(item: Any) -> bool:
+        text = text_of(item)
+        if text is None:
+            return False
+        got.append(text)
+        return bool(stop(text))
+
+    open_stream, end = case.opener(url)
+    if not case.is_async:
+        try:
+            with closing(streaming.call(open_stream)) as items:
+                any(map(take, items))
+            after()
+        finally:
+            end()
+        return got
+
+    async def main() -> None:
+        try:
+            async with aclosing(streaming.acall(open_stream)) as items:
+                async for item in items:
+                    if take(item):
+                        break
+            after()
+        finally:
+            await end()
+
+    asyncio.run(main())
+    return got
+
+
+@pytest.fixture(
+    params=["openai", "openai async", "anthropic", "anthropic async", "httpx", "httpx async"],
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+def test_a_stream_is_opened_again_until_it_brings_an_item(case: Case, server: FlakyServer) -> None:
+    """Its client knows statuses and lost connections; the permit is that of the whole stream."""
+    server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
+    bulkhead, held = Bulkhead(1), []
+    got = consume(
+        case,
+        server.url,
+        Retry(3, on=Exception, backoff=[0]).wrap(bulkhead),
+        lambda text: held.append(bulkhead.stats().in_flight),
+    )
+    assert (got, held) == (["a", "b"], [1, 1])
+    assert bulkhead.stats().in_flight == 0
+    assert len(server.requests) == 3
+
+
+def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
+    """What was handed out is out; the breaker counts the failure."""
+    server.script(case.path, case.answers("a", "b", fault="cut"))
+    if case.name.startswith("anthropic"):
+        server.script(
+            case.path, Answer(200, {"Content-Type": "text/event-stream"}, _begun(), chunked=True, fault="cut")
+        )
+    breaker = CircuitBreaker(1, on=Exception)
+    with pytest.raises(Exception, match=r"closed|incomplete|Connection|peer") as caught:
+        consume(case, server.url, Retry(3, on=Exception, backoff=[0]).wrap(breaker))
+    assert not isinstance(caught.value, TimeoutExceeded)
+    assert breaker.stats().opened == 1
+    assert len(server.requests) == 1
+
+
+def _begun() -> list[bytes]:
+    pieces = llm.message_stream("a", "b").pieces
+    return [b"".join(pieces[:3]), *pieces[3:]]
+
+
+def test_a_stream_that_stands_still_is_left(case: Case, server: FlakyServer) -> None:
+    """After the idle time, without the client's own limits, which are minutes; its connection is closed."""
+    never = threading.Event()
+    server.script(case.path, case.answers("a", "b", drip=never))
+    bulkhead = Bulkhead(1)
+    with pytest.raises(TimeoutExceeded, match=r"no item within 0.05 s"):
+        consume(case, server.url, Retry(1).wrap(bulkhead), first=20, idle=0.05)
+    assert bulkhead.stats().in_flight == 0
+    never.set()
+
+
+def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
+    """The connection is closed at once, and the call has ended well."""
+    never = threading.Event()
+    server.script(case.path, case.answers("a", "b", drip=never))
+    bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
+    if case.name.startswith("anthropic"):
+        server.script(case.path, Answer(200, {"Content-Type": "text/event-stream"}, _begun(), chunked=True, drip=never))
+
+    def closed() -> None:
+        never.set()  # a client that had kept the connection would take the rest, and keep it for its next request
+        server.wait_until(lambda: server.open_connections == 0)
+
+    assert consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]
+    assert bulkhead.stats().in_flight == 0
+    assert breaker.stats().opened == 0

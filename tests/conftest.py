@@ -30,6 +30,8 @@ import pytest
 
 from resilience import Context, Policy, current_context, events
 from resilience.clock import clock as process_clock
+from resilience.events.dispatch import subscribers
+from resilience.events.kinds import CallFinished, ExecutionFinished
 from resilience.runtimes.workers import Worker
 from resilience.testing import Simulation, virtual_time
 
@@ -244,10 +246,16 @@ def _collections_are_quick() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_ambient() -> Iterator[None]:
-    """Whatever a test did, the context of this thread is as it was."""
+def _nothing_stays() -> Iterator[None]:
+    """Whatever a test did, the context of this thread is as it was, and none of its listeners is left."""
+    before = _listeners()
     yield
     assert current_context() is not current_context(), "the context of an execution is still ambient"
+    assert _listeners() == before, "a subscription has not been ended, or the policies are off"
+
+
+def _listeners() -> Any:
+    return subscribers.of(ExecutionFinished), subscribers.of(CallFinished), subscribers.policies_off
 
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])

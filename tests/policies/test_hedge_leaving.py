@@ -30,7 +30,7 @@ from resilience import (
 )
 from resilience.runtimes.workers import pool
 from resilience.testing import virtual_time
-from tests.conftest import Boom, Virtual, Watched, World, no_collector
+from tests.conftest import Boom, Virtual, Watched, World, drive, no_collector
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
@@ -376,15 +376,23 @@ def test_an_interrupt_of_the_wait_leaves_nothing_held(threads: World, monkeypatc
     from resilience.clock import clock
 
     bulkhead = Bulkhead(5)
-    waits = iter([clock.wait, _interrupt, clock.wait, clock.wait])
-    monkeypatch.setattr(clock, "wait", lambda *args: next(waits, clock.wait)(*args))
+    inside: list[int] = []
+    wait_for = clock.wait
+
+    def fn(ctx: Context) -> None:
+        inside.append(ctx.hedge)
+        drive(threads.hang())
+
+    def interrupted(waitable: Any, seconds: float | None) -> bool:
+        if seconds is not None:  # until the hedge is due
+            return wait_for(waitable, seconds)
+        wait_until(lambda: len(inside) == 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Hedge(0.01).wrap(bulkhead).execute(lambda ctx: time.sleep(0.05))
+        Hedge(0.01).wrap(bulkhead).execute(fn)
     assert bulkhead.stats().in_flight == 0
-
-
-def _interrupt(*args: object) -> bool:
-    raise KeyboardInterrupt
 
 
 def test_what_no_longer_counts_in_a_race_is_passed_over(threads: World) -> None:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from resilience import Context, Fallback, Policy, Timeout, TimeoutExceeded
+from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
 
@@ -268,31 +269,32 @@ async def test_a_task_that_had_been_cancelled_before_may_still_time_out(in_async
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
-async def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(in_asyncio: World, first: str) -> None:
+def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first: str) -> None:
     """In whichever order the loop comes to the two."""
     told: list[object] = []
     counts: list[int] = []
 
     async def fn(ctx: Context) -> None:
-        loop, task = asyncio.get_running_loop(), current_task()
-        if first == "caller":
-            loop.call_later(0.005, task.cancel)
-        else:
-            loop.call_later(0.015, task.cancel)
+        asyncio.get_running_loop().call_later(0.5 if first == "caller" else 1.5, current_task().cancel)
         await asyncio.sleep(0)
-        time.sleep(0.03)
+        clock.advance(3)
         await asyncio.sleep(10)
 
     async def call() -> None:
         try:
-            await Timeout(0.01, on_timeout=told.append).aexecute(fn)
+            await Timeout(1, on_timeout=told.append).aexecute(fn)
         finally:
             counts.append(current_task().cancelling())
 
-    task = asyncio.create_task(call())
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
+    async def main() -> None:
+        task = asyncio.create_task(call())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    with virtual_time() as clock:
+        asyncio.run(main())
+        assert clock.now() == 3
     assert told == []
     assert counts == [1]
 
@@ -428,24 +430,28 @@ async def test_asyncio_task_groups_inside_and_around(in_asyncio: World) -> None:
     assert current_task().cancelling() == 0
 
 
-async def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the_timer(in_asyncio: World) -> None:
+def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the_timer() -> None:
     """The sibling's failure and the limit are due at once: the group's cancellation is not taken for ours."""
 
     async def fail() -> None:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.5)
         raise Boom
 
     async def fn(ctx: Context) -> None:
         await asyncio.sleep(0)
-        time.sleep(0.03)
+        clock.advance(3)
         await asyncio.sleep(10)
 
-    with pytest.raises(ExceptionGroup) as raised:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail())
-            await Timeout(0.02).aexecute(fn)
-    assert Boom in [type(error) for error in raised.value.exceptions]
-    assert current_task().cancelling() == 0
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                await Timeout(2).aexecute(fn)
+        assert Boom in [type(error) for error in raised.value.exceptions]
+        assert current_task().cancelling() == 0
+
+    with virtual_time() as clock:
+        asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")

@@ -10,113 +10,61 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # checkers take it for true, and `typing` need not be imported for it
 if TYPE_CHECKING:
-    from resilience import backoff, errors, events
-    from resilience.ambient import current_context
-    from resilience.budget import deadline, detached
-    from resilience.circuit_state import CircuitState
-    from resilience.context import Context
+    # isort: off  (it would write a statement for each name)
+    from resilience import backoff as backoff, errors as errors, events as events
+    from resilience.ambient import current_context as current_context
+    from resilience.budget import deadline as deadline, detached as detached
+    from resilience.circuit_state import CircuitState as CircuitState
+    from resilience.context import Context as Context
     from resilience.errors import (
-        BulkheadFull,
-        CircuitIsolated,
-        CircuitOpen,
-        DeadlineExceeded,
-        LimitExceeded,
-        RateLimited,
-        Rejected,
-        ResilienceError,
-        RetriesExhausted,
-        Throttled,
-        TimeoutExceeded,
-        WorkersExhausted,
+        BulkheadFull as BulkheadFull,
+        CircuitIsolated as CircuitIsolated,
+        CircuitOpen as CircuitOpen,
+        DeadlineExceeded as DeadlineExceeded,
+        LimitExceeded as LimitExceeded,
+        RateLimited as RateLimited,
+        Rejected as Rejected,
+        ResilienceError as ResilienceError,
+        RetriesExhausted as RetriesExhausted,
+        Throttled as Throttled,
+        TimeoutExceeded as TimeoutExceeded,
+        WorkersExhausted as WorkersExhausted,
     )
-    from resilience.network_errors import transient
-    from resilience.outcome import Failure, Outcome, Success
-    from resilience.policies.adaptive_limit import AdaptiveLimit, LimitStats
-    from resilience.policies.adaptive_throttle import AdaptiveThrottle, ThrottleStats
-    from resilience.policies.bulkhead import Bulkhead, BulkheadStats
-    from resilience.policies.cache import Cache, CacheStats
-    from resilience.policies.chaos import Chaos
-    from resilience.policies.circuit_breaker import CircuitBreaker
-    from resilience.policies.fallback import Fallback
-    from resilience.policies.hedge import Hedge, Quantile
-    from resilience.policies.keyed import Keyed, KeyedStats
-    from resilience.policies.live_circuit import CircuitStats
-    from resilience.policies.rate import Rate
-    from resilience.policies.rate_limiter import RateLimiter, RateLimiterStats
-    from resilience.policies.repeat_cap import RepeatCap
-    from resilience.policies.retry import Retry
-    from resilience.policies.single_flight import SingleFlight, SingleFlightStats
-    from resilience.policies.timeout import Timeout
-    from resilience.policy import Call, Pipeline, Policy
-    from resilience.record import FailedAttempt
-    from resilience.repeats import RetryBudget
-    from resilience.state.concurrency import Sample, Seeking
-    from resilience.state.trips import ConsecutiveFailures, FailureRatio, SlowRatio, Trip
+    from resilience.network_errors import transient as transient
+    from resilience.outcome import Failure as Failure, Outcome as Outcome, Success as Success
+    from resilience.policies.adaptive_limit import AdaptiveLimit as AdaptiveLimit, LimitStats as LimitStats
+    from resilience.policies.adaptive_throttle import (
+        AdaptiveThrottle as AdaptiveThrottle,
+        ThrottleStats as ThrottleStats,
+    )
+    from resilience.policies.bulkhead import Bulkhead as Bulkhead, BulkheadStats as BulkheadStats
+    from resilience.policies.cache import Cache as Cache, CacheStats as CacheStats
+    from resilience.policies.chaos import Chaos as Chaos
+    from resilience.policies.circuit_breaker import CircuitBreaker as CircuitBreaker
+    from resilience.policies.fallback import Fallback as Fallback
+    from resilience.policies.hedge import Hedge as Hedge, Quantile as Quantile
+    from resilience.policies.keyed import Keyed as Keyed, KeyedStats as KeyedStats
+    from resilience.policies.live_circuit import CircuitStats as CircuitStats
+    from resilience.policies.rate import Rate as Rate
+    from resilience.policies.rate_limiter import RateLimiter as RateLimiter, RateLimiterStats as RateLimiterStats
+    from resilience.policies.repeat_cap import RepeatCap as RepeatCap
+    from resilience.policies.retry import Retry as Retry
+    from resilience.policies.single_flight import SingleFlight as SingleFlight, SingleFlightStats as SingleFlightStats
+    from resilience.policies.timeout import Timeout as Timeout
+    from resilience.policy import Call as Call, Pipeline as Pipeline, Policy as Policy
+    from resilience.record import FailedAttempt as FailedAttempt
+    from resilience.repeats import RetryBudget as RetryBudget
+    from resilience.state.concurrency import Sample as Sample, Seeking as Seeking
+    from resilience.state.trips import (
+        ConsecutiveFailures as ConsecutiveFailures,
+        FailureRatio as FailureRatio,
+        SlowRatio as SlowRatio,
+        Trip as Trip,
+    )
 
-__all__ = [
-    "AdaptiveLimit",
-    "AdaptiveThrottle",
-    "Bulkhead",
-    "BulkheadFull",
-    "BulkheadStats",
-    "Cache",
-    "CacheStats",
-    "Call",
-    "Chaos",
-    "CircuitBreaker",
-    "CircuitIsolated",
-    "CircuitOpen",
-    "CircuitState",
-    "CircuitStats",
-    "ConsecutiveFailures",
-    "Context",
-    "DeadlineExceeded",
-    "FailedAttempt",
-    "Failure",
-    "FailureRatio",
-    "Fallback",
-    "Hedge",
-    "Keyed",
-    "KeyedStats",
-    "LimitExceeded",
-    "LimitStats",
-    "Outcome",
-    "Pipeline",
-    "Policy",
-    "Quantile",
-    "Rate",
-    "RateLimited",
-    "RateLimiter",
-    "RateLimiterStats",
-    "Rejected",
-    "RepeatCap",
-    "ResilienceError",
-    "RetriesExhausted",
-    "Retry",
-    "RetryBudget",
-    "Sample",
-    "Seeking",
-    "SingleFlight",
-    "SingleFlightStats",
-    "SlowRatio",
-    "Success",
-    "ThrottleStats",
-    "Throttled",
-    "Timeout",
-    "TimeoutExceeded",
-    "Trip",
-    "WorkersExhausted",
-    "backoff",
-    "current_context",
-    "deadline",
-    "detached",
-    "errors",
-    "events",
-    "transient",
-]
-
-#: Where each name lives: module -> names, and modules of that name. A module is imported when one of its names is first
-#: asked for, so a program pays for those policies only that it uses.
+#: Where each name lives: module -> names. A module is imported when one of its names is first asked for, so a program
+#: pays for those policies only that it uses. A new name goes in here and into the imports above: those are for checkers
+#: and editors, which run nothing, and take what is imported `as` itself for public.
 _HOMES = {
     "ambient": ("current_context",),
     "budget": ("deadline", "detached"),
@@ -159,20 +107,21 @@ _HOMES = {
     "repeats": ("RetryBudget",),
     "state.concurrency": ("Sample", "Seeking"),
     "state.trips": ("ConsecutiveFailures", "FailureRatio", "SlowRatio", "Trip"),
-    "backoff": (),
-    "events": (),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("backoff", "errors", "events")
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names} | {name: name for name in _MODULES}
+
+if not TYPE_CHECKING:
+    __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME_OF.get(name, name)
-    if home not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{home}")
-    value = globals()[name] = module if home == name else getattr(module, name)
+    module = import_module(f"{__name__}.{_HOME_OF[name]}")
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME_OF})

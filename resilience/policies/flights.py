@@ -44,7 +44,7 @@ class Flights:
         self.policy = policy
         self.leaders: dict[Hashable, Flight] = {}
         #: How many callers have got what another one's call brought.
-        self.shared = Counter()
+        self.shared: Counter = Counter()
         self._lock = threading.RLock()  # held by those who remove one; to become one needs none
         forks.reset_after_fork(self, Flights._reset)
 

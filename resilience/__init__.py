@@ -10,7 +10,8 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # checkers take it for true, and `typing` need not be imported for it
 if TYPE_CHECKING:
-    # isort: off  (it would write a statement for each name)
+    # Sorted otherwise, each name would be a statement.
+    # isort: off
     from resilience import backoff as backoff, errors as errors, events as events
     from resilience.ambient import current_context as current_context
     from resilience.budget import deadline as deadline, detached as detached

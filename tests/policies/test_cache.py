@@ -17,9 +17,9 @@ import pytest
 
 from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Fallback, Pipeline, Rejected, Retry
 from resilience.outcome import Failure, Success
+from tests.callers import Slow, ask_from_everywhere, run_all
 from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
 from tests.contention.storm import fine_grained_switching
-from tests.policies.flights import Slow, ask_from_everywhere, run_all
 
 
 def by_argument(*args: Any) -> str:

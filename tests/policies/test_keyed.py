@@ -23,8 +23,8 @@ from resilience import (
     Timeout,
 )
 from resilience.testing import virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, World
-from tests.policies.flights import run_all
 
 
 def named(host: str) -> CircuitBreaker:

@@ -26,8 +26,8 @@ from resilience import (
 )
 from resilience.outcome import Failure, Success
 from resilience.testing import virtual_time
+from tests.callers import Slow, ask_from_everywhere, outcome_of, run_all, wait_until
 from tests.conftest import Boom, Watched, World, no_collector
-from tests.policies.flights import Slow, ask_from_everywhere, outcome_of, run_all, wait_until
 
 
 class KeywordsOnly(Exception):

@@ -37,8 +37,8 @@ from resilience import (
 from resilience.errors import ArgumentMisuse, RaceMisuse
 from resilience.events.dispatch import subscribers
 from resilience.testing import virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
-from tests.policies.flights import run_all
 from tests.streams.sources import Consumed, Source, outcome, streamed
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from resilience import Failure, Retry, Success, Timeout, current_context, deadline
 from resilience.work import each
+from tests.callers import wait_until
 from tests.conftest import Boom, World
-from tests.policies.flights import wait_until
 
 
 async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:

@@ -16,8 +16,8 @@ import pytest
 from resilience import Context, Fallback, Pipeline, Retry, events
 from resilience.testing import virtual_time
 from resilience.work import Gate, GateStats, ShuttingDown
+from tests.callers import run_all, wait_until
 from tests.conftest import Boom, Script, World
-from tests.policies.flights import run_all, wait_until
 
 
 async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> None:

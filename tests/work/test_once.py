@@ -17,8 +17,8 @@ from resilience.shared import MemoryStore
 from resilience.testing import virtual_time
 from resilience.work import KeyInUse, KeyMismatch, Once, claims
 from resilience.work.claims import Claim
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, World
-from tests.policies.flights import run_all
 
 
 def by_order(order: str, *rest: Any, **keywords: Any) -> str:

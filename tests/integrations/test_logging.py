@@ -10,12 +10,13 @@ from typing import Any, get_args, get_type_hints
 import anyio
 import pytest
 
-from resilience import Bulkhead, Cache, CircuitBreaker, Context, Fallback, Policy, Retry, Timeout, events
+from resilience import Bulkhead, Cache, CircuitBreaker, Context, Fallback, Hedge, Policy, Retry, Timeout, events
 from resilience.integrations.http import TransientStatus
 from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
+from tests.listening import everything
 
 LOGRECORD = set(vars(logging.makeLogRecord({})))
 
@@ -453,6 +454,25 @@ def test_an_adapter_adds_to_the_values_of_a_line() -> None:
         end()
     [record] = log.records
     assert (vars(record)["kind"], vars(record)["service"]) == ("retry_scheduled", "shop")
+
+
+def test_each_kind_of_event_has_its_words(threads: World, log: Log) -> None:
+    """What policies do in calls that are well is for debugging."""
+    log.logger.setLevel(logging.DEBUG)
+    log.begin()
+    everything()
+    flaky = script(Boom(), "fine")
+    Hedge(5, on=Boom, eager=True).execute(lambda ctx: flaky(), Context(operation="get"))
+    lines = [re.sub(r"(in|after) \S+ s\b", r"\1 1 s", it) for it in log.lines]
+    for line in (
+        "DEBUG Hedge (fails): began attempt 1 beside the first, after 1 s",
+        "DEBUG Hedge (fails): made 2 attempts at once in 1 s: none was good",
+        "DEBUG Hedge (get): made 2 attempts at once in 1 s: attempt 1 was the first good one",
+        "INFO Retry (fails): made no retry, as the budget is spent",
+        "DEBUG AdaptiveLimit (int): lets 2 calls run at once, not 1: room",
+        "WARNING Chaos (fails): injected a result",
+    ):
+        assert line in lines
 
 
 def test_caches_and_streams_have_a_line_for_debugging(threads: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
     Cache,
     CircuitBreaker,
@@ -62,6 +63,17 @@ def test_the_state_of_rate_limiters_is_shown(make: Callable[..., Dashboard], clo
     assert [first[it] for it in ("name", "queued", "next_turn", "rejected")] == ["partner", 0, 1.0, 0]
     assert first["about"] == "at most 2 calls in any second; the others wait for their turn"
     assert second["next_turn"] is None
+
+
+def test_the_state_of_throttles_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """The share that is held back, and of what that was made."""
+    throttle = AdaptiveThrottle(on=Boom, min_calls=10, name="search")
+    for number in range(10):
+        throttle.capture(fail() if number else int)
+    (shown,) = run(lambda: told(make(throttle)))["now"]["throttles"]
+    assert [shown[it] for it in ("name", "requests", "accepts", "rejected")] == ["search", 10, 1, 0]
+    assert shown["rejection_rate"] == throttle.stats().rejection_rate > 0.5
+    assert shown["about"].startswith("lets 2 calls through for each that was accepted in the last 30 s")
 
 
 def test_the_state_of_caches_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, Hedge, SlowRatio, Timeout, TimeoutExceeded, events
 from resilience.runtimes.lowering import lower
+from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
-from tests.policies.flights import run_all
 
 
 def probing(world: World, *steps: Any, **settings: Any) -> tuple[CircuitBreaker, Script]:

@@ -22,7 +22,7 @@ from resilience.errors import Misuse
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policy import Policy
 
-I = TypeVar("I")  # noqa: E741  # an item
+Item = TypeVar("Item")
 R = TypeVar("R")
 
 #: Called with the number of items whose outcome has been handed out since the last time: `tqdm`'s `update`.
@@ -32,23 +32,23 @@ Progress: TypeAlias = Callable[[int], object]
 @overload
 def each(
     policy: Policy[Any],
-    function: Callable[[I], Awaitable[R]],
-    items: Iterable[I] | AsyncIterable[I],
+    function: Callable[[Item], Awaitable[R]],
+    items: Iterable[Item] | AsyncIterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[I, R]: ...
+) -> Each[Item, R]: ...
 @overload
 def each(
     policy: Policy[Any],
-    function: Callable[[I], R],
-    items: Iterable[I],
+    function: Callable[[Item], R],
+    items: Iterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[I, R]: ...
+) -> Each[Item, R]: ...
 def each(
     policy: Policy[Any],
     function: Callable[[Any], Any],
@@ -94,7 +94,7 @@ def each(
 
 
 @final
-class Each(Generic[I, R]):
+class Each(Generic[Item, R]):
     """The block that `each` returns."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Each(Generic[I, R]):
         self._tasks: _Tasks
         self._group: TaskGroup
 
-    def __enter__(self) -> Iterator[tuple[I, Outcome[R]]]:
+    def __enter__(self) -> Iterator[tuple[Item, Outcome[R]]]:
         if not isinstance(self._items, Iterable):
             raise TypeError("these items are asynchronous: use `async with each(...)`")
         self._threads = _Threads(self._call, iter(self._items), self._limit, self._ordered, self._progress)
@@ -133,7 +133,7 @@ class Each(Generic[I, R]):
         except Exception as error:
             return Failure(error)
 
-    async def __aenter__(self) -> AsyncIterator[tuple[I, Outcome[R]]]:
+    async def __aenter__(self) -> AsyncIterator[tuple[Item, Outcome[R]]]:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._tasks = _Tasks(self._acall, self._items, self._limit, self._ordered, self._progress)

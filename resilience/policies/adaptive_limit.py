@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
@@ -108,7 +109,9 @@ class AdaptiveLimit(Policy[Never]):
             raise ValueError(f"initial must be at most {most}, which is most, not {initial!r}")
         self._window = checks.seconds("window", window)
         self._min_samples = checks.whole("min_samples", min_samples)
-        self._headroom = checks.within("headroom", headroom, 1)
+        self._headroom = checks.number("headroom", headroom)
+        if not 1 <= self._headroom < inf:
+            raise ValueError(f"headroom must be at least 1 and finite, not {headroom!r}")
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)
         self.name: str = checks.optional_name(name) or "AdaptiveLimit"
@@ -129,8 +132,8 @@ class AdaptiveLimit(Policy[Never]):
             "name": name,
         }
         self._lock: threading.RLock
-        self._reset()
-        forks.reset_after_fork(self, AdaptiveLimit._reset)
+        self._begin_anew()
+        forks.reset_after_fork(self, AdaptiveLimit._begin_anew)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -199,7 +202,7 @@ class AdaptiveLimit(Policy[Never]):
 
     # --- inside ---
 
-    def _reset(self) -> None:
+    def _begin_anew(self) -> None:
         self._lock = threading.RLock()
         self._is_asking = False
         self._algorithm.reset()

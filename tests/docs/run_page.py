@@ -92,7 +92,7 @@ def run(path: Path, name: str) -> None:
         if block.language not in LANGUAGES:
             raise Broken(f"{where}: a block in {block.language or 'no language'!r} is never run")
         if block.language == "text" and block.attached and waiting is not None:
-            _compare(where, block.text, waiting[1])
+            compare(where, block.text, waiting[1])
             waiting = None
         _all_shown(name, waiting)
         waiting = (block.line, _execute(block, name, namespace, unreached)) if block.language == "python" else None
@@ -185,7 +185,7 @@ class _Checker(ast.NodeTransformer):
 
     def value_is(self, value: object, expected: str, line: int) -> None:
         self._unreached.pop(line, None)
-        _compare(f"{self._name}:{line}", expected, repr(value))
+        compare(f"{self._name}:{line}", expected, repr(value))
 
     def raised(self, error: BaseException | None, expected: str, line: int) -> None:
         self._unreached.pop(line, None)
@@ -194,14 +194,14 @@ class _Checker(ast.NodeTransformer):
         name, colon, _ = expected.partition(":")
         if name not in [kind.__name__ for kind in type(error).__mro__]:  # its own name, or that of a base
             name = type(error).__name__
-        _compare(f"{self._name}:{line}", expected, f"{name}: {error}" if colon else name)
+        compare(f"{self._name}:{line}", expected, f"{name}: {error}" if colon else name)
 
 
 def _name_and_message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _compare(where: str, expected: str, got: str) -> None:
+def compare(where: str, expected: str, got: str) -> None:
     if not doctest.OutputChecker().check_output(expected.rstrip() + "\n", got.rstrip() + "\n", doctest.ELLIPSIS):
         raise Broken(f"{where}: expected\n{expected.rstrip()}\ngot\n{got.rstrip()}")
 

@@ -1,0 +1,57 @@
+"""Execute a Markdown page in an IPython kernel, as the cells of a notebook: what a cell shows is what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import start_new_kernel
+
+from tests.docs.run_page import Broken, blocks, compare
+
+_EXPECTED = re.compile(r"  # (->|raises) (.+)\n?\Z")
+
+
+def run(path: Path, name: str, folder: Path) -> None:
+    """Run each Python block in one kernel; raise `Broken` where it shows something else than the page."""
+    manager, client = start_new_kernel(cwd=str(folder))
+    try:
+        cell(client, "import warnings; warnings.simplefilter('error')")
+        printed = ""
+        for block in blocks(path.read_text(encoding="utf-8")):
+            where = f"{name}:{block.line}"
+            if block.language == "text" and block.attached and printed:
+                compare(where, block.text, printed)
+                printed = ""
+            if block.language != "python":
+                continue
+            if printed:
+                raise Broken(f"{where}: the cell before has printed, but it is shown nowhere:\n{printed}")
+            shown = cell(client, block.text)
+            expected = _EXPECTED.search(block.text)
+            kind, text = expected.groups() if expected else ("raises", "")
+            if shown.get("raised", text) != text:
+                raise Broken(f"{where}: {shown['raised']}")
+            compare(where, text, shown.get("value" if kind == "->" else "raised", ""))
+            printed = shown.get("printed", "")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def cell(client: Any, source: str) -> dict[str, str]:
+    """Run a cell; return what it has `printed`, its `value`, and the name of what it has `raised`."""
+    shown: dict[str, str] = {}
+
+    def note(message: dict[str, Any]) -> None:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            shown["printed"] = shown.get("printed", "") + content["text"]
+        elif message["msg_type"] == "execute_result":
+            shown["value"] = content["data"]["text/plain"]
+        elif message["msg_type"] == "error":
+            shown["raised"] = content["ename"]
+
+    client.execute_interactive(source, output_hook=note, timeout=20)
+    return shown

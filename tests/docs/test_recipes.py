@@ -1,0 +1,81 @@
+"""The recipes that do not run like the other pages: in a notebook, and in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import venv
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from tests.docs import kernel, run_page
+from tests.docs.run_page import Broken
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "docs/recipes/notebooks.md"
+
+
+def test_the_page_on_notebooks_is_a_notebook(tmp_path: Path) -> None:
+    """Each block is a cell of one kernel, where a warning is an error."""
+    kernel.run(NOTEBOOK, "notebooks.md", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "report"),
+    [
+        ("await prices.call(afetch, 'clock')  # -> 'other'\n", "expected\n'other'\ngot\n'clock: 42 francs'"),
+        ("1 / 0\n", ": ZeroDivisionError"),
+        ("1 / 0  # raises KeyError\n", ": ZeroDivisionError"),
+        ("1  # raises KeyError\n", "expected\nKeyError\ngot"),
+        ("print('a')\n```\n\n```python\n1\n", "shown nowhere:\na"),
+    ],
+)
+def test_a_cell_that_shows_something_else_is_reported(cell: str, report: str, tmp_path: Path) -> None:
+    """What a page promises wrongly is found."""
+    page = tmp_path / "page.md"
+    cells = NOTEBOOK.read_text(encoding="utf-8").split("Many at once")[0]
+    page.write_text(f"{cells}\n```python\n{cell}```\n", encoding="utf-8")
+    with pytest.raises(Broken, match=r"page\.md:") as caught:
+        kernel.run(page, "page.md", tmp_path)
+    assert report in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="kernels are interrupted by a signal")
+def test_interrupt_ends_the_wait_of_a_policy() -> None:
+    """The cell ends with the interrupt: it is not repeated, counted or answered, and the permit comes back."""
+    manager, client = start_new_kernel()
+    try:
+        kernel.cell(
+            client,
+            "from resilience import *\n"
+            "calls, breaker = [], CircuitBreaker(2)\n"
+            "policy = Policy.wrap(Fallback('answered'), Retry(3, backoff=[60]), Bulkhead(1), breaker)\n"
+            "def fail(): calls.append(1); raise ConnectionError",
+        )
+        pid = int(kernel.cell(client, "import os; os.getpid()")["value"])
+        threading.Timer(0.5, os.kill, (pid, signal.SIGINT)).start()
+        assert kernel.cell(client, "policy.call(fail)") == {"raised": "KeyboardInterrupt"}
+        state = kernel.cell(client, "len(calls), breaker.stats().opened, policy.find(Bulkhead).stats().in_flight")
+        assert state == {"value": "(1, 0, 0)"}
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+def test_the_page_on_arq_does_what_it_says(tmp_path: Path) -> None:
+    """In an environment that has arq, which cannot be installed beside the extra `redis`."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    install = [str(python), "-m", "pip", "install", "-q", str(ROOT), "arq>=0.28", "pytest"]
+    subprocess.run(install, check=True, timeout=120)
+    command = [str(python), "-W", "error", run_page.__file__, str(ROOT / "docs/recipes/arq.md"), "docs/recipes/arq.md"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

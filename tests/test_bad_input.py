@@ -22,6 +22,7 @@ from resilience import (
     AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
@@ -29,6 +30,7 @@ from resilience import (
     FailureRatio,
     Fallback,
     Hedge,
+    Keyed,
     Policy,
     Quantile,
     Rate,
@@ -37,6 +39,7 @@ from resilience import (
     Retry,
     RetryBudget,
     Seeking,
+    SingleFlight,
     SlowRatio,
     Timeout,
     deadline,
@@ -129,6 +132,7 @@ NO_BACKOFF: dict[str, list[Any]] = {
 }
 
 
+NO_KEY: dict[str, list[Any]] = {"type_errors": [5, "url", [plain], later, partial(later)], "value_errors": []}
 NO_SHARE: dict[str, list[Any]] = {"type_errors": ["1", True, [1], None], "value_errors": [-0.1, 1001, NAN, INF]}
 NO_SAVINGS: dict[str, list[Any]] = {"type_errors": ["1", True, None], "value_errors": [0, 0.5, -1, NAN, INF]}
 NO_INCOME: dict[str, list[Any]] = {"type_errors": ["1", True, None], "value_errors": [-0.1, NAN, INF, -INF]}
@@ -278,6 +282,42 @@ CASES: list[Case] = [
     *table("RateLimiter.pause", lambda it: RateLimiter(1).pause(it), "seconds", **required(NO_DELAY)),
     *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(it, 5), "remaining", **required(NO_UNITS)),
     *table("RateLimiter.learn", lambda it: RateLimiter(1).learn(1, it), "reset_after", **required(NO_DELAY)),
+    # --- Cache, SingleFlight and Keyed
+    *table("Cache", lambda it: Cache(it), "ttl", **{**required(NO_DURATION), "type_errors": ["1", True, None, [1]]}),
+    *table("Cache", lambda it: Cache(it), "ttl", type_errors=[later, plain_without], value_errors=[]),
+    *table("Cache", lambda it: Cache(1, key=it), "key", **NO_KEY),
+    *table("Cache", lambda it: Cache(1, max_size=it), "max_size", **required(NO_COUNT)),
+    *table("Cache", lambda it: Cache(1, stale=it), "stale", **required(NO_DELAY)),
+    *table("Cache", lambda it: Cache(1, on=it), "on", type_errors=NO_EXCEPTIONS["type_errors"], value_errors=[()]),
+    *table("Cache", lambda it: Cache(1, ignore=it), "ignore", **NO_EXCEPTIONS),
+    *table("Cache", lambda it: Cache(1, keep_errors=it), "keep_errors", **NO_EXCEPTIONS),
+    *table("Cache", lambda it: Cache(1, errors_ttl=it), "errors_ttl", **required(NO_DURATION)),
+    *table("Cache", lambda it: Cache(1, store=it), "store", type_errors=[5, "dict", [], dict, True], value_errors=[]),
+    *table("Cache", lambda it: Cache(1, name=it), "name", **NO_NAME),
+    *table("SingleFlight", lambda it: SingleFlight(key=it), "key", **NO_KEY),
+    *table("SingleFlight", lambda it: SingleFlight(name=it), "name", **NO_NAME),
+    *table("Keyed", lambda it: Keyed(it, plain), "make", **required(NO_KEY)),
+    *table("Keyed", lambda it: Keyed(plain, it), "key", **required(NO_KEY)),
+    *table("Keyed", lambda it: Keyed(plain, plain, max_keys=it), "max_keys", **required(NO_COUNT)),
+    *table("Keyed", lambda it: Keyed(plain, plain, idle=it), "idle", **NO_DURATION),
+    *table("Keyed", lambda it: Keyed(plain, plain, name=it), "name", **NO_NAME),
+    # --- streams
+    *table("streaming", lambda it: Retry().streaming(first=it), "first", **NO_DURATION),
+    *table("streaming", lambda it: Retry().streaming(idle=it), "idle", **NO_DURATION),
+    *table(
+        "streaming",
+        lambda it: Retry().streaming(resume=it),
+        "resume",
+        type_errors=[5, "after", [plain], plain],
+        value_errors=[],
+    ),
+    *table(
+        "streaming",
+        lambda it: Retry().streaming(resume={"after": it}),
+        "resume",
+        type_errors=[5, "id", later],
+        value_errors=[],
+    ),
     # --- Fallback
     *table(
         "Fallback", lambda it: Fallback(handler=it), "handler", type_errors=[5, "x", [plain], False], value_errors=[]

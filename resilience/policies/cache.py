@@ -46,9 +46,9 @@ class CacheStats:
     """What a cache holds, and how the calls were answered since it was built: each counts once.
 
     :param hits: with a fresh value, or with an error that is kept.
-    :param stale: with an old value.
+    :param stale: with an old value, also where a call was made for a new one, and failed.
     :param shared: with what the call of another caller brought.
-    :param misses: by calling: values that were loaded or refreshed, and calls that failed.
+    :param misses: by calling: values that were loaded or refreshed, and failures that came out.
     :param size: how many entries it holds now.
     """
 
@@ -179,13 +179,14 @@ class Cache(Policy[Never]):
                 return flight.bring(self._answer(entry, ctx, "fresh"))
             if old is not None and clock.now() < old.next_try:
                 return self._answer(old, ctx, "stale")
-            self._misses.add()
             try:
                 result = await call(ctx)
-            except Exception as error:
-                if not self._is_answered(key, error, old):
+            except BaseException as error:
+                if not (isinstance(error, Exception) and self._is_answered(key, error, old)):
+                    self._misses.add()
                     raise
             else:
+                self._misses.add()
                 self._keep_value(key, result)
                 return flight.bring(result)
         return self._answer(old, ctx, "stale")

@@ -76,9 +76,14 @@ class Steps:
 
 async def _anext(items: Any) -> Any:
     try:
-        return await items.__anext__()
+        # Not awaited itself: to close a coroutine that awaits `asend()` does not close the generator, before 3.13.
+        return await Steps(_step, items.__anext__().__await__())
     except StopAsyncIteration:
         return END
+
+
+def _step(step: Callable[[Any], Any], argument: Any) -> Any:
+    return step(argument)
 
 
 def _next(items: Any) -> Any:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,15 +24,18 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Cache,
     CircuitBreaker,
     CircuitState,
     Context,
     Fallback,
     Hedge,
+    Keyed,
     Policy,
     Rate,
     RateLimiter,
     Retry,
+    SingleFlight,
     Timeout,
     current_context,
     deadline,
@@ -208,6 +212,15 @@ def still_about_to_probe(breaker: CircuitBreaker) -> None:
     assert breaker.state is CircuitState.CLOSED
 
 
+def same(ctx: Context) -> str:
+    return "same"
+
+
+def none_is_under_way(it: SingleFlight | Cache) -> None:
+    assert it.execute(lambda ctx: "called anew") in ("called anew", "old"), "what was cancelled is under way for ever"
+    assert it._flights.leaders == {}
+
+
 def none_waits(limiter: RateLimiter) -> None:
     assert limiter.stats().queued == 0
     assert limiter.stats().next_turn <= 1 / 50, "a turn was kept"
@@ -269,7 +282,39 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         hedge = Hedge(0, hedges=2, budget=None, on=BaseException)
         return executing(hedge.wrap(it), work, lambda: all_free(it))
 
+    def flight() -> Scene:
+        it = SingleFlight(key=same)
+        return executing(it, work, lambda: none_is_under_way(it))
+
+    def cache() -> Scene:
+        it = Cache(LONG, key=same, keep_errors=BaseException)
+
+        def as_before() -> None:
+            assert it.stats().size == 0
+            none_is_under_way(it)
+
+        return executing(it, work, as_before)
+
+    def refresh() -> Scene:
+        it = Cache(0.0001, key=same, stale=LONG, on=BaseException)
+        it.execute(lambda ctx: "old")
+        time.sleep(0.0002)
+
+        def as_before() -> None:
+            assert (it.stats().size, it.stats().stale) == (1, 0), "a cancellation was answered"
+            none_is_under_way(it)
+
+        return executing(it, work, as_before)
+
+    def keyed() -> Scene:
+        bulkhead = Bulkhead(1)
+        return executing(Keyed(lambda key: bulkhead, same), work, lambda: all_free(bulkhead))
+
     return {
+        "flight": flight,
+        "cache": cache,
+        "refresh": refresh,
+        "keyed": keyed,
         "limiter": limiter,
         "hedge": lambda: executing(Hedge(LONG, on=BaseException)),
         "hedge-of-permits": hedge_of_permits,
@@ -398,9 +443,39 @@ def as_blocks() -> dict[str, Callable[[], Scene]]:
     return {"attempts": attempts, "guard": guard, "slot": slot, "deadline": budget}
 
 
+def as_streams() -> dict[str, Callable[[], Scene]]:
+    def stream(**limits: Any) -> Scene:
+        bulkhead, opened, closed = Bulkhead(1), [], []
+
+        async def items() -> AsyncIterator[str]:
+            opened.append(1)
+            try:
+                await anyio.sleep(0)
+                if len(opened) == 1:
+                    raise Boom
+                for item in ("fi", "ne"):
+                    await anyio.sleep(0.0001)
+                    yield item
+            finally:
+                closed.append(1)
+
+        async def call() -> str:
+            policy = Policy.wrap(Timeout(LONG), bulkhead, Retry(on=Boom, backoff=[0.0001]))
+            async with aclosing(policy.streaming(**limits).call(items)) as stream:
+                return "".join([item async for item in stream])
+
+        def as_before() -> None:
+            all_free(bulkhead)
+            assert len(closed) == len(opened), "a source is open"
+
+        return Scene(call, as_before)
+
+    return {"stream": stream, "limited-stream": partial(stream, first=LONG, idle=LONG)}
+
+
 SCENES = {
     f"{group.__name__}-{name}": make
-    for group in (each_alone, with_failures, all_together, as_blocks)
+    for group in (each_alone, with_failures, all_together, as_blocks, as_streams)
     for name, make in group().items()
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,16 +22,19 @@ from resilience import (
     AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Chaos,
     CircuitBreaker,
     ConsecutiveFailures,
     Context,
     FailureRatio,
     Fallback,
+    Keyed,
     Policy,
     Rate,
     RateLimiter,
     Retry,
+    SingleFlight,
     SlowRatio,
     Timeout,
     deadline,
@@ -359,6 +362,29 @@ def interrupted_by(kind: type[BaseException]) -> Scenario:
     return scenario
 
 
+async def keeps_an_error(world: World, watched: Watched) -> None:
+    cache = Cache(60, key=lambda ctx: "same", keep_errors=Boom)
+    for _ in range(2):
+        await world.attempt(cache, watched.fn)
+    cache.clear()
+
+
+async def streams(world: World, watched: Watched) -> None:
+    def blocking() -> Iterator[int]:
+        yield 1
+        watched.fail()
+
+    async def task() -> AsyncIterator[int]:
+        yield 1
+        watched.fail()
+
+    streaming = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker(), Bulkhead(1)).streaming(idle=20)
+    if world.blocking:
+        list(streaming.call(blocking))
+    else:
+        [it async for it in streaming.call(task)]
+
+
 SCENARIOS: dict[str, Scenario] = {
     "no policy": nothing,
     "Retry, not handled": executes(lambda: Retry(on=ValueError)),
@@ -387,6 +413,11 @@ SCENARIOS: dict[str, Scenario] = {
     "AdaptiveLimit": executes(lambda: AdaptiveLimit(60, initial=1, min_samples=1, on=Boom)),
     "AdaptiveThrottle": executes(lambda: AdaptiveThrottle(on=Boom)),
     "Chaos": executes(lambda: Chaos(result=1)),
+    "Cache": executes(lambda: Cache(60, key=lambda ctx: "same")),
+    "Cache, keeps errors": keeps_an_error,
+    "SingleFlight": executes(lambda: SingleFlight(key=lambda ctx: "same")),
+    "Keyed": executes(lambda: Keyed(lambda key: Retry(2, on=Boom, backoff=[0]), lambda ctx: "same")),
+    "a stream": streams,
     "rejected": is_rejected,
     "Fallback, not handled": executes(lambda: Fallback("x", on=ValueError)),
     "Fallback, answered": executes(lambda: Fallback("x")),

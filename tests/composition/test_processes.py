@@ -159,6 +159,32 @@ def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> 
 
 
 @forks
+@pytest.mark.parametrize("policy", ["SingleFlight(key=lambda *args: 1)", "Cache(60, key=lambda *args: 1)"])
+def test_a_call_of_another_thread_is_not_waited_for_in_the_child(policy: str) -> None:
+    """It is not under way there, and would never end. In the parent it is shared as before."""
+    forked(
+        f"""
+        policy = {policy}
+        thread = beside(lambda: policy.call(stay))
+
+        def child():
+            assert policy.call(lambda: "its own") == "its own"
+
+        in_child(child)
+        got = []
+        waiting = threading.Thread(target=lambda: got.append(policy.call(int)), daemon=True)
+        waiting.start()
+        while not policy._flights.leaders[1]._followers:
+            time.sleep(0.001)
+        let_go.set()
+        thread.join()
+        waiting.join()
+        assert got == [None], got
+        """
+    )
+
+
+@forks
 @pytest.mark.parametrize(
     ("held", "use"),
     [
@@ -168,6 +194,9 @@ def test_who_forks_inside_of_a_bulkhead_gives_back_what_was_before(how: str) -> 
         ("limit", "limit.stats(), limit.call(int), limit.reset()"),
         ("throttle", "throttle.stats(), throttle.call(int), throttle.reset()"),
         ("chaos", "chaos.on(), chaos.is_on, chaos.call(int), chaos.off()"),
+        ("cache", "cache.call(int), cache.forget(1), cache.clear(), cache.stats()"),
+        ("flight", "flight.call(int), flight.forget(1), flight.stats()"),
+        ("keyed", "keyed.call(int), keyed.forget(1), keyed.policies, keyed.stats()"),
         ("events.dispatch.subscribers", "events.subscribe(print, events.TimedOut)()"),
     ],
 )
@@ -178,6 +207,7 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child(held: str, use: st
         breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
         throttle, chaos, limiter = AdaptiveThrottle(), Chaos(result=0), RateLimiter(10)
         limit = AdaptiveLimit(1, initial=1)
+        cache, flight, keyed = Cache(60), SingleFlight(), Keyed(lambda key: Retry(), lambda *args: len(args))
         thread = beside(lambda: take(*locks_of({held})))
         in_child(lambda: [{use}])
         let_go.set()

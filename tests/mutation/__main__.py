@@ -33,6 +33,8 @@ _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_b
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
 _RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]
+_FLIGHTS = ["policies/test_single_flight.py", "policies/test_cache.py", "composition/test_processes.py"]
+_STREAMS = ["streams/test_streams.py", "testing/test_scripts.py"]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.
@@ -62,6 +64,12 @@ TESTS = {
     "policies/hedge.py": [*_HEDGE, *_EVERY_POLICY],
     "policies/hedge_plan.py": [*_HEDGE, *_EVERY_POLICY],
     "policies/repeat_cap.py": ["policies/test_repeat_cap.py", *_EVERY_POLICY],
+    "policies/keys.py": [*_FLIGHTS, "policies/test_keyed.py"],
+    "policies/flights.py": _FLIGHTS,
+    "policies/single_flight.py": [*_FLIGHTS, *_EVERY_POLICY],
+    "policies/cache.py": ["policies/test_cache.py", "policies/test_cache_machine.py", *_EVERY_POLICY],
+    "policies/keyed.py": ["policies/test_keyed.py", "integrations/test_standard.py", *_EVERY_POLICY],
+    **{f"streams/{it}.py": _STREAMS for it in ("driver", "items", "runtime", "source", "streaming")},
     "repeats.py": [
         "test_repeats.py",
         "policies/test_retry_budget.py",

@@ -11,6 +11,7 @@ from resilience import (
     AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
+    Cache,
     Call,
     Chaos,
     CircuitBreaker,
@@ -19,11 +20,13 @@ from resilience import (
     FailureRatio,
     Fallback,
     Hedge,
+    Keyed,
     Pipeline,
     Policy,
     Rate,
     RateLimiter,
     Retry,
+    SingleFlight,
     SlowRatio,
     Success,
     Timeout,
@@ -31,6 +34,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Exponential
+from tests.typing import streams as streamed
 from tests.typing.decorate import Service, asynchronous, plain
 from tests.typing.execute import Client, afetch, aget, fetch, get
 from tests.typing.policies import number
@@ -158,3 +162,30 @@ class Wrong(Policy):
 
 def own_policies() -> None:
     Empty()  # type: ignore[abstract]
+
+
+async def streams() -> None:
+    streaming = Retry().streaming()
+    streaming(get)  # type: ignore[arg-type]
+    streaming.call(get, "u")  # type: ignore[call-overload]
+    streaming.call(streamed.plain, "1")  # type: ignore[call-overload]
+    streaming.acall(streamed.plain, 1)  # type: ignore[call-overload]
+    for _ in streamed.async_iterator(1):  # type: ignore[attr-defined]
+        pass
+    one: str = next(streamed.iterator(1))  # type: ignore[assignment]
+    Retry().streaming(first="1")  # type: ignore[arg-type]
+    Retry().streaming(resume=["after"])  # type: ignore[arg-type]
+    print(one)
+
+
+def kept() -> None:
+    Cache()  # type: ignore[call-arg]
+    Cache("60")  # type: ignore[arg-type]
+    Cache(60, key=5)  # type: ignore[arg-type]
+    Cache(60, store=[])  # type: ignore[arg-type]
+    SingleFlight(by=5)  # type: ignore[call-arg]
+    Keyed(Retry)  # type: ignore[call-arg]
+    Keyed(lambda key: str, key=len)  # type: ignore[arg-type,return-value]
+    one: str = streamed.cached("u")  # type: ignore[assignment]
+    streamed.cached(5)  # type: ignore[arg-type]
+    print(one)

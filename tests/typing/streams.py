@@ -1,0 +1,144 @@
+"""Streams, and policies that look at the call, keep the types of what they protect. Read by test_types.py; not run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Mapping
+from typing import Any, assert_type
+
+from resilience import (
+    Cache,
+    CacheStats,
+    CircuitBreaker,
+    Context,
+    Fallback,
+    Keyed,
+    KeyedStats,
+    Policy,
+    Retry,
+    SingleFlight,
+    SingleFlightStats,
+)
+from tests.typing.execute import Client, aget, get
+
+streaming = Retry().streaming(first=20.0, idle=10, resume={"after": lambda item: item})
+
+
+@streaming
+def generator(start: int, *, after: int = 0) -> Generator[int, None, None]:
+    yield start + after
+
+
+@streaming
+def iterator(start: int) -> Iterator[int]:
+    yield start
+
+
+@streaming
+async def async_generator(start: int) -> AsyncGenerator[int, None]:
+    yield start
+
+
+@streaming
+async def async_iterator(start: int) -> AsyncIterator[int]:
+    yield start
+
+
+async def coroutine(start: int) -> AsyncIterator[int]:
+    return async_iterator(start)
+
+
+def plain(start: int) -> list[str]:
+    return [str(start)]
+
+
+def returns_async(start: int) -> AsyncIterator[int]:
+    return async_iterator(start)
+
+
+def of_context(ctx: Context) -> Iterator[float]:
+    yield ctx.remaining()
+
+
+async def aof_context(ctx: Context) -> AsyncIterator[float]:
+    yield ctx.remaining()
+
+
+class Reader:
+    @streaming
+    def read(self, path: str) -> Iterator[bytes]:
+        yield path.encode()
+
+    @streaming
+    async def aread(self, path: str) -> AsyncIterator[bytes]:
+        yield path.encode()
+
+
+async def decorated() -> None:
+    assert_type(generator(1, after=2), Generator[int, None, None])
+    assert_type(iterator(1), Iterator[int])
+    assert_type(async_generator(1), AsyncGenerator[int, None])
+    assert_type(async_iterator(1), AsyncIterator[int])
+    assert_type(streaming(coroutine)(1), AsyncIterator[int])
+    assert_type(streaming(plain)(1), Iterator[str])
+    assert_type(Reader().read("p"), Iterator[bytes])
+    assert_type(Reader().aread("p"), AsyncIterator[bytes])
+    async for it in async_iterator(1):
+        assert_type(it, int)
+
+
+async def called() -> None:
+    assert_type(streaming.call(plain, 1), Generator[str, None, None])
+    assert_type(streaming.call(async_iterator, 1), AsyncGenerator[int, None])
+    assert_type(streaming.call(coroutine, 1), AsyncGenerator[int, None])
+    assert_type(streaming.acall(returns_async, 1), AsyncGenerator[int, None])
+    assert_type(streaming.acall(coroutine, 1), AsyncGenerator[int, None])
+    assert_type(streaming.execute(of_context), Generator[float, None, None])
+    assert_type(streaming.execute(aof_context, Context(timeout=5)), AsyncGenerator[float, None])
+    assert_type(streaming.aexecute(aof_context), AsyncGenerator[float, None])
+    assert_type(streaming.proxy(Reader(), "read"), Reader)
+    assert_type(streaming.aproxy(Reader(), "aread"), Reader)
+
+
+# --- policies that look at the call --------------------------------------------------------------
+
+
+def length(value: Any) -> float:
+    return float(len(value))
+
+
+def by_url(url: str, **keywords: object) -> str:
+    return url
+
+
+cache = Cache(60.0, key=by_url, stale=3600, keep_errors=(KeyError, OSError), store={}, name="c")
+keyed = Keyed(lambda host: CircuitBreaker(5, name=host), key=by_url, max_keys=10, idle=60.0)
+flight = SingleFlight(key=by_url)
+
+
+@cache
+def cached(url: str, *, times: int = 1) -> int:
+    return len(url) * times
+
+
+@keyed
+async def by_key(url: str) -> int:
+    return len(url)
+
+
+async def kept() -> None:
+    assert_type(cached("u", times=2), int)
+    assert_type(await by_key("u"), int)
+    assert_type(flight.call(get, "u"), int)
+    assert_type(await flight.acall(aget, "u"), int)
+    assert_type(cache.wrap(keyed, flight).call(get, "u"), int)
+    assert_type(Fallback(None).wrap(cache).call(get, "u"), int | None)
+    assert_type(keyed.proxy(Client(), "get"), Client)
+    assert_type(Cache(length).stats(), CacheStats)
+    assert_type(flight.stats(), SingleFlightStats)
+    assert_type(keyed.stats(), KeyedStats)
+    assert_type(keyed.policies, Mapping[Hashable, Policy[Any]])
+    assert_type(keyed.policy_for("k"), Policy[Any])
+
+
+make: Callable[[str], Policy[Any]] = lambda tenant: Retry().wrap(CircuitBreaker(name=tenant))  # noqa: E731
+Keyed(make, by_url)

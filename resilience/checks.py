@@ -46,6 +46,15 @@ def number(name: str, value: object) -> float:
     return converted
 
 
+def within(name: str, value: object, least: float, most: float = math.inf) -> float:
+    """Return a finite number from `least` to `most`."""
+    converted = number(name, value)
+    if not least <= converted <= most or math.isinf(converted):
+        limits = "and finite" if most == math.inf else f"and at most {most:g}"
+        raise ValueError(f"{name} must be at least {least:g} {limits}, not {value!r}")
+    return converted
+
+
 def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
     """Return a duration in seconds; refuse negative ones, and zero and infinity unless they mean something."""
     if type(value) is float and 0.0 < value < math.inf:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from math import inf
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from resilience import checks, forks
@@ -65,9 +64,9 @@ class RetryBudget:
     """
 
     def __init__(self, ratio: float = 0.1, *, saved: float = 10.0, per_second: float = 0.0) -> None:
-        self._ratio = _within("ratio", ratio, 0, 1000)
-        self._saved = _within("saved", saved, 1)
-        self._per_second = _within("per_second", per_second, 0)
+        self._ratio = checks.within("ratio", ratio, 0, 1000)
+        self._saved = checks.within("saved", saved, 1)
+        self._per_second = checks.within("per_second", per_second, 0)
         self._successes = Counter()
         #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
         self.succeeded: Callable[[], object] = self._successes.add
@@ -132,20 +131,12 @@ class RetryBudget:
         return f"RetryBudget({', '.join(parts)})"
 
 
-def _within(name: str, value: object, least: float, most: float = inf) -> float:
-    converted = checks.number(name, value)
-    if not least <= converted <= most or converted == inf:
-        limits = "and finite" if most == inf else f"and at most {most:g}"
-        raise ValueError(f"{name} must be at least {least:g} {limits}, not {value!r}")
-    return converted
-
-
 def as_budget(name: str, value: Budget | float | None) -> Budget | None:
     """Return a budget: the one that is given, one of its own for a ratio, or None."""
     if value is None:
         return None
     if isinstance(value, (int, float)):
-        return RetryBudget(_within(name, value, 0, 1000))
+        return RetryBudget(checks.within(name, value, 0, 1000))
     missing = [it for it in _METHODS if not callable(getattr(value, it, None))]
     if missing or isinstance(value, type):
         lacking = f"; it has no method {missing[0]}()" if missing else ", and not a class"

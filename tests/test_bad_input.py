@@ -225,6 +225,7 @@ CASES: list[Case] = [
     *table("CircuitBreaker", lambda it: CircuitBreaker(ignore=it), "ignore", **NO_EXCEPTIONS),
     *table("CircuitBreaker", lambda it: CircuitBreaker(on_result=it), "on_result", **NO_PREDICATE),
     *table("CircuitBreaker", lambda it: CircuitBreaker(on_transition=it), "on_transition", **NO_LISTENER),
+    *table("CircuitBreaker", lambda it: CircuitBreaker(probe=it), "probe", type_errors=[5, "ping"], value_errors=[]),
     *table("CircuitBreaker", lambda it: CircuitBreaker(observe_only=it), "observe_only", **NO_FLAG),
     *table("CircuitBreaker", lambda it: CircuitBreaker(name=it), "name", **NO_NAME),
     # --- trip conditions

@@ -29,7 +29,10 @@ RECORD = Path(__file__).with_name("public_api.txt")
 HOW = "if that was meant, record it anew with `python -m tests.test_public_api`, and tell users in CHANGELOG.md"
 
 #: Modules that users import from. The front door has no names of its own: what it re-exports is listed where it is.
-PUBLIC = ("resilience", "resilience.backoff", "resilience.errors", "resilience.events", "resilience.testing")
+PUBLIC = (
+    *("resilience", "resilience.backoff", "resilience.errors", "resilience.events", "resilience.shared"),
+    *("resilience.testing", "resilience.work"),
+)
 INTEGRATIONS = "resilience.integrations"
 
 #: What authors of policies are handed, and what the block forms give out, without its being exported by name.

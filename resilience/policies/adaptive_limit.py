@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from types import TracebackType
 from typing import Any, Never, TypeVar, final
 
@@ -109,9 +108,7 @@ class AdaptiveLimit(Policy[Never]):
             raise ValueError(f"initial must be at most {most}, which is most, not {initial!r}")
         self._window = checks.seconds("window", window)
         self._min_samples = checks.whole("min_samples", min_samples)
-        self._headroom = checks.number("headroom", headroom)
-        if not 1 <= self._headroom < inf:
-            raise ValueError(f"headroom must be at least 1 and finite, not {headroom!r}")
+        self._headroom = checks.within("headroom", headroom, 1)
         self._failures = Matcher(on, ())
         self._on_change = optional_listener("on_change", on_change)
         self.name: str = checks.optional_name(name) or "AdaptiveLimit"
@@ -132,8 +129,8 @@ class AdaptiveLimit(Policy[Never]):
             "name": name,
         }
         self._lock: threading.RLock
-        self._begin_anew()
-        forks.reset_after_fork(self, AdaptiveLimit._begin_anew)
+        self._reset()
+        forks.reset_after_fork(self, AdaptiveLimit._reset)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -202,7 +199,7 @@ class AdaptiveLimit(Policy[Never]):
 
     # --- inside ---
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.RLock()
         self._is_asking = False
         self._algorithm.reset()

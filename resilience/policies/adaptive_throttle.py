@@ -98,9 +98,7 @@ class AdaptiveThrottle(Policy[Never]):
         rng: Randomness | None = None,
     ) -> None:
         checks.not_bare("@AdaptiveThrottle()", k)
-        self._k = checks.number("k", k)
-        if not 1 <= self._k < inf:
-            raise ValueError(f"k must be at least 1 and finite, not {k!r}")
+        self._k = checks.within("k", k, 1)
         self._seconds = checks.seconds("window", window)
         self._min_calls = checks.whole("min_calls", min_calls)
         self._most = checks.ratio("most", most)
@@ -121,10 +119,10 @@ class AdaptiveThrottle(Policy[Never]):
             "name": name,
             "rng": rng,
         }
-        self._begin_anew()
-        forks.reset_after_fork(self, AdaptiveThrottle._begin_anew)
+        self._reset()
+        forks.reset_after_fork(self, AdaptiveThrottle._reset)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.RLock()
         self._rejected = 0
         self._forget_locked()

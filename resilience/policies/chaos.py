@@ -142,7 +142,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         name: str | None = None,
         rng: Randomness | None = None,
     ) -> None:
-        self._rate = _share("rate", rate)
+        self._rate = checks.within("rate", rate, 0, 1)
         given: dict[_Effect, Any] = {"error": error, "result": result, "delay": delay, "action": action}
         given = {key: value for key, value in given.items() if value is not (... if key == "result" else None)}
         if len(given) != 1:
@@ -154,10 +154,10 @@ class Chaos(Policy[A_co], Generic[A_co]):
         self._rng = checks.optional_randomness("rng", rng)
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Chaos"
-        self._begin_anew()
-        forks.reset_after_fork(self, Chaos._begin_anew)
+        self._reset()
+        forks.reset_after_fork(self, Chaos._reset)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.RLock()
         self._switch: Switch | None = None
         self._injected = 0
@@ -239,12 +239,14 @@ class Chaos(Policy[A_co], Generic[A_co]):
         switch = self._find_switch()
         rate = self._rate if switch is None else switch.rate
         state = "off" if switch is None else f"on for {max(0.0, switch.until - clock.now()):.0f} s more"
-        return f"{self.name}: {_told(self._effect, self._value)} {format_number(100 * rate)} % of the calls; {state}"
+        return (
+            f"{self.name}: {_in_words(self._effect, self._value)} {format_number(100 * rate)} % of the calls; {state}"
+        )
 
     # --- inside ---
 
     def _make_switch(self, rate: float | None, lasts: Duration, before: Switch | None) -> Switch:
-        share = self._rate if rate is None else _share("rate", rate)
+        share = self._rate if rate is None else checks.within("rate", rate, 0, 1)
         seconds = checks.seconds("lasts", lasts)
         if seconds > _A_DAY:
             raise ValueError(f"lasts must be at most a day, {_A_DAY:g} s, not {lasts!r}: chaos has to end by itself")
@@ -296,13 +298,6 @@ class Chaos(Policy[A_co], Generic[A_co]):
             raise DeadlineExceeded("the deadline passed in a delay that was injected", policy=self.name)
 
 
-def _share(name: str, value: object) -> float:
-    converted = checks.number(name, value)
-    if not 0 <= converted <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, not {value!r}")
-    return converted
-
-
 def _is_error(value: object) -> bool:
     return isinstance(value, Exception) or (isinstance(value, type) and issubclass(value, Exception))
 
@@ -327,7 +322,7 @@ _CHECKS: dict[_Effect, Callable[[Any], Any]] = {
 }
 
 
-def _told(effect: _Effect, value: Any) -> str:
+def _in_words(effect: _Effect, value: Any) -> str:
     if effect == "error":
         return f"raises {repr(value) if isinstance(value, Exception) else name_of(value)} in"
     if effect == "result":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from math import inf
 from typing import Any, Never, TypeVar, final
@@ -10,7 +10,9 @@ from typing import Any, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience import checks
+from resilience.ambient import block_context
 from resilience.backoff import Backoff, BackoffLike, Constant, as_backoff
+from resilience.callables import name_of
 from resilience.checks import Duration, format_number
 from resilience.circuit_state import CircuitState
 from resilience.clock import clock
@@ -22,6 +24,9 @@ from resilience.outcome import Failure, Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
 from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit
 from resilience.policy import Call, Policy
+from resilience.runtimes.base import Runtime
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
 from resilience.state.circuit import Closed, Isolated, Open
 from resilience.state.trips import ConsecutiveFailures, Trip, as_trip
 
@@ -43,6 +48,10 @@ class CircuitBreaker(Policy[Never]):
         it again.
     :param probe_timeout: seconds after which a probe that has not come back loses its slot, and its result no
         longer counts; by default the larger of the open period and 30 s.
+    :param probe: a function of nothing that asks the dependency how it is: the call that finds the open period over
+        runs it as the first probe, for at most `probe_timeout`, and no call is made before it has succeeded. Then the
+        call goes on. What it raises, or `False`, opens the circuit again. In tasks it may be asynchronous (a plain
+        function runs in the event loop); in threads it runs on a worker. None by default: calls are the probes.
     :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
         `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the dependency, only
         where they are named.
@@ -75,6 +84,7 @@ class CircuitBreaker(Policy[Never]):
         probes: int = 1,
         probe_successes: int = 1,
         probe_timeout: Duration | None = None,
+        probe: Callable[[], object] | None = None,
         on: On = Exception,
         on_result: OnResult | None = None,
         ignore: On = (),
@@ -97,6 +107,7 @@ class CircuitBreaker(Policy[Never]):
             self._on_result,
             optional_listener("on_transition", on_transition),
             observe_only=checks.flag("observe_only", observe_only),
+            probe=checks.optional_callable("probe", probe, ()),
         )
         self._machine = self._circuit.machine
         self._is_timed = self._circuit.is_timed
@@ -106,6 +117,7 @@ class CircuitBreaker(Policy[Never]):
             "probes": probes,
             "probe_successes": probe_successes,
             "probe_timeout": checks.optional_seconds("probe_timeout", probe_timeout),
+            "probe": probe,
             "on": on,
             "on_result": on_result,
             "ignore": ignore,
@@ -128,7 +140,10 @@ class CircuitBreaker(Policy[Never]):
             noted = Admitted(circuit)
             if type(admission) is not Closed:
                 try:
-                    admission = circuit.admit(ctx)
+                    if circuit.probe is None:
+                        admission = circuit.admit(ctx)
+                    else:
+                        admission = await circuit.admit_checked(ctx, noted, ctx.runtime)
                 except BaseException:
                     noted.leave()
                     raise
@@ -176,6 +191,29 @@ class CircuitBreaker(Policy[Never]):
         """Let calls pass again, and count from zero. Results of calls that are under way no longer count."""
         self._circuit.close()
 
+    def check(self) -> CircuitState:
+        """Run `probe` where the open period is over, and return the state. For a loop beside the calls, in a thread.
+
+        Nothing is done while the circuit is closed, open, isolated, or probed by another one, nor without a `probe`.
+        What `probe` raises is recorded, and does not come out.
+        """
+        drive(self._check(BLOCKING))
+        return self.state
+
+    async def acheck(self) -> CircuitState:
+        """Do so in a task: `probe` may be asynchronous."""
+        await self._check(TASKS)
+        return self.state
+
+    async def _check(self, runtime: Runtime) -> None:
+        if self._circuit.probe is None or self._circuit.is_around():
+            return
+        noted = Admitted(self._circuit)
+        try:
+            await self._circuit.check(block_context(), noted, runtime)
+        finally:
+            noted.leave()
+
     def guard(self) -> Guard:
         """Return a block under this breaker: `with breaker.guard():` or `async with breaker.guard():`.
 
@@ -203,6 +241,8 @@ class CircuitBreaker(Policy[Never]):
         timeout = settings["probe_timeout"]
         if isinstance(timeout, float):
             text += f"; a probe may take {format_number(timeout)} s"
+        if settings["probe"] is not None:
+            text += f"; {name_of(settings['probe'])} probes first"
         return f"{text}; only observes" if settings["observe_only"] else text
 
 

@@ -9,6 +9,9 @@ from resilience.ambient import block_context
 from resilience.clock import clock
 from resilience.outcome import Failure
 from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit
+from resilience.runtimes.base import Runtime
+from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.tasks import TASKS
 from resilience.state.circuit import Closed
 
 
@@ -23,16 +26,32 @@ class Guard:
         self._since: int
 
     def __enter__(self) -> None:
+        if self._begin():
+            drive(self._check(BLOCKING))
+
+    def _begin(self) -> bool:
+        """Begin the block; true where a function of the user's may have to probe first."""
         if self._noted is not None and self._noted.admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
         circuit = self._circuit
         if circuit.is_around():
-            return  # the block belongs to a call that was admitted
+            return False  # the block belongs to a call that was admitted
         self._began = clock.now() if circuit.is_timed else 0.0
         self._since = circuit.failures
         self._noted = noted = Admitted(circuit)  # should the next lines raise, it counts for nothing
         period = circuit.machine.period
-        noted.admission = period if type(period) is Closed else circuit.admit(block_context())
+        if type(period) is Closed:
+            noted.admission = period
+        elif circuit.probe is not None:
+            return True
+        else:
+            noted.admission = circuit.admit(block_context())
+        return False
+
+    async def _check(self, runtime: Runtime) -> None:
+        assert self._noted is not None
+        noted = self._noted
+        noted.admission = await self._circuit.admit_checked(block_context(), noted, runtime)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -51,7 +70,8 @@ class Guard:
             self._circuit.release(admission)
 
     async def __aenter__(self) -> None:
-        self.__enter__()
+        if self._begin():
+            await self._check(TASKS)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

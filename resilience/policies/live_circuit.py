@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from resilience import forks
 from resilience.backoff import Backoff
@@ -18,12 +18,13 @@ from resilience.circuit_state import CircuitState
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
-from resilience.errors import CircuitIsolated, CircuitOpen, bare
+from resilience.errors import CircuitIsolated, CircuitOpen, Misuse, bare
 from resilience.events.dispatch import emit, report_refusal
 from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
-from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe
+from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe, unwrap_stop_iteration
+from resilience.runtimes.base import Runtime
 from resilience.state.circuit import (
     Admission,
     Circuit,
@@ -32,6 +33,7 @@ from resilience.state.circuit import (
     Isolated,
     Open,
     Period,
+    Probe,
     Transition,
     failure_type_of,
 )
@@ -47,6 +49,9 @@ _DEEPEST: Final = 20
 
 #: What a circuit that only observes admits a call by that it would have refused: its result moves nothing.
 PASSED: Final = Closed(ConsecutiveFailures(1).tally())
+
+#: What admits a call, None where it is refused; the period, and the instant of that.
+_Answer: TypeAlias = "tuple[Admission | None, Period, float]"
 
 #: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
 DONE = Success(None)
@@ -108,6 +113,7 @@ class LiveCircuit:
     :param on_result: which results are; none, if it is None.
     :param on_transition: the owner's callback.
     :param observe_only: whether calls that it would refuse are made all the same.
+    :param probe: a function that is the first probe of a half-open period, before any call is.
     """
 
     def __init__(
@@ -123,11 +129,16 @@ class LiveCircuit:
         on_transition: Listener | None,
         *,
         observe_only: bool = False,
+        probe: Callable[[], Any] | None = None,
     ) -> None:
         self._name = name
+        #: The function that is the first probe, if there is one.
+        self.probe: Callable[[], Any] | None = probe
         self._opening = opening
         self._openings = opening.delays()
-        self.machine: Circuit = Circuit(trip, next(self._openings), probes, probe_successes, probe_timeout)
+        self.machine: Circuit = Circuit(
+            trip, next(self._openings), probes, probe_successes, probe_timeout, checks_first=probe is not None
+        )
         self._failures = failures
         self._on_result = on_result
         self._on_transition = on_transition
@@ -201,10 +212,56 @@ class LiveCircuit:
 
     def admit(self, ctx: Context) -> Admission:
         """Admit a call, or raise. A circuit that only observes announces the refusal, and lets the call pass."""
+        return self._admitted(*self._ask(ctx), ctx)
+
+    async def admit_checked(self, ctx: Context, noted: Admitted, runtime: Runtime) -> Admission:
+        """Do so; where no probe has succeeded in this period, run the function that is the first one before."""
+        answer = self._ask(ctx)
+        while (probe := first_probe(answer[0])) is not None:
+            answer = await self._check(probe, ctx, noted, runtime)
+        return self._admitted(*answer, ctx)
+
+    async def check(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
+        """Run that function if a probe may be made now. No call follows."""
+        if self.probe is not None and not isinstance(self.machine.period, Closed):
+            admission, *_ = self._ask(ctx)
+            if isinstance(admission, Probe):
+                admission, *_ = await self._check(admission, ctx, noted, runtime)
+            if admission is not None:
+                self.release(admission)
+
+    async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
+        """Run the user's function in the slot of a probe, record what came of it, and admit a call or not."""
+        assert self.probe is not None
+        began, failure = clock.now(), None
+        timeout = probe.period.probe_timeout
+        with self._lock:  # the slot outlasts the function: that it was cut off counts as the failure that it is
+            self.machine.keep_slot(probe, began + 2 * timeout)
+        noted.admission = probe  # what it calls under this breaker belongs to it
+        try:
+            try:
+                if await runtime.run_within(timeout, self.probe, self._name, ctx._timer) is False:
+                    failure = _text_of(Success(False))
+            except Misuse:
+                raise
+            except Exception as error:
+                failure = _text_of(Failure(unwrap_stop_iteration(error)))
+            finally:
+                noted.admission = None
+            return self._ask(ctx, probe, failure, began)
+        except BaseException:
+            self.release(probe)
+            raise
+
+    def _ask(self, ctx: Context, probe: Probe | None = None, failure: str | None = None, began: float = 0.0) -> _Answer:
+        """Ask the machine to admit a call, after it has recorded a probe, if there was one."""
         admission = None
         try:
             with self._lock:
                 now = clock.now()  # not before: what has opened the circuit while this one waited was earlier
+                if probe is not None:
+                    duration = now - began if self.is_timed else 0.0
+                    self._note_locked(self.machine.record(probe, failure, duration, now), ctx)
                 admission, transitions = self.machine.admit(now)
                 period = self.machine.period
                 self._note_locked(transitions, ctx)
@@ -213,6 +270,9 @@ class LiveCircuit:
             if admission is not None:
                 self.release(admission)
             raise
+        return admission, period, now
+
+    def _admitted(self, admission: Admission | None, period: Period, now: float, ctx: Context) -> Admission:
         if admission is None:
             error = self.refusal(period, now, ctx)
             if not self.observe_only:
@@ -306,6 +366,11 @@ class LiveCircuit:
         self._reporting = False
         if isinstance(self.machine.period, HalfOpen):
             self.machine.period.probes.clear()
+
+
+def first_probe(admission: Admission | None) -> Probe | None:
+    """Return the admission where it is that of a probe in a period in which none has succeeded."""
+    return admission if isinstance(admission, Probe) and not admission.period.successes else None
 
 
 def _mark(error: Exception, circuit: LiveCircuit) -> None:

@@ -98,14 +98,6 @@ def positive(name: str, value: object) -> float:
     return converted
 
 
-def used_units(name: str, value: object) -> float:
-    """Return what a function, or a caller, says that a call uses: zero or more."""
-    converted = checks.number(name, value)
-    if not 0 <= converted < inf:
-        raise ValueError(f"{name} must be zero or more units and finite, not {value!r}")
-    return converted
-
-
 def _as_cost(cost: object, most: float) -> Cost:
     if callable(cost):
         return checks.plain_function("cost", cost, ("ctx",))

@@ -18,7 +18,7 @@ from resilience.context import Context
 from resilience.errors import RateLimited, Rejected
 from resilience.events.dispatch import report_refusal
 from resilience.matching import asked_delay
-from resilience.policies.rate import Rate, in_words, meter_of, positive, used_units
+from resilience.policies.rate import Rate, in_words, meter_of, positive
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING, drive
@@ -162,7 +162,7 @@ class RateLimiter(Policy[Never]):
         It only narrows. Of one window (resets within 1 s of each other) the smaller number counts, as other calls are
         on their way. It is forgotten at the reset.
         """
-        left = used_units("remaining", remaining)
+        left = checks.within("remaining", remaining, 0)
         seconds, now = checks.seconds("reset_after", reset_after, zero=True), clock.now()
         self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now)))
 
@@ -251,14 +251,14 @@ class RateLimiter(Policy[Never]):
 
     def _costs(self, ctx: Context) -> Units:
         """Return what this call costs."""
-        costs = [used_units("cost", rate.cost(ctx)) if callable(rate.cost) else rate.cost for rate in self._rates]
+        costs = [checks.within("cost", rate.cost(ctx), 0) if callable(rate.cost) else rate.cost for rate in self._rates]
         return (*costs, _ONE_CALL)
 
     def _given(self, costs: tuple[float, ...]) -> Units:
         """Return the costs that a caller names, one for each rate."""
         if len(costs) != len(self._rates):
             raise TypeError(f"{self.name} has {len(self._rates)} rates, and these are {len(costs)} costs: {costs!r}")
-        return (*(used_units("cost", it) for it in costs), _ONE_CALL)
+        return (*(checks.within("cost", it, 0) for it in costs), _ONE_CALL)
 
     async def _wait(self, costs: Units, ctx: Context, runtime: Runtime) -> float:
         """Wait for a turn; return the instant at which it was taken, or refuse."""
@@ -310,7 +310,7 @@ class RateLimiter(Policy[Never]):
             self.learn(*said)
         if self._corrects:
             used = [
-                0.0 if rate.actual is None else used_units("actual", rate.actual(result)) - cost
+                0.0 if rate.actual is None else checks.within("actual", rate.actual(result), 0) - cost
                 for rate, cost in zip(self._rates, costs, strict=False)
             ]
             self._wake(self._turns.change(lambda: self._turns.correct(used, began, clock.now())))

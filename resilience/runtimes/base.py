@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, final
 
-from resilience.errors import RaceMisuse
+from resilience.checks import format_number
+from resilience.clock import clock
+from resilience.errors import RaceMisuse, TimeoutExceeded
 from resilience.outcome import Outcome
 
 C = TypeVar("C")
@@ -182,6 +184,27 @@ class Runtime(ABC):
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         """Call a user's function (a handler), and await what it returns where that can be awaited."""
 
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        """Call a user's function as `run` does, and cut it off after so many seconds.
+
+        A task is cancelled. In threads the function runs on a worker, which is walked away from.
+
+        :param policy: the name of the policy whose function it is.
+        :param outer: the tightest timer around, which cuts it off, too.
+        :raises TimeoutExceeded: when the time is over.
+        """
+        timer = self.timer(clock.now() + seconds, None, policy)
+        with timer:
+            return await self.run(function)
+        raise late(seconds, policy)
+
     @abstractmethod
     async def close(self, resource: object) -> None:
         """Close what a policy discards, if it can be closed. An error in that is logged and changes nothing."""
+
+
+def late(seconds: float, policy: str) -> TimeoutExceeded:
+    """Return the error for a function that has taken too long."""
+    return TimeoutExceeded(f"no result within {format_number(seconds)} s", policy=policy, timeout=seconds)

@@ -30,6 +30,7 @@ from resilience.runtimes.base import (
     Runtime,
     Timer,
     Waiter,
+    late,
     refuse_undeclared_race,
 )
 
@@ -174,6 +175,24 @@ class BlockingRuntime(Runtime):
         if is_awaitable(result):
             raise refuse_awaitable(function, result)
         return result
+
+    @override
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        ends_at = clock.now() + seconds
+        if outer is not None and outer.deadline <= ends_at:
+            ends_at = outer.deadline
+        else:
+            outer = None
+        timer = self.timer(ends_at, None, policy)
+        with timer:
+            timer.check_before_start()
+            job = timer.begin(lambda: drive(self.run(function)), (), {})
+            return await self.run(function) if job is None else timer.wait_for(job)
+        if outer is not None:
+            raise Expired(outer)
+        raise late(seconds, policy)
 
     @override
     async def close(self, resource: object) -> None:

@@ -28,6 +28,7 @@ from resilience.runtimes.base import (
     Waiter,
     refuse_undeclared_race,
 )
+from resilience.runtimes.blocking import BlockingRuntime
 
 
 @types.coroutine
@@ -173,6 +174,14 @@ class EngineRuntime(Runtime):
             return await self._host.run(function, *args)
         finally:
             del args  # they hold the failure: no cycle where the handler raises it again
+
+    @override
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        if isinstance(self._host, BlockingRuntime):  # the thread of a race: no entry of its queue could interrupt it
+            return await self._host.run_within(seconds, function, policy)
+        return await super().run_within(seconds, function, policy, outer)
 
     @override
     async def close(self, resource: object) -> None:

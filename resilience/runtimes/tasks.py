@@ -318,6 +318,12 @@ class DetectedRuntime(Runtime):
             del args  # they hold the failure: no cycle where the handler raises it again
 
     @override
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        return await find_runtime().run_within(seconds, function, policy, outer)
+
+    @override
     async def close(self, resource: object) -> None:
         await find_runtime().close(resource)
 

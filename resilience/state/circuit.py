@@ -117,7 +117,16 @@ class Transition(NamedTuple):
 class Circuit:
     """The machine. Every method that can move it returns the transitions that it made, in order."""
 
-    __slots__ = ("_probe_successes", "_probe_timeout", "_probes", "_trip", "opens_first_for", "opens_for", "period")
+    __slots__ = (
+        "_checks_first",
+        "_probe_successes",
+        "_probe_timeout",
+        "_probes",
+        "_trip",
+        "opens_first_for",
+        "opens_for",
+        "period",
+    )
 
     def __init__(
         self,
@@ -126,8 +135,10 @@ class Circuit:
         probes: int,
         probe_successes: int,
         probe_timeout: float | None,
+        checks_first: bool = False,
     ) -> None:
         self._trip = trip
+        self._checks_first = checks_first  # whether a function of the user's is the first probe, before any call is
         #: Seconds that the next open period will last, and the first one after the circuit has closed. Both are
         #: plain numbers here; their owner draws new ones from its backoff between two openings.
         self.opens_for: float = opens_for
@@ -151,11 +162,16 @@ class Circuit:
             return period, transitions
         if isinstance(period, HalfOpen):
             _forget_lost_probes(period, now)
-            if len(period.probes) < self._probes:
+            if len(period.probes) < (1 if self._checks_first and not period.successes else self._probes):
                 probe = Probe(period)
                 period.probes[probe] = now + period.probe_timeout
                 return probe, transitions
         return None, transitions
+
+    def keep_slot(self, probe: Probe, until: float) -> None:
+        """Let a probe lose its slot at another instant."""
+        if probe in probe.period.probes:
+            probe.period.probes[probe] = until
 
     def record(self, admission: Admission, failure: str | None, duration: float, now: float) -> list[Transition]:
         """Count the result of an admitted call.

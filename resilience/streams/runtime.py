@@ -9,7 +9,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.errors import RaceMisuse
+from resilience.errors import RaceMisuse, TimeoutExceeded
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Plan, Runtime, Timer, Waiter
 
 
@@ -112,6 +112,19 @@ class StreamRuntime(Runtime):
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
         return await self.world.run(function, *args)
+
+    @override
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        if not isinstance(outer, StreamTimer) or (left := outer.deadline - clock.now()) > seconds:
+            return await self.world.run_within(seconds, function, policy, None)
+        try:
+            return await self.world.run_within(max(0.0, left), function, policy, None)
+        except TimeoutExceeded:
+            if clock.now() < outer.deadline:
+                raise  # the function's own
+            raise Expired(outer) from None
 
     @override
     async def close(self, resource: object) -> None:

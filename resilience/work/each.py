@@ -22,7 +22,7 @@ from resilience.errors import Misuse
 from resilience.outcome import Failure, Outcome, Success
 from resilience.policy import Policy
 
-I = TypeVar("I")  # noqa: E741  # an item
+Item = TypeVar("Item")
 R = TypeVar("R")
 
 #: Called with the number of items whose outcome has been handed out since the last time: `tqdm`'s `update`.
@@ -32,23 +32,23 @@ Progress: TypeAlias = Callable[[int], object]
 @overload
 def each(
     policy: Policy[Any],
-    function: Callable[[I], Awaitable[R]],
-    items: Iterable[I] | AsyncIterable[I],
+    function: Callable[[Item], Awaitable[R]],
+    items: Iterable[Item] | AsyncIterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[I, R]: ...
+) -> Each[Item, R]: ...
 @overload
 def each(
     policy: Policy[Any],
-    function: Callable[[I], R],
-    items: Iterable[I],
+    function: Callable[[Item], R],
+    items: Iterable[Item],
     *,
     limit: int,
     ordered: bool = False,
     progress: Progress | None = None,
-) -> Each[I, R]: ...
+) -> Each[Item, R]: ...
 def each(
     policy: Policy[Any],
     function: Callable[[Any], Any],
@@ -94,7 +94,7 @@ def each(
 
 
 @final
-class Each(Generic[I, R]):
+class Each(Generic[Item, R]):
     """The block that `each` returns."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Each(Generic[I, R]):
         self._tasks: _Tasks
         self._group: TaskGroup
 
-    def __enter__(self) -> Iterator[tuple[I, Outcome[R]]]:
+    def __enter__(self) -> Iterator[tuple[Item, Outcome[R]]]:
         if not isinstance(self._items, Iterable):
             raise TypeError("these items are asynchronous: use `async with each(...)`")
         self._threads = _Threads(self._call, iter(self._items), self._limit, self._ordered, self._progress)
@@ -133,7 +133,7 @@ class Each(Generic[I, R]):
         except Exception as error:
             return Failure(error)
 
-    async def __aenter__(self) -> AsyncIterator[tuple[I, Outcome[R]]]:
+    async def __aenter__(self) -> AsyncIterator[tuple[Item, Outcome[R]]]:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._tasks = _Tasks(self._acall, self._items, self._limit, self._ordered, self._progress)
@@ -181,8 +181,13 @@ class _Threads(Iterator[Any]):
         self._read()
         if not self._under_way:
             raise StopIteration
-        item, future = self._ended.get() if self._begun is None else self._begun.popleft()
-        outcome = future.result()
+        if self._begun is None:
+            item, future = self._ended.get()
+            outcome = future.result()
+        else:
+            item, future = self._begun[0]
+            outcome = future.result()  # Ctrl-C in this wait loses nothing
+            self._begun.popleft()
         self._under_way -= 1
         if self._progress is not None:
             self._progress(1)
@@ -191,7 +196,7 @@ class _Threads(Iterator[Any]):
     def _read(self) -> None:
         """Begin calls for as many items as there is room for, as long as no outcome waits to be handed out."""
         while self._has_more and self._under_way < 2 * self._limit:
-            if self._under_way >= self._limit and not self._ended.empty():
+            if self._under_way >= self._limit and self._has_outcome():
                 return
             try:
                 item = next(self._items)
@@ -204,6 +209,10 @@ class _Threads(Iterator[Any]):
                 self._begun.append((item, future))
             else:
                 future.add_done_callback(functools.partial(self._end, item))
+
+    def _has_outcome(self) -> bool:
+        """Whether the next outcome is there."""
+        return not self._ended.empty() if self._begun is None else self._begun[0][1].done()
 
     def _end(self, item: Any, future: Future[Any]) -> None:
         self._ended.put((item, future))
@@ -248,15 +257,20 @@ class _Tasks(AsyncIterator[Any]):
         self._is_closed = False
         self._room = anyio.Semaphore(2 * limit)
         self._running = anyio.Semaphore(limit)
+        self._waited_for: deque[_Place] = deque()
         self._send, self._receive = anyio.create_memory_object_stream[_Place](inf)
 
     @override
     async def __anext__(self) -> Any:
         try:
-            place = await self._receive.receive()
+            place = self._waited_for.popleft() if self._waited_for else await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             raise StopAsyncIteration from None
-        await place.is_there.wait()
+        try:
+            await place.is_there.wait()
+        except BaseException:  # cancelled, as by a limit to this wait: the next one gets it
+            self._waited_for.appendleft(place)
+            raise
         self._room.release()
         if isinstance(place.outcome, BaseException):
             raise place.outcome
@@ -267,6 +281,7 @@ class _Tasks(AsyncIterator[Any]):
     def close(self) -> None:
         """Begin no other call, and hand out nothing more."""
         self._is_closed = True
+        self._waited_for.clear()
         self._receive.close()
 
     async def read(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -22,6 +23,9 @@ from resilience.info import Listener
 from resilience.outcome import Failure
 
 logger: logging.Logger = logging.getLogger("resilience")
+
+#: The supervisors that keep this code running.
+_kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())
 
 
 @final
@@ -116,6 +120,8 @@ class Supervisor:
         seconds = checks.seconds("timeout", timeout, zero=True)
         if self._stopping is None:
             raise RuntimeError("a supervisor stops inside its block")
+        if self in _kept_running.get():
+            raise RuntimeError("a task of a supervisor cannot wait for its own end: drain it from outside")
         self._stopping.set()
         with anyio.move_on_after(seconds):
             await self._wait_all()
@@ -132,6 +138,7 @@ class Supervisor:
             await self._all_done.wait()
 
     async def _keep_running(self, scope: anyio.CancelScope, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        _kept_running.set((*_kept_running.get(), self))  # in the variables of this task, and of those that it starts
         try:
             with scope:
                 await self._run(name, call)

@@ -42,6 +42,7 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
+from resilience.work import Gate, IdempotencyKey, KeyInUse, Once
 from tests.conftest import Boom, World
 
 LONG = 60.0
@@ -226,6 +227,11 @@ def none_waits(limiter: RateLimiter) -> None:
     assert limiter.stats().next_turn <= 1 / 50, "a turn was kept"
 
 
+def nothing_is_inside(gate: Gate) -> None:
+    assert gate.stats().inside == 0
+    assert gate.drain(0), "the cancelled call is still counted"
+
+
 def all_free(bulkhead: Bulkhead) -> None:
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0), "a permit or a place in the queue was kept"
@@ -264,6 +270,30 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
     def bulkhead() -> Scene:
         it = Bulkhead(1)
         return executing(it, work, lambda: all_free(it))
+
+    def probe_of_the_users() -> Scene:
+        it = about_to_probe(probe=work)
+
+        def as_before() -> None:
+            stats = it.stats()
+            assert (stats.probes, stats.opened) == (0, 1), "the cancelled probe kept its slot, or was counted"
+
+        return executing(it, work, as_before)
+
+    def gate() -> Scene:
+        it = Gate()
+        return executing(it, work, lambda: nothing_is_inside(it))
+
+    def once() -> Scene:
+        store: dict[str, Any] = {}
+        it = Once(store, key=lambda ctx: "key")
+
+        def as_before() -> None:
+            [row] = store.values()
+            assert row.result is None, "the cancelled call was kept as done"
+            assert isinstance(it.capture(lambda ctx: "again").error, KeyInUse)  # type: ignore[union-attr]
+
+        return executing(it, work, as_before)
 
     def limiter() -> Scene:
         it = RateLimiter(Rate(50, burst=1), Rate(10**6))
@@ -318,6 +348,9 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         "limiter": limiter,
         "hedge": lambda: executing(Hedge(LONG, on=BaseException)),
         "hedge-of-permits": hedge_of_permits,
+        "gate": gate,
+        "once": once,
+        "key": lambda: executing(IdempotencyKey()),
         "retry": lambda: executing(Retry(on=BaseException)),
         "timeout": lambda: executing(Timeout(LONG)),
         "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),
@@ -325,6 +358,7 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         "breaker": breaker,
         "breaker-on-everything": breaker_on_everything,
         "probe": probe,
+        "probe-of-the-users": probe_of_the_users,
         "one-of-many-probes": one_of_many_probes,
         "bulkhead": bulkhead,
     }

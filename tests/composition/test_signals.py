@@ -54,7 +54,6 @@ class Alarm:
             except (Rang, Rejected):  # refused: what the test will find is lost
                 pass
 
-
     def _call_until_it_rings(self, call: Callable[[], object]) -> None:
         """In a frame of its own: CPython 3.13 may raise at the end of a loop past the `try` that it stands in."""
         self.armed = True

@@ -28,7 +28,7 @@ from tests.mutation.trial import ROOT, Report, Trials, run
 _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
 _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
 
-_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry")]
+_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry", "_probe")]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
@@ -76,6 +76,13 @@ TESTS = {
         "policies/test_repeat_cap.py",
         "test_bad_input.py",
     ],
+    "integrations/http/exchange.py": ["integrations/test_http_clients.py"],
+    "work/claims.py": ["work/test_once.py", "integrations/redis/test_once.py"],
+    "work/each.py": ["work/test_each.py"],
+    "work/gate.py": ["work/test_gate.py", "composition/test_cancellation.py"],
+    "work/idempotency.py": ["work/test_idempotency.py"],
+    "work/once.py": ["work/test_once.py"],
+    "work/supervisor.py": ["work/test_supervisor.py"],
     "policies/timeout.py": [
         *(*_TIMEOUT, "runtimes/test_workers.py", "runtimes/test_abandoned.py"),
         *("runtimes/test_tasks.py", "test_context.py", *_EVERY_POLICY),

@@ -111,6 +111,9 @@ def settings() -> None:
     Timeout.max_abandoned = 64
     CircuitBreaker(5, open_for=30)
     CircuitBreaker(FailureRatio(0.5, last=100) | SlowRatio(0.5, slower_than=1.0), open_for=Exponential(1, cap=60))
+    CircuitBreaker(probe=lambda: fetch(Context()), probe_timeout=2)
+    CircuitBreaker(probe=lambda: afetch(Context()))
+    assert_type(CircuitBreaker().check(), CircuitState)
     CircuitBreaker(ConsecutiveFailures(5), open_for=[1, 2, timedelta(seconds=4)], probe_timeout=5)
     Bulkhead(10, queue=100, max_wait=timedelta(milliseconds=50))
     RateLimiter(10, max_wait=timedelta(seconds=2), told=lambda result: (0, 1.5)).resize(20)

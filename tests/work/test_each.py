@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import Any
 
 import anyio
@@ -283,3 +284,36 @@ def test_asynchronous_items_are_for_tasks() -> None:
     block = each(Retry(), str, source(), limit=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="async with"), block:
         pass
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_an_outcome_that_was_not_waited_for_is_the_next_one(tasks_world: World, ordered: bool) -> None:
+    """A limit to a wait for the next outcome loses none, at whatever moment it comes."""
+
+    async def work(number: int) -> int:
+        await anyio.sleep(0.002)
+        return number
+
+    seen: list[int] = []
+    tries = count()
+    async with each(Retry(1), work, range(30), limit=3, ordered=ordered) as outcomes:
+        while len(seen) < 30:
+            with anyio.move_on_after(0.0005 * (next(tries) % 6)):
+                async for item, _ in outcomes:
+                    seen.append(item)
+            await anyio.sleep(0)
+    assert sorted(seen) == [*range(30)]
+
+
+def test_an_ordered_outcome_is_handed_out_before_a_slow_item_is_read() -> None:
+    go = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield from range(2)
+        go.wait(5)
+        yield 2
+
+    with each(Retry(1), str, source(), limit=1, ordered=True) as outcomes:
+        assert next(outcomes)[0] == 0
+        go.set()
+        assert [item for item, _ in outcomes] == [1, 2]

@@ -199,3 +199,17 @@ async def test_it_is_used_once_and_inside_its_block(tasks_world: World) -> None:
 def test_bad_settings_are_refused(settings: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Supervisor(**settings)
+
+
+async def test_a_task_cannot_wait_for_its_own_end(tasks_world: World) -> None:
+    """Nor can one that it has started: that would never end."""
+    errors: list[str] = []
+
+    async def task(supervisor: Supervisor) -> None:
+        with pytest.raises(RuntimeError, match="its own end") as error:
+            await supervisor.adrain(0)
+        errors.append(str(error.value))
+
+    async with Supervisor() as supervisor:
+        supervisor.start_soon(task, supervisor)
+    assert len(errors) == 1

@@ -26,6 +26,7 @@ NEEDS = {
     "redis": ("redis",),
     "sqlalchemy": ("sqlalchemy",),
     "structlog": ("structlog",),
+    "temporal": ("temporalio",),
     "urllib3": ("urllib3",),
 }
 

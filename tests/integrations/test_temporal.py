@@ -1,0 +1,117 @@
+"""Retry policies of Temporal, from a Retry and back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.api.common.v1 import RetryPolicy as Message
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+
+from resilience import Retry, transient
+from resilience.backoff import Constant, Decorrelated, Exponential, Linear
+from resilience.integrations.temporal import from_retry_policy, to_retry_policy
+from resilience.testing import virtual_time
+from tests.conftest import Boom
+
+
+def seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)
+
+
+@pytest.mark.parametrize(
+    ("retry", "policy"),
+    [
+        (
+            Retry(5, backoff=Exponential(0.5, factor=3, cap=30, jitter="none")),
+            RetryPolicy(seconds(0.5), 3.0, seconds(30), 5),
+        ),
+        (Retry(None, on=Exception, backoff=Exponential(1, cap=60)), RetryPolicy(seconds(1), 2.0, seconds(60), 0)),
+        (Retry(1, on=transient, backoff=Constant(2)), RetryPolicy(seconds(2), 1.0, seconds(2), 1)),
+        (Retry(backoff=Exponential(9, cap=3)), RetryPolicy(seconds(3), 2.0, seconds(3), 3)),
+        (
+            Retry(ignore=(KeyError, Boom), backoff=Constant(2)),
+            RetryPolicy(seconds(2), 1.0, seconds(2), 3, ["KeyError", "Boom"]),
+        ),
+        (Retry(), RetryPolicy(seconds(0.1), 2.0, seconds(10), 3)),
+    ],
+)
+def test_the_numbers_of_a_retry_become_those_of_temporal(retry: Retry, policy: RetryPolicy) -> None:
+    made = to_retry_policy(retry)
+    assert made == policy
+    made.apply_to_proto(Message())  # which looks whether they are valid
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backoff": Exponential(1)}, "cap"),
+        ({"backoff": Linear(1, cap=2)}, "Exponential or Constant"),
+        ({"backoff": Decorrelated(1, cap=2)}, "Exponential or Constant"),
+        ({"backoff": [1, 2]}, "Exponential or Constant"),
+        ({"backoff": Constant(0)}, "more than 0"),
+        ({"on": ConnectionError}, "ConnectionError"),
+        ({"on": lambda error: True}, "transient or Exception"),
+        ({"ignore": lambda error: True}, "ignore"),
+        ({"on_result": lambda result: True}, "on_result"),
+        ({"max_elapsed": 5}, "max_elapsed"),
+        ({"budget": 0.1}, "budget"),
+    ],
+)
+def test_what_temporal_cannot_do_is_refused(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        to_retry_policy(Retry(**settings))
+
+
+def test_what_is_neither_is_refused() -> None:
+    with pytest.raises(TypeError, match="RetryPolicy"):
+        to_retry_policy(RetryPolicy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Retry"):
+        from_retry_policy(Retry())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetryPolicy(maximum_interval=seconds(60)),
+        RetryPolicy(seconds(0.5), 1.0, seconds(3), 7, ["KeyError"]),
+        RetryPolicy(seconds(0.5), 1.5, seconds(3), 1),
+    ],
+)
+def test_there_and_back_is_the_same(policy: RetryPolicy) -> None:
+    assert to_retry_policy(from_retry_policy(policy)) == policy
+
+
+def test_what_is_not_given_is_what_temporal_takes() -> None:
+    assert to_retry_policy(from_retry_policy(RetryPolicy(seconds(0)))) == RetryPolicy(seconds(1), 2.0, seconds(100), 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (Boom(), 3),
+        (KeyError(), 1),
+        (ApplicationError("no", type="Gone"), 1),
+        (ApplicationError("no", non_retryable=True), 1),
+        (ApplicationError("later"), 3),
+    ],
+    ids=["other", "named", "named type", "not retryable", "retryable"],
+)
+def test_it_retries_what_temporal_would(error: Exception, attempts: int) -> None:
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise error
+
+    retry = from_retry_policy(RetryPolicy(maximum_attempts=3, non_retryable_error_types=["KeyError", "Gone"]))
+    with virtual_time(), pytest.raises(type(error)):
+        retry.call(fail)
+    assert len(calls) == attempts
+
+
+def test_how_it_is_shown() -> None:
+    assert "<errors named KeyError>" in repr(from_retry_policy(RetryPolicy(non_retryable_error_types=["KeyError"])))
+    assert "<errors that are not retryable>" in repr(from_retry_policy(RetryPolicy()))

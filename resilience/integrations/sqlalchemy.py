@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from resilience.integrations.extras import needed_by
@@ -162,11 +161,8 @@ def _refuse_if_aborted(blocking: Any) -> None:
 
 @asynccontextmanager
 async def _limits(work: Any) -> AsyncIterator[None]:
-    """Let the statements of a session or a connection keep to the deadline."""
+    """Let the statements of a session or a connection keep to the deadline, which there is."""
     ctx = current_context()
-    if ctx.deadline == inf:
-        yield
-        return
     ctx.check()
     limits = _Limits(ctx)
     blocking = _blocking(work)

@@ -328,6 +328,23 @@ async def test_a_failure_of_a_child_task_is_counted_once(tasks_world: World, ear
 
 
 @both_ways
+async def test_a_failure_that_takes_no_attributes_is_counted_all_the_same(world: World, run: Any) -> None:
+    class Frozen(Boom):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    error = Frozen("no")
+
+    async def fn(ctx: Any = None) -> Any:
+        raise error
+
+    breaker = CircuitBreaker(2)
+    for state in (CLOSED, OPEN):
+        assert await failure_of(run(world, breaker, fn)) is error
+        assert breaker.state is state
+
+
+@both_ways
 async def test_the_same_exception_raised_again_is_another_failure(world: World, run: Any) -> None:
     """Some code keeps an error and raises it anew: each call that it ends is one."""
     breaker, kept = CircuitBreaker(3), Boom("kept")

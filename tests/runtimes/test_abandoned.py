@@ -44,6 +44,15 @@ def test_abandoned_calls_are_counted_until_they_end(gate: threading.Event) -> No
     until(lambda: Timeout.abandoned() == 0)
 
 
+def test_without_a_timeout_as_many_may_be_abandoned_as_by_default() -> None:
+    """A hedge asks as well, and `Timeout` may not have been imported."""
+    pool = workers.Pool()
+    pool.abandoned = Timeout.max_abandoned - 1
+    assert not pool.is_exhausted()
+    pool.abandoned += 1
+    assert pool.is_exhausted()
+
+
 def test_too_many_abandoned_calls_are_refused(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """`WorkersExhausted`: the function is not entered, and it is not counted as an attempt."""
     monkeypatch.setattr(Timeout, "max_abandoned", 2)

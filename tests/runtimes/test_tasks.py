@@ -832,3 +832,11 @@ def test_the_first_task_of_a_process_is_found() -> None:
 
     assert asyncio.run(main()) == [runtimes.TASKS] * 2
     assert runtimes.find_runtime() is BLOCKING
+
+
+@pytest.mark.parametrize("policy", [Retry(2, on=Boom, backoff=[1]), Timeout(1)], ids=["retry", "timeout"])
+def test_without_an_event_loop_there_is_nothing_to_wait_in(policy: Policy[Any]) -> None:
+    """A coroutine that is sent on manually gets the error of anyio, which names the loops that it knows."""
+    coroutine = policy.acall(Script(Boom()).function())
+    with pytest.raises(RuntimeError, match="asyn"):
+        coroutine.send(None)

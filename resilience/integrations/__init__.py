@@ -1,1 +1,1 @@
-"""Leaves: one module for each third party, imported by nobody here, each an optional extra of the same name."""
+"""Leaves: one module for each third party, which the core never imports, each an optional extra of the same name."""

@@ -62,7 +62,7 @@ class CircuitBreaker(Policy[Never]):
     :param observe_only: true for a circuit that refuses nothing: it goes through its states as if it did, and announces
         each call that it would have refused (`CallRejected` with `shadow`). What such a call ends with moves nothing.
     :param name: what errors and events call this policy; "CircuitBreaker" by default.
-    :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` where a hand has opened it.
+    :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` after `isolate()`.
 
     Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks.
     A result counts only in the period of the circuit that admitted its call. A call inside a call that the same breaker

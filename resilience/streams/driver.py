@@ -97,14 +97,14 @@ class Driver:
     def __init__(
         self,
         streaming: Settings,
-        world: Runtime,
+        host: Runtime,
         function: Callable[..., Any],
         arguments: tuple[Any, ...] | None,
         keywords: Mapping[str, Any],
         ctx: Context | None = None,
     ) -> None:
         self._streaming = streaming
-        self._runtime = StreamRuntime(world, streaming.resume)
+        self._runtime = StreamRuntime(host, streaming.resume)
         self._called = function, arguments, keywords
         self._given = ctx
         self._began: float
@@ -168,11 +168,11 @@ class Driver:
         self._is_over = True
 
     async def _begin(self) -> None:
-        executed, world = self._streaming.policy, self._runtime.world
+        executed, host = self._streaming.policy, self._runtime.host
         ctx = self._ctx = BareContext()
         ctx.deadline = inf
         ctx.attempt = 1
-        ctx.runtime = world
+        ctx.runtime = host
         ctx._function, ctx._arguments, ctx._keywords = self._called
         ctx._info = NO_INFO
         ctx._executed = executed
@@ -203,7 +203,7 @@ class Driver:
     def _quick(self, opened: Opened) -> Callable[[], Any] | None:
         if self._streaming.idle != inf or self._streaming.resume or isinstance(opened.ctx._timer, StreamTimer):
             return None
-        if self._runtime.world is BLOCKING:
+        if self._runtime.host is BLOCKING:
             return functools.partial(self.run, next, opened.items, END)
         begin = opened.items.__anext__
         return lambda: begin().__await__()
@@ -213,7 +213,7 @@ class Driver:
         emit(StreamOpened, self._streaming.policy.name, ctx, attempt=ctx.attempt, elapsed=elapsed)
 
     async def _next_of(self, opened: Opened) -> Any:
-        streaming, blocking = self._streaming, self._runtime.world is BLOCKING
+        streaming, blocking = self._streaming, self._runtime.host is BLOCKING
         until, limit = inf, streaming.idle
         if opened.is_first:
             opened.is_first = False
@@ -244,7 +244,7 @@ class Driver:
             error = None  # no cycle: error -> traceback -> this frame -> error
 
     def _items_of(self, answer: Any) -> Any:
-        if self._runtime.world is not BLOCKING and hasattr(type(answer), "__aiter__"):
+        if self._runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
             return answer.__aiter__()
         if not isinstance(answer, Iterable):
             raise ArgumentMisuse(f"what stands in for a stream must have items, and {answer!r} has none")

@@ -65,14 +65,14 @@ class StreamWaiter(Waiter):
 class StreamRuntime(Runtime):
     """The runtime of the consumer, in which timers are instants.
 
-    :param world: threads or tasks.
+    :param host: threads or tasks.
     :param resume: the functions of an item that return what the next call is given, by keyword.
     """
 
     is_shareable: bool = False
 
-    def __init__(self, world: Runtime, resume: Mapping[str, Callable[[Any], Any]]) -> None:
-        self.world = world
+    def __init__(self, host: Runtime, resume: Mapping[str, Callable[[Any], Any]]) -> None:
+        self.host = host
         self.resume = resume
         #: How many items were handed out, in all attempts.
         self.items: int = 0
@@ -91,7 +91,7 @@ class StreamRuntime(Runtime):
         left, outer = inf, timer
         if isinstance(timer, StreamTimer):
             left, outer = max(0.0, timer.deadline - clock.now()), None
-        await self.world.sleep(min(seconds, left), outer)
+        await self.host.sleep(min(seconds, left), outer)
         if timer is not None and seconds >= left:
             raise Expired(timer)
 
@@ -103,7 +103,7 @@ class StreamRuntime(Runtime):
 
     @override
     def waiter(self) -> Waiter:
-        return StreamWaiter(self.world.waiter())
+        return StreamWaiter(self.host.waiter())
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
@@ -111,16 +111,16 @@ class StreamRuntime(Runtime):
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        return await self.world.run(function, *args)
+        return await self.host.run(function, *args)
 
     @override
     async def run_within(
         self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
     ) -> Any:
         if not isinstance(outer, StreamTimer) or (left := outer.deadline - clock.now()) > seconds:
-            return await self.world.run_within(seconds, function, policy, None)
+            return await self.host.run_within(seconds, function, policy, None)
         try:
-            return await self.world.run_within(max(0.0, left), function, policy, None)
+            return await self.host.run_within(max(0.0, left), function, policy, None)
         except TimeoutExceeded:
             if clock.now() < outer.deadline:
                 raise  # the function's own
@@ -128,4 +128,4 @@ class StreamRuntime(Runtime):
 
     @override
     async def close(self, resource: object) -> None:
-        await self.world.close(resource)
+        await self.host.close(resource)

@@ -96,7 +96,7 @@ def _open(ctx: Context) -> Any:
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise
-    return _iterated(function, source) if runtime.world is BLOCKING else _awaited(function, source)
+    return _iterated(function, source) if runtime.host is BLOCKING else _awaited(function, source)
 
 
 def _iterated(function: object, source: Any) -> tuple[Any, Any]:
@@ -130,8 +130,8 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
     runtime: Any = ctx.runtime
     deadline = until if timer is None else min(until, timer.deadline)
     if deadline == inf:
-        return step(argument) if runtime.world is BLOCKING else await step(argument)
-    if runtime.world is BLOCKING:
+        return step(argument) if runtime.host is BLOCKING else await step(argument)
+    if runtime.host is BLOCKING:
         real = BlockingTimer(deadline, _NAME if timer is None else timer.policy, _abandonable(timer))
         try:
             real.check_before_start()

@@ -192,7 +192,7 @@ class _Selector:
         """Wait for the next timer, or for something real: a socket, a call from another thread."""
         if timeout is None:
             self._clock.wait_until(inf, self._is_ready, self.real.select)
-        elif timeout > 0 and not self._is_next_for_nobody():
+        elif timeout > 0 and not self._is_next_abandoned():
             when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
             deadline = self.time.to_virtual(when)
             self._clock.wait_until(deadline, self._is_ready, self.real.select)
@@ -200,7 +200,7 @@ class _Selector:
                 self.time.reach(when)
         return self.real.select(0)
 
-    def _is_next_for_nobody(self) -> bool:
+    def _is_next_abandoned(self) -> bool:
         """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
         next_timer: Any = self.loop._scheduled[0] if self.loop._scheduled else None
         alarm = getattr(getattr(next_timer, "_callback", None), "__self__", None)

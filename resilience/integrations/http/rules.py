@@ -220,5 +220,5 @@ def _methods(value: Collection[str]) -> frozenset[str]:
     return frozenset(each.upper() for each in value)
 
 
-#: What is a failure and what may be sent again, where nobody says otherwise.
+#: What is a failure and what may be sent again, by default.
 DEFAULT_RULES: Final = Rules()

@@ -89,7 +89,7 @@ def standard(
         headers of a response, is obeyed too.
     :param attempt_timeout: seconds for one attempt, until the headers of the response are there.
     :param cooperative: in blocking code, whether the limits are only handed to the client (its timeouts are cut to
-        what is left) and enforced by nobody. By default an attempt runs on a worker thread, which the caller leaves
+        what is left) and not enforced. By default an attempt runs on a worker thread, which the caller leaves
         when its time is over: a client's own timeouts start anew with each byte that a server sends.
     :param max_hosts: for how many hosts a pipeline is kept; see `PerHost`.
     :param listeners: who hears the events of these pipelines.

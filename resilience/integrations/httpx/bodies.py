@@ -108,7 +108,7 @@ def body_in(stream: Any) -> Body:
     if isinstance(stream, OnceStream):
         return Body(stream)
     if type(stream).__module__.partition(".")[0] not in {"httpx", "httpx2"}:
-        return Body(once=True)  # nobody but its author knows
+        return Body(once=True)  # only its author knows
     if hasattr(stream, "fields"):  # a form; the client rewinds its files by itself
         return Body(*[getattr(field, "file", None) for field in stream.fields])
     return body_of(getattr(stream, "_stream", iter(())))  # of `content=`: a list, an iterator, a file

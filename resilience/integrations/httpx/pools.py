@@ -1,7 +1,7 @@
 """A repair of the pool of httpcore, from which a cancelled task can take a place away for ever.
 
 A task that waits for a connection is given a new one, which is still to be made. If it is cancelled before it begins to
-make it, or has made it and not begun to send, the pool keeps it: a connection that nobody uses or closes. A `Timeout`
+make it, or has made it and not begun to send, the pool keeps it: a connection that is never used or closed. A `Timeout`
 cancels, and where a server hangs it cancels many at once: the pool is used up, and every later request ends with
 `PoolTimeout`, also when the server is well again. See https://github.com/encode/httpcore/issues/1093. The pool of
 httpx2 has been repaired.
@@ -17,7 +17,7 @@ _INSIDE: Final = ("_connections", "_requests", "_assign_requests_to_connections"
 
 
 async def reclaim_places(transport: Any) -> None:
-    """After a request has failed: give the places of connections that nobody makes back to the pool of a transport."""
+    """After a request has failed: give back the places of connections that will not be made to the pool."""
     pool: Any = getattr(transport, "_pool", None)
     if not all(hasattr(pool, name) for name in _INSIDE):
         return

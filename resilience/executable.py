@@ -131,22 +131,12 @@ class Executable(ABC, Generic[D_co]):
         Failure(error=ZeroDivisionError('division by zero'))
         """
         require_callable(fn)
-        try:
-            return Success(protect(self, fn, ctx, takes_context=True)())
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
+        return captured(protect(self, fn, ctx, takes_context=True))
 
     async def acapture(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)`, await what it returns, and return the outcome as a value. A cancellation is still raised."""
         require_callable(fn)
-        try:
-            return Success(await self.aexecute(fn, ctx))
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
+        return await acaptured(self.aexecute(fn, ctx))
 
     def streaming(
         self,
@@ -233,3 +223,23 @@ class Executable(ABC, Generic[D_co]):
         What they return can be awaited, and entered with `async with` where the client's result can.
         """
         return make_proxy(client, names, awaiting(self, self.acall), repr(self), is_generator_function)
+
+
+def captured(function: Callable[..., T], /, *args: Any) -> Outcome[T]:
+    """Call a function, and return what that ends with as a value. A misuse of the library is raised."""
+    try:
+        return Success(function(*args))
+    except Misuse:
+        raise
+    except Exception as error:
+        return Failure(error)
+
+
+async def acaptured(awaitable: Awaitable[T]) -> Outcome[T]:
+    """Do so with what is awaited."""
+    try:
+        return Success(await awaitable)
+    except Misuse:
+        raise
+    except Exception as error:
+        return Failure(error)

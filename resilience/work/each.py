@@ -19,7 +19,8 @@ from typing_extensions import override
 from resilience import checks
 from resilience.callables import require_callable
 from resilience.errors import Misuse
-from resilience.outcome import Failure, Outcome, Success
+from resilience.executable import acaptured, captured
+from resilience.outcome import Outcome
 from resilience.policy import Policy
 
 Item = TypeVar("Item")
@@ -126,12 +127,7 @@ class Each(Generic[Item, R]):
         self._threads.close()
 
     def _call(self, item: Any) -> Outcome[Any]:
-        try:
-            return Success(self._policy.call(self._function, item))
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
+        return captured(self._policy.call, self._function, item)
 
     async def __aenter__(self) -> AsyncIterator[tuple[Item, Outcome[R]]]:
         self._group = anyio.create_task_group()
@@ -146,12 +142,7 @@ class Each(Generic[Item, R]):
         await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
 
     async def _acall(self, item: Any) -> Outcome[Any]:
-        try:
-            return Success(await self._policy.acall(self._function, item))
-        except Misuse:
-            raise
-        except Exception as error:
-            return Failure(error)
+        return await acaptured(self._policy.acall(self._function, item))
 
 
 @final

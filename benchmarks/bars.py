@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.cells import Result
 from benchmarks.clients import AROUND
-from benchmarks.families import clients, layers, limits, queues, repeats, scale, start, telemetry, threads
+from benchmarks.families import calls, clients, layers, limits, queues, repeats, scale, start, telemetry, threads
 from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
 
 
@@ -53,6 +53,13 @@ BARS = (
     Bar(f"sync, {repeats.GROUP}: {repeats.CALL}", repeats.TIMEOUT, 1.6, contestant=repeats.HEDGE),
     Bar(f"sync, {repeats.GROUP}: {repeats.ADDED}", "itself", 1000, contestant=repeats.CAP, unit="ns"),
     Bar(f"sync, {repeats.GROUP}: {repeats.ADDED_TO_RETRY}", "itself", 35, contestant=repeats.BUDGET, unit="ns"),
+    Bar("sync, by key: cache hit", "nopanic", 0.6),
+    Bar("sync, by key: cache hit", "cachetools", 1.0),
+    Bar("sync, by key: flight", "itself", 1500, unit="ns"),
+    Bar("sync, by key: keyed", "nopanic", 0.8),
+    Bar(f"asyncio, a stream of {calls.ITEMS} items: stream", "nopanic", 1.0),
+    Bar(f"sync, a stream of {calls.ITEMS} items: stream", "nopanic", 2.2),
+    Bar(f"asyncio, a stream of {calls.ITEMS} items: stream, idle", "itself", 2000 * calls.ITEMS, unit="ns"),
     Bar("asyncio, one policy: rate", "nopanic", 0.9),
     Bar("asyncio, one policy: rate", "aiolimiter", 0.8),
     Bar("asyncio, stack: four", "resilix", 0.45),

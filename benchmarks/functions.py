@@ -18,6 +18,7 @@ OPEN_FOR: Final = 600.0  # seconds; longer than any cell takes
 LIMIT: Final = 64  # calls at once
 RATE: Final = 10**9  # calls a second: none waits
 SECONDS: Final = 5.0  # that a call may take
+KEEP_FOR: Final = 600.0  # seconds that a value is kept; longer than any cell takes
 TOO_SHORT: Final = 1e-6  # seconds, where it is to be cut off
 
 #: What policies handle that are to handle nothing here.

@@ -9,6 +9,7 @@ from benchmarks.families import (
     account,
     alone,
     blocks,
+    calls,
     clients,
     entrances,
     failures,
@@ -27,7 +28,7 @@ from benchmarks.families import (
 from benchmarks.libraries import Library
 from benchmarks.timing import Effort
 
-CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances.CELLS, *start.CELLS]
+CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances.CELLS, *calls.CELLS, *start.CELLS]
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:

@@ -22,6 +22,11 @@ an entry takes the form that is fastest for its library.
     fallback            None instead of an error
     deadline            five seconds that the function can ask for; nothing is cut off
     timeout             five seconds, then the caller is let go
+    cache hit           a value that is kept already
+    flight              one call at a time for a key, and none waits
+    keyed               a breaker for each key, of which there is one
+    stream              retry(breaker(bulkhead(fn))) around a generator
+    stream, idle        the same, where each item has a limit of its own
     four                fallback(retry(breaker(bulkhead(fn))))
     five, deadline      fallback(retry(breaker(bulkhead(deadline(fn)))))
     five, timeout       fallback(retry(breaker(bulkhead(timeout(fn)))))
@@ -60,7 +65,7 @@ UNIFIED = ("resilix", "nopanic", "pyresilience", "interlock", "grelmicro", "hyx"
 
 _MODULES = (
     "ours by_hand by_hand_tasks resilix nopanic pyresilience interlock hyx tenacity stamina backoff pybreaker "
-    "circuitbreaker aiobreaker aiolimiter grelmicro stack"
+    "circuitbreaker aiobreaker aiolimiter cachetools grelmicro stack"
 ).split()
 
 

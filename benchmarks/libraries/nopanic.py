@@ -15,6 +15,7 @@ from benchmarks.functions import (
     CAP,
     FAILURE,
     FAILURES,
+    KEEP_FOR,
     LIMIT,
     OPEN_FOR,
     OTHER_FAILURE,
@@ -38,6 +39,21 @@ def new_breaker() -> nopanic.circuit_breaker:
 
 def new_four(*inside: Any) -> compose:
     return compose(nopanic.fallback(None), new_retry(), new_breaker(), nopanic.bulkhead(LIMIT, max_wait=0), *inside)
+
+
+@library.enters("cache hit", SYNC, ASYNCIO)
+def cache_hit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.cache(KEEP_FOR)(fn)
+
+
+@library.enters("keyed", SYNC, ASYNCIO)
+def keyed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return nopanic.keyed(lambda key: new_breaker(), key=lambda *args: args)(fn)
+
+
+@library.enters("stream", SYNC, ASYNCIO)
+def stream(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return compose(new_retry(), new_breaker(), nopanic.bulkhead(LIMIT, max_wait=0))(fn)
 
 
 @library.enters("retry", SYNC, ASYNCIO, TRIO)

@@ -13,6 +13,7 @@ from benchmarks.functions import (
     CAP,
     FAILURE,
     FAILURES,
+    KEEP_FOR,
     LIMIT,
     OPEN_FOR,
     OTHER_FAILURE,
@@ -24,15 +25,18 @@ from benchmarks.libraries import OURS, Library, Protect
 from benchmarks.timing import ASYNCIO, SYNC, TRIO
 from resilience import (
     Bulkhead,
+    Cache,
     CircuitBreaker,
     FailureRatio,
     Fallback,
     Hedge,
+    Keyed,
     Pipeline,
     Policy,
     Rate,
     RateLimiter,
     Retry,
+    SingleFlight,
     Timeout,
     events,
 )
@@ -54,6 +58,31 @@ def new_breaker() -> CircuitBreaker:
 
 def new_four(*inside: Policy[Any], **options: Any) -> Pipeline[Any]:
     return Policy.wrap(Fallback(None), new_retry(), new_breaker(), Bulkhead(LIMIT), *inside, **options)
+
+
+@library.enters("cache hit", SYNC, ASYNCIO)
+def cache_hit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Cache(KEEP_FOR)(fn)
+
+
+@library.enters("flight", SYNC, ASYNCIO)
+def flight(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return SingleFlight()(fn)
+
+
+@library.enters("keyed", SYNC, ASYNCIO)
+def keyed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return Keyed(lambda key: new_breaker(), lambda *args: args)(fn)
+
+
+@library.enters("stream", SYNC, ASYNCIO)
+def stream(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_retry().wrap(new_breaker(), Bulkhead(LIMIT)).streaming()(fn)
+
+
+@library.enters("stream, idle", ASYNCIO)
+def stream_idle(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return new_retry().wrap(new_breaker(), Bulkhead(LIMIT)).streaming(idle=SECONDS)(fn)
 
 
 @library.enters("retry", SYNC, ASYNCIO, TRIO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, Final, Protocol, final
@@ -39,50 +40,40 @@ class Settings(Protocol):
         ...
 
 
-@final
-class Steps:
-    """Awaits a coroutine in other context variables, until it ends or has opened a source.
+@types.coroutine
+def steps(run: Callable[..., Any], coroutine: Any, error: BaseException | None = None) -> Generator[Any, Any, Any]:
+    """Await a coroutine in other context variables, until it ends or has opened a source.
 
     :param run: runs a function in those variables.
     :param error: what is thrown into it first.
     """
-
-    __slots__ = ("_coroutine", "_error", "_run")
-
-    def __init__(self, run: Callable[..., Any], coroutine: Any, error: BaseException | None = None) -> None:
-        self._run = run
-        self._coroutine = coroutine
-        self._error = error
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine, error, sent = self._run, self._coroutine, self._error, None
-        self._error = None
-        try:
-            while True:
-                try:
-                    out = run(coroutine.send, sent) if error is None else run(coroutine.throw, error)
-                except StopIteration as done:
-                    return done.value
-                error = sent = None
-                if type(out) is Opened:
-                    return out
-                try:
-                    sent = yield out  # for the event loop
-                except BaseException as thrown:  # a cancellation, say: for what the coroutine waits in
-                    error = thrown
-        finally:
-            error = None  # no cycle: error -> traceback -> this frame -> error
+    sent = None
+    try:
+        while True:
+            try:
+                out = run(coroutine.send, sent) if error is None else run(coroutine.throw, error)
+            except StopIteration as done:
+                return done.value
+            error = sent = None
+            if type(out) is Opened:
+                return out
+            try:
+                sent = yield out  # for the event loop
+            except BaseException as thrown:  # a cancellation, say: for what the coroutine waits in
+                error = thrown
+    finally:
+        error = None  # no cycle: error -> traceback -> this frame -> error
 
 
 async def _anext(items: Any) -> Any:
     try:
         # Not awaited itself: to close a coroutine that awaits `asend()` does not close the generator, before 3.13.
-        return await Steps(_step, items.__anext__().__await__())
+        return await steps(_here, items.__anext__().__await__())
     except StopAsyncIteration:
         return END
 
 
-def _step(step: Callable[[Any], Any], argument: Any) -> Any:
+def _here(step: Callable[[Any], Any], argument: Any) -> Any:
     return step(argument)
 
 
@@ -104,29 +95,32 @@ class Driver:
         ctx: Context | None = None,
     ) -> None:
         self._streaming = streaming
-        self._runtime = StreamRuntime(host, streaming.resume)
+        self.runtime: StreamRuntime = StreamRuntime(host, streaming.resume)
         self._called = function, arguments, keywords
         self._given = ctx
         self._began: float
         self._ctx: Context
         self._chain: Any
         self._record: Record | None
-        self._variables: contextvars.Context | None = None  # made with the rest by the first pull
+        self._has_begun = False
+        #: Runs a function in the variables of the stream. Made with the rest by the first pull.
+        self.run: Callable[..., Any]
         self._opened: Opened | None = None
         self._answer: Any = None  # the iterator of another value that stands in for the stream
         self._is_over = False
         self.is_busy: bool = False
-        #: Begins a pull that nothing limits, once the source has brought an item; None where there is more to do.
+        #: Begins a pull, once the source has brought an item; None where there is more to do for it.
         self.take: Callable[[], Any] | None = None
 
     async def pull(self) -> Any:
         """Return the next item, or `END`."""
         if self._is_over:
             return END
-        self.refuse_if_busy()
+        if self.is_busy:
+            self.refuse()
         self.is_busy = True
         try:
-            if self._variables is None:
+            if not self._has_begun:
                 await self._begin()
             item = END
             while item is END and self._opened is not None:
@@ -143,32 +137,22 @@ class Driver:
             error = None  # no cycle: error -> traceback -> this frame -> error
         return await self.pull()
 
-    def refuse_if_busy(self) -> None:
-        """Raise where another thread or task waits for an item."""
-        if self.is_busy:
-            raise RuntimeError("an item of this stream is being waited for already")
-
-    def note(self) -> None:
-        """Count an item that a quick pull has brought."""
-        self._runtime.items += 1
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """Runs a function in the variables of the stream."""
-        assert self._variables is not None
-        return self._variables.run
+    def refuse(self) -> None:
+        """Raise, as another thread or task waits for an item."""
+        raise RuntimeError("an item of this stream is being waited for already")
 
     async def close(self) -> None:
         """End the stream, which the consumer leaves. Where it has had an item, the call has ended well."""
-        self.refuse_if_busy()
-        if self._opened is not None and self._runtime.items:
+        if self.is_busy:
+            self.refuse()
+        if self._opened is not None and self.runtime.items:
             await self._advance(Closed())
-        elif not self._is_over and self._variables is not None:
+        elif not self._is_over and self._has_begun:
             self._end(None if self._answer is not None else GeneratorExit())
         self._is_over = True
 
     async def _begin(self) -> None:
-        executed, host = self._streaming.policy, self._runtime.host
+        executed, host = self._streaming.policy, self.runtime.host
         ctx = self._ctx = BareContext()
         ctx.deadline = inf
         ctx.attempt = 1
@@ -178,9 +162,10 @@ class Driver:
         ctx._executed = executed
         ctx._timer = None
         self._record = inherit(ctx, executed, self._given)
-        ctx.runtime = self._runtime
+        ctx.runtime = self.runtime
         self._began = clock.now()
-        self._variables = contextvars.copy_context()
+        self.run = contextvars.copy_context().run
+        self._has_begun = True
         self._chain = self._streaming.stage(ctx)
         await self._advance(None)
 
@@ -189,8 +174,8 @@ class Driver:
         try:
             item = await self._next_of(opened)
             if item is not END:
-                self._runtime.hand_out(item)
-                if self._runtime.items == 1:
+                self.runtime.hand_out(item)
+                if self.runtime.items == 1:
                     self._report_opened(opened.ctx)
                 self.take = self._quick(opened)
                 return item
@@ -201,19 +186,23 @@ class Driver:
         return END
 
     def _quick(self, opened: Opened) -> Callable[[], Any] | None:
-        if self._streaming.idle != inf or self._streaming.resume or isinstance(opened.ctx._timer, StreamTimer):
+        ctx, items, idle = opened.ctx, opened.items, self._streaming.idle
+        if self._streaming.resume:
             return None
-        if self._runtime.host is BLOCKING:
-            return functools.partial(self.run, next, opened.items, END)
-        begin = opened.items.__anext__
-        return lambda: begin().__await__()
+        is_limited = idle != inf or isinstance(ctx._timer, StreamTimer)
+        if self.runtime.host is BLOCKING:
+            return None if is_limited else functools.partial(self.run, next, items, END)
+        if is_limited:
+            return lambda: within(ctx, clock.now() + idle, idle, _anext, items)
+        begin = items.__anext__
+        return begin if type(items) is types.AsyncGeneratorType else lambda: begin().__await__()
 
     def _report_opened(self, ctx: Context) -> None:
         elapsed = clock.now() - self._began
         emit(StreamOpened, self._streaming.policy.name, ctx, attempt=ctx.attempt, elapsed=elapsed)
 
     async def _next_of(self, opened: Opened) -> Any:
-        streaming, blocking = self._streaming, self._runtime.host is BLOCKING
+        streaming, blocking = self._streaming, self.runtime.host is BLOCKING
         until, limit = inf, streaming.idle
         if opened.is_first:
             opened.is_first = False
@@ -221,19 +210,19 @@ class Driver:
         elif limit != inf:
             until = clock.now() + limit
         step = _next if blocking else _anext
-        return await Steps(self.run, within(opened.ctx, until, limit, step, opened.items))
+        return await steps(self.run, within(opened.ctx, until, limit, step, opened.items))
 
     async def _advance(self, error: BaseException | None) -> None:
         """Send the chain on, or throw the error into it, until a source is open or the chain ends."""
         was_open = self._opened is not None
         self._opened = self.take = None
         try:
-            out = await Steps(self.run, self._chain, error)
+            out = await steps(self.run, self._chain, error)
             if type(out) is Opened:
                 self._opened = out
-            elif self._runtime.items and isinstance(error, Exception):
+            elif self.runtime.items and isinstance(error, Exception):
                 raise error  # a value cannot stand in for a stream that has begun
-            elif self._runtime.items or (was_open and error is None and out is None):
+            elif self.runtime.items or (was_open and error is None and out is None):
                 self._end(None)
             else:
                 self._answer = self._items_of(out)
@@ -244,7 +233,7 @@ class Driver:
             error = None  # no cycle: error -> traceback -> this frame -> error
 
     def _items_of(self, answer: Any) -> Any:
-        if self._runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
+        if self.runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
             return answer.__aiter__()
         if not isinstance(answer, Iterable):
             raise ArgumentMisuse(f"what stands in for a stream must have items, and {answer!r} has none")
@@ -260,10 +249,10 @@ class Driver:
         if item is END:
             self._end(None)
         else:
-            self._runtime.items += 1
+            self.runtime.items += 1
         return item
 
     def _end(self, error: BaseException | None) -> None:
         self._is_over, self._answer = True, None
         if self._record is not None:
-            end_execution(self._record, self._ctx, None, error, self._runtime.items)
+            end_execution(self._record, self._ctx, None, error, self.runtime.items)

@@ -8,7 +8,7 @@ from typing import Any, Never, TypeVar, final
 from typing_extensions import override
 
 from resilience.runtimes.blocking import drive
-from resilience.streams.driver import END, Driver, Steps
+from resilience.streams.driver import END, Driver, steps
 
 T = TypeVar("T")
 
@@ -28,7 +28,8 @@ class Stream(Generator[T, None, None]):
         if driver.take is None:
             item = drive(driver.pull())
         else:
-            driver.refuse_if_busy()
+            if driver.is_busy:
+                driver.refuse()
             driver.is_busy, failed = True, None
             try:
                 item = driver.take()
@@ -36,7 +37,7 @@ class Stream(Generator[T, None, None]):
                 failed = error
             driver.is_busy = False
             if failed is None and item is not END:
-                driver.note()
+                driver.runtime.items += 1
                 return item  # type: ignore[no-any-return]
             try:
                 item = drive(driver.go_on(failed))
@@ -101,7 +102,7 @@ class AsyncStream(AsyncGenerator[T, None]):
 
 @final
 class _QuickPull:
-    """A pull that nothing limits, without a coroutine of ours."""
+    """The next item of a source that has brought one: straight from there, without a coroutine of ours."""
 
     __slots__ = ("_driver",)
 
@@ -110,12 +111,14 @@ class _QuickPull:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         driver, failed = self._driver, None
-        driver.refuse_if_busy()
+        if driver.is_busy:
+            driver.refuse()
         driver.is_busy = True
         try:
-            item = yield from Steps(driver.run, driver.take()).__await__()  # type: ignore[misc]
-            driver.note()
-            return item
+            item = yield from steps(driver.run, driver.take())  # type: ignore[misc]
+            if item is not END:
+                driver.runtime.items += 1
+                return item
         except StopAsyncIteration:
             pass
         except BaseException as error:

@@ -628,6 +628,39 @@ async def test_two_cannot_pull_at_once(in_asyncio: World) -> None:
     assert bulkhead.stats().in_flight == 0
 
 
+async def test_nor_where_the_first_item_is_waited_for(in_asyncio: World) -> None:
+    stream = retry().streaming().call(paced, 0.02)
+    first = asyncio.create_task(anext_of(stream))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="waited for"):
+        await anext(stream)
+    assert await first == 0.02
+
+
+def test_two_threads_cannot_pull_at_once(threads: World) -> None:
+    """Neither the first item nor a later one: the source is in one thread at a time."""
+    entered, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(2):
+            entered.release()
+            assert may_go_on.acquire(timeout=10)
+            yield number
+
+    stream = retry().streaming().call(items)
+    got: list[int] = []
+
+    def meddle() -> None:
+        assert entered.acquire(timeout=10)
+        with pytest.raises(RuntimeError, match="waited for"):
+            next(stream)
+        may_go_on.release()
+
+    for _ in range(2):
+        run_all([threading.Thread(target=lambda: got.append(next(stream)))], meddle)
+    assert got == [0, 1]
+
+
 # --- contention and memory -----------------------------------------------------------------------
 
 

@@ -125,6 +125,10 @@ def test_a_coroutine_function_may_bring_items() -> None:
     assert asyncio.run(consume()) == ["a", "b"]
 
 
+def test_items_end() -> None:
+    assert list(Retry().streaming().call(script(items("a", "b")))) == ["a", "b"]
+
+
 def test_items_do_not_repeat() -> None:
     with pytest.raises(ValueError, match="is no step of them"):
         items("a", ...)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import httpx
 import uvicorn
-from nopanic import timeout
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from benchmarks.functions import ATTEMPTS, SECONDS
-from benchmarks.libraries import nopanic, ours
+from benchmarks.libraries import ours
 from resilience import Timeout
 from resilience.integrations.asgi import DeadlineMiddleware
 from resilience.integrations.http import standard
@@ -41,6 +41,10 @@ def _decorator() -> Parts:
 
 
 def _nopanic() -> Parts:
+    from nopanic import timeout
+
+    from benchmarks.libraries import nopanic
+
     return httpx.AsyncClient(), nopanic.new_four(timeout(SECONDS))
 
 
@@ -77,8 +81,8 @@ def _opentelemetry() -> Parts:
 HANDLERS: dict[str, tuple[Callable[[], Parts], bool]] = {
     PLAIN: (_plain, False),
     "five policies as a decorator": (_decorator, False),
-    "the same, of nopanic": (_nopanic, False),
-    "httpx-retries": (_httpx_retries, False),
+    **({"the same, of nopanic": (_nopanic, False)} if find_spec("nopanic") else {}),
+    **({"httpx-retries": (_httpx_retries, False)} if find_spec("httpx_retries") else {}),
     "standard() as transport": (_transport, False),
     "and the deadline middleware": (_transport, True),
     "and Prometheus": (_prometheus, True),

@@ -131,12 +131,20 @@ class Alarm:
             if task is not None:
                 timer.fired = True
                 try:
-                    task.cancel()
+                    cancel(task)
                 except Exception as error:  # what it awaits refuses: that is no reason to spare the others
                     self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
         first = min([*self.pending], key=_deadline, default=None)
         if first is not None:
             self.set(first, now)
+
+
+def cancel(task: Any) -> None:
+    """Cancel a task of asyncio, beside a cancellation that has not reached it yet: that keeps its message.
+
+    By it, a cancel scope of anyio knows its own; without it, the scope lets the cancellation out.
+    """
+    task.cancel(task._cancel_message if getattr(task, "_must_cancel", False) else None)
 
 
 def _no_handle() -> None:

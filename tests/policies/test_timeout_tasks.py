@@ -49,6 +49,21 @@ async def test_a_caller_who_cancels_at_the_very_moment_of_the_timer_is_served(ta
         assert told == []
 
 
+async def test_a_cancel_scope_knows_its_own_cancellation_beside_that_of_the_timer(in_asyncio: World) -> None:
+    """Both come before the task runs again: there anyio goes by the message of the one that is raised."""
+    loop = asyncio.get_running_loop()
+
+    async def fn(ctx: Context) -> None:
+        loop.call_later(0.001, scope.cancel)
+        time.sleep(0.03)  # the loop sees neither of the two until both are due
+        while True:
+            await asyncio.sleep(0)
+
+    with anyio.CancelScope() as scope:
+        await Timeout(0.01).aexecute(fn)
+    assert scope.cancelled_caught
+
+
 async def test_a_function_that_swallows_its_cancellation_has_its_result_returned(tasks_world: World) -> None:
     """It came to an end after all, and that is what the caller gets."""
     told: list[object] = []

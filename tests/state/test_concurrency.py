@@ -6,7 +6,7 @@ from math import inf, isfinite
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from resilience import Sample, Seeking
@@ -140,6 +140,7 @@ def test_seeking_stays_where_the_limit_does_not_bind_or_nothing_is_known() -> No
     assert 18 < sought(lambda limit: 0.0) < 22
 
 
+@example(course=[(5e-324, True, False), (2.0, True, False)])
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.booleans(), st.booleans()), max_size=60))
 def test_a_limit_is_always_a_number(course: list[tuple[float, bool, bool]]) -> None:
     """At least 1 in Seeking, whatever the samples."""

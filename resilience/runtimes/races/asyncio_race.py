@@ -11,6 +11,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.clock import clock
+from resilience.runtimes.alarms import cancel
 from resilience.runtimes.base import Plan, Runtime
 from resilience.runtimes.races import Race
 
@@ -51,7 +52,7 @@ class AsyncioRace(Race):
 
     def _cut_off_first(self) -> None:
         self._has_cancelled = True
-        self._task.cancel()
+        cancel(self._task)
 
     @override
     def _start(self, number: int, ctx: Any) -> None:

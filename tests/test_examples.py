@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ class Run:
             assert any(re.search(pattern, line) for line in lines), f"{pattern!r} is not in order in\n{self.out}"
 
 
-def run(name: str, *arguments: str, **environment: str) -> Run:
+def run(name: str, *arguments: str, patience: float = 60, **environment: str) -> Run:
     terminal = {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}
     inherited = {key: value for key, value in os.environ.items() if key not in terminal}
     began = time.monotonic()
@@ -48,7 +49,7 @@ def run(name: str, *arguments: str, **environment: str) -> Run:
         env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=patience,
         check=False,
     )
     return Run(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
@@ -235,6 +236,18 @@ def test_a_short_example_shows_what_it_is_about(runs: dict[str, Future[Run]], na
 def test_every_example_is_run_and_says_what_to_look_at() -> None:
     """None is left out above, and each begins with a docstring that leads the reader."""
     files = sorted(EXAMPLES.glob("[!_]*.py"))
-    assert {it.stem for it in files} == {"quickstart", *SHORT}
+    assert {it.stem for it in files} == {"quickstart", "worker", *SHORT}
     for it in files:
         assert "Look at" in (ast.get_docstring(ast.parse(it.read_text(encoding="utf-8"))) or ""), it.name
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+@pytest.mark.parametrize("what", ["workers", "workers and the store"])
+def test_the_worker_loses_nothing_however_it_is_killed(what: str) -> None:
+    """At random points, ten times; `RESILIENCE_KILLS=500` does so more often. Nothing is lost or counts twice."""
+    kills = int(os.environ.get("RESILIENCE_KILLS", "10"))
+    store = ["--store"] if what != "workers" else []
+    it = run("worker.py", "--kills", str(kills), *store, patience=60 + kills)
+    assert (it.status, it.err) == (0, ""), it.out
+    it.shows(rf"{15 * kills} jobs sent, {15 * kills} in the ledger, 0 lost, 0 wrong", rf"{kills} of {kills} poisonous")
+    it.shows("graceful stop: yes", "nothing lost, nothing twice")

@@ -125,6 +125,11 @@ def asked_delay(carrier: object) -> float:
         return 0.0
 
 
+def is_repeatable(carrier: object) -> bool:
+    """Whether a call may be made again: unless what is called, or what it ended with, says `repeatable = False`."""
+    return read_attribute(carrier, "repeatable") is not False
+
+
 def read_attribute(carrier: object, attribute: str) -> Any:
     """Read an attribute that a foreign object may or may not have. A property that raises says nothing."""
     try:

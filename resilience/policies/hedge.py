@@ -14,10 +14,10 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.events.dispatch import optional_listener
 from resilience.info import Listener
-from resilience.matching import Matcher, On, OnResult, optional_predicate
+from resilience.matching import Matcher, On, OnResult, is_repeatable, optional_predicate
 from resilience.network_errors import transient
 from resilience.outcome import StoppedIteration, Success
-from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies, is_unrepeatable
+from resilience.policies.hedge_plan import HedgePlan, HedgeRules, Latencies
 from resilience.policy import Call, Policy
 from resilience.repeats import Budget, as_budget
 
@@ -174,7 +174,7 @@ class Hedge(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        delay = inf if is_unrepeatable(ctx) else self.delay()
+        delay = self.delay() if is_repeatable(ctx._function) else inf
         if delay == inf:
             return await self._alone(call, ctx)
         plan = HedgePlan(self._rules, ctx, delay, self._latencies)

@@ -12,11 +12,11 @@ from resilience.errors import DeadlineExceeded, Rejected
 from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.info import Listener
-from resilience.matching import Matcher, OnResult
+from resilience.matching import Matcher, OnResult, is_repeatable
 from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat
-from resilience.state import quantiles
+from resilience.state.quantiles import Histogram
 
 
 class HedgeRules(NamedTuple):
@@ -42,18 +42,18 @@ class Latencies:
     def reset(self) -> None:
         """Forget all, as in the child of a fork."""
         self._lock = threading.RLock()
-        self._quantile = quantiles.Quantile(*self._settings)
+        self._histogram = Histogram(*self._settings)
 
     def add(self, seconds: float, now: float) -> None:
         """Note a duration."""
         with self._lock:
-            self._quantile.add(seconds, now)
+            self._histogram.add(seconds, now)
 
     def value(self, warm_up: int, now: float) -> float:
         """Return the quantile, infinity where fewer than `warm_up` durations are known."""
         with self._lock:
-            self._quantile.forget(now)
-            return inf if self._quantile.count < warm_up else self._quantile.value()
+            self._histogram.forget(now)
+            return inf if self._histogram.count < warm_up else self._histogram.value()
 
 
 @final
@@ -89,7 +89,7 @@ class HedgePlan:
         ctx = self._ctx
         if number:
             now = clock.now()
-            if now >= ctx.deadline or is_unrepeatable(ctx) or not self._may_repeat():
+            if now >= ctx.deadline or not is_repeatable(ctx._function) or not self._may_repeat():
                 self.due = inf
                 return None
             self.due = now + self._delay if number < self._rules.hedges else inf
@@ -178,11 +178,6 @@ class HedgePlan:
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
             _annotate(self.answer.error, f"resilience: {times} beside it failed with {self._others}")
-
-
-def is_unrepeatable(ctx: Context) -> bool:
-    """Whether what is called says that it must not be called again, perhaps only since it was called."""
-    return getattr(ctx._function, "repeatable", None) is False
 
 
 def _says_nothing(error: Exception) -> bool:

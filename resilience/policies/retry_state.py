@@ -17,7 +17,7 @@ from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
-from resilience.matching import asked_delay, read_attribute
+from resilience.matching import asked_delay, is_repeatable, read_attribute
 from resilience.outcome import Failure, Outcome, Success
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
@@ -104,8 +104,7 @@ class RetryState:
         if self.attempt == limits.attempts:
             return "attempts"
         carrier = outcome.value if isinstance(outcome, Success) else outcome.error
-        is_repeatable = ctx.runtime.is_repeatable and read_attribute(ctx._function, "repeatable") is not False
-        if not is_repeatable or read_attribute(carrier, "repeatable") is False:
+        if not (ctx.runtime.is_repeatable and is_repeatable(ctx._function) and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
         if limits.retry_after and (asked := asked_delay(carrier)) > delay:

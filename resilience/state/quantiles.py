@@ -20,8 +20,8 @@ REFRESH: Final = 32
 
 
 @final
-class Quantile:
-    """The duration that a share of the latest calls did not exceed. What shares one holds a lock around it.
+class Histogram:
+    """The latest durations, and the one that a share of them did not exceed. What shares one holds a lock around it.
 
     :param share: more than 0, less than 1.
     :param window: for how many seconds a duration counts at the most; it counts for half of that at the least.

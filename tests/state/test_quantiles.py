@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.state.quantiles import REFRESH, Quantile
+from resilience.state.quantiles import REFRESH, Histogram
 
 DURATIONS = st.lists(st.floats(1e-6, 3600), min_size=1, max_size=200)
 
@@ -15,7 +15,7 @@ DURATIONS = st.lists(st.floats(1e-6, 3600), min_size=1, max_size=200)
 @given(DURATIONS, st.floats(0.01, 0.99))
 def test_it_is_at_most_two_per_cent_too_long(durations: list[float], share: float) -> None:
     """And never too short: so many did not exceed it."""
-    quantile = Quantile(share, 60.0)
+    quantile = Histogram(share, 60.0)
     for duration in durations:
         quantile.add(duration, 0.0)
     rank = max(1, math.ceil(share * len(durations) - 1e-9))
@@ -25,7 +25,7 @@ def test_it_is_at_most_two_per_cent_too_long(durations: list[float], share: floa
 
 def test_where_all_take_the_same_time_none_is_slow() -> None:
     """The upper end of a bucket, not its middle: that would hedge every call of such a service."""
-    quantile = Quantile(0.5, 60.0)
+    quantile = Histogram(0.5, 60.0)
     for _ in range(100):
         quantile.add(0.1, 0.0)
     assert quantile.value() >= 0.1
@@ -33,7 +33,7 @@ def test_where_all_take_the_same_time_none_is_slow() -> None:
 
 def test_no_time_at_all_is_a_microsecond() -> None:
     """A clock may not have moved, or may have been put back."""
-    quantile = Quantile(0.9, 60.0)
+    quantile = Histogram(0.9, 60.0)
     for seconds in (0.0, -1.0):
         quantile.add(seconds, 0.0)
     assert 0 < quantile.value() < 2e-6
@@ -41,7 +41,7 @@ def test_no_time_at_all_is_a_microsecond() -> None:
 
 def test_it_forgets_by_halves() -> None:
     """What is older than the window counts no more; what is younger than half of it does."""
-    quantile = Quantile(0.5, 60.0)
+    quantile = Histogram(0.5, 60.0)
     quantile.add(5.0, 100.0)
     quantile.add(5.0, 110.0)
     assert quantile.count == 2
@@ -58,7 +58,7 @@ def test_it_forgets_by_halves() -> None:
 
 def test_a_long_silence_forgets_all() -> None:
     """Nothing of before is left after the window, whatever half it was in."""
-    quantile = Quantile(0.5, 60.0)
+    quantile = Histogram(0.5, 60.0)
     quantile.add(5.0, 100.0)
     quantile.add(5.0, 131.0)
     quantile.forget(131.0 + 60.0)
@@ -67,7 +67,7 @@ def test_a_long_silence_forgets_all() -> None:
 
 def test_an_answer_is_kept_for_so_many_durations() -> None:
     """To look it up sorts all buckets."""
-    quantile = Quantile(0.5, 60.0)
+    quantile = Histogram(0.5, 60.0)
     quantile.add(1.0, 0.0)
     before = quantile.value()
     for _ in range(REFRESH - 1):

@@ -112,7 +112,7 @@ _HOMES = {
 _MODULES = ("backoff", "errors", "events")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names} | {name: name for name in _MODULES}
 
-if not TYPE_CHECKING:
+if not TYPE_CHECKING:  # pragma: no branch (only type checkers pass it over)
     __all__ = sorted(_HOME_OF)
 
 

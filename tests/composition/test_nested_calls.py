@@ -376,6 +376,20 @@ async def test_a_failure_in_the_handler_of_an_earlier_one_counts(world: World, r
     assert breaker.state is OPEN
 
 
+@both_ways
+async def test_a_failure_after_an_inner_one_that_was_answered_counts(world: World, run: Any) -> None:
+    """It was not made of that one."""
+    breaker = CircuitBreaker(2)
+
+    async def goes_on(ctx: Any = None) -> Any:
+        assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
+        raise Boom("later")
+
+    for state in (CLOSED, OPEN) if run is executed else (OPEN,):
+        assert isinstance(await failure_of(run(world, breaker, goes_on)), Boom)
+        assert breaker.state is state
+
+
 async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
     """One logical call that has answered is a success: that is what is counted."""
     breaker = CircuitBreaker(2)

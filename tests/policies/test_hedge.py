@@ -19,6 +19,7 @@ from resilience import (
     RepeatCap,
     Retry,
     RetryBudget,
+    Success,
     Timeout,
     TimeoutExceeded,
     events,
@@ -35,6 +36,15 @@ async def test_a_call_that_is_quick_is_made_once(anywhere: Virtual) -> None:
     service = Service(anywhere, (0.09, "quick"))
     assert await service.under(Hedge(0.1)) == ("quick", 0.09)
     assert service.begun == [(0, 0.0)]
+
+
+async def test_every_call_of_the_function_is_reported(anywhere: Virtual) -> None:
+    """To listeners that ask for it: also the one that is cut off."""
+    service, ended = Service(anywhere, (5, "first"), (0.01, "second")), list[Any]()
+    end = events.subscribe(lambda event: ended.append(event.outcome), events.CallFinished)
+    await service.under(Hedge(0.1))
+    end()
+    assert ended == [Success("second"), None]
 
 
 async def test_the_first_answer_wins(anywhere: Virtual) -> None:

@@ -26,8 +26,9 @@ from resilience import (
 )
 from resilience.outcome import Failure, Success
 from resilience.testing import virtual_time
-from tests.callers import Slow, ask_from_everywhere, outcome_of, run_all, wait_until
+from tests.callers import Slow, aoutcome_of, ask_from_everywhere, outcome_of, run_all, wait_until
 from tests.conftest import Boom, Watched, World, no_collector
+from tests.contention.beside import until
 
 
 class KeywordsOnly(Exception):
@@ -89,12 +90,31 @@ def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
 
 
 @pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2)], ids=["not at all", "not as it is"])
-def test_an_error_that_cannot_be_copied_is_shared_and_does_not_grow(error: Exception) -> None:
+def test_an_error_that_cannot_be_copied_is_shared(error: Exception) -> None:
     flight = SingleFlight(key=same)
     slow = Slow(raising(error))
     got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
     assert [it.error is error for it in got] == [True] * 9
-    assert len(traceback.extract_tb(error.__traceback__)) < 40  # others raise it at the same time
+
+
+async def test_an_error_that_is_shared_does_not_grow(tasks_world: World) -> None:
+    """Each caller raises it from the call, not from where the one before has caught it."""
+    flight, error, depths = SingleFlight(key=same), Swapped(1, 2), list[int]()
+
+    async def fetch() -> None:
+        await until(tasks_world, lambda: followers(flight) == 8)
+        raise error
+
+    async def ask() -> None:
+        outcome = await aoutcome_of(lambda: flight.acall(fetch))
+        assert outcome.error is error
+        depths.append(len(traceback.extract_tb(error.__traceback__)))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(9):
+            group.start_soon(ask)
+    assert len(depths) == 9
+    assert len(set(depths[1:])) == 1, "the followers, behind the leader"
 
 
 async def test_calls_with_other_arguments_are_apart(tasks_world: World) -> None:

@@ -184,24 +184,32 @@ def test_what_an_abandoned_function_does_later_moves_nothing(gate: threading.Eve
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals are sent to a thread on POSIX only")
-def test_ctrl_c_while_waiting_is_felt_at_once(gate: threading.Event) -> None:
+def test_ctrl_c_while_waiting_is_felt_at_once(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller leaves, the call is counted as abandoned, what was held comes back."""
     main = threading.main_thread().ident
     assert main == threading.get_ident()
     bulkhead = Bulkhead(1)
     felt: list[int] = []
+    waits = threading.Event()
+    wait_for = process_clock.wait
 
     def interrupt(number: int, frame: object) -> None:
         if not felt:
             felt.append(number)
             raise KeyboardInterrupt
 
+    def wait(waitable: Any, seconds: float | None) -> bool:
+        waits.set()
+        return wait_for(waitable, seconds)
+
     def fn() -> None:
+        waits.wait(10)  # until then the caller still starts this thread
         while not felt:  # one that comes just before the lock begins to wait is noticed after it, by any Python
             signal.pthread_kill(main, signal.SIGINT)
             gate.wait(0.02)
         gate.wait(10)
 
+    monkeypatch.setattr(process_clock, "wait", wait)
     before = signal.signal(signal.SIGINT, interrupt)
     began = time.monotonic()
     try:

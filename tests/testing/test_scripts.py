@@ -113,6 +113,7 @@ def test_a_step_may_bring_items() -> None:
             assert [call.attempt for call in read.calls] == [1, 2]
     assert got == [("a", 2.0), ("b", 5.0), ("a", 7.0), ("b", 10.0)]
     assert failed == ["late", "late"]
+    assert list(script(items("a", "b"))()) == ["a", "b"]
 
 
 def test_a_coroutine_function_may_bring_items() -> None:

@@ -349,7 +349,7 @@ def test_one_look_at_a_time() -> None:
     assert len(algorithm.asked) == 1
 
 
-def test_a_call_that_is_refused_while_the_algorithm_is_asked_counts_for_the_next_limit() -> None:
+def test_a_call_that_is_refused_while_the_algorithm_is_asked_counts_for_the_next_limit(clock: FakeClock) -> None:
     def fails() -> None:
         raise Boom
 
@@ -362,8 +362,10 @@ def test_a_call_that_is_refused_while_the_algorithm_is_asked_counts_for_the_next
 
     algorithm = Nesting(4)
     it = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9, on=Boom, headroom=100)
+    clock.advance(1)
     it.call(int)
     assert it.stats().limit == 4
+    clock.advance(1)
     it.call(int)
     assert [sample.dropped for _, sample in algorithm.asked] == [False, True]
 

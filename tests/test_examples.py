@@ -219,8 +219,25 @@ def stream(it: Run) -> None:
     assert it.out.count("attempt 2 failed") == 1
 
 
+def saga(it: Run) -> None:
+    it.shows("fine .*: booked$", "broke .*: Declined$", "slow .*: TimeoutExceeded$", "gone was told: nothing")
+    it.shows(*(f"{name} +has booked 10 orders, 0 of them wrongly" for name in ("flight", "hotel", "payment")))
+    it.shows("every order is booked everywhere or nowhere")
+
+
+def crawl(it: Run) -> None:
+    it.shows("good: 40 pages", "slow: 40 pages", "down: .* refused by the breaker; [5-8] requests")
+    assert (it.out.count("kept: "), it.out.count("BROKEN")) == (5, 0)
+
+
+def llm(it: Run) -> None:
+    it.shows("first: 20 answers, 590 tokens, 0 requests over", "second: .* 0 requests over its limit")
+    assert (it.out.count("kept: "), it.out.count("BROKEN")) == (5, 0)
+
+
 SHORT: dict[str, Callable[[Run], None]] = {
-    check.__name__: check for check in (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen, stream)
+    check.__name__: check
+    for check in (wrap_a_client, custom_policy, nested_deadlines, block_forms, listen, stream, saga, crawl, llm)
 }
 
 

@@ -49,7 +49,6 @@ CELLS = [
     ),
     *(
         Cell(f"{world}, a stream of {ITEMS} items", entry, world, entry=entry, setting=streamed)
-        for world in (SYNC, ASYNCIO)
-        for entry in ("stream", "stream, idle")
+        for world, entry in ((SYNC, "stream"), (ASYNCIO, "stream"), (ASYNCIO, "stream, idle"))
     ),
 ]

@@ -97,6 +97,8 @@ class Flight:
 
     _is_over = False  # a follower that comes now comes too late
     _has_landed = False
+    _has_result = False
+    _result: Any = None
     _outcome: Outcome[Any] | None = None
     _token: Token[tuple[Flight, ...]] | None = None
     _traceback: TracebackType | None = None
@@ -118,7 +120,7 @@ class Flight:
     def _join(self) -> Flight:
         """Lead, if no other caller does. Return who leads."""
         leader = self._flights.leaders.setdefault(self._key, self)
-        self.leads = leader in _around.get()  # itself, or a call that this one is made inside of
+        self.leads = leader is self or leader in _around.get()  # a call that this one is made inside of
         return leader
 
     # --- as a follower ---
@@ -165,7 +167,8 @@ class Flight:
 
     def bring(self, result: T) -> T:
         """Return the result of the call, and hand it on at the end of the block."""
-        self._outcome = Success(result)
+        self._result = result  # an outcome is made of it where there is another caller to hand it to: 0.2 us
+        self._has_result = True
         return result
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -176,15 +179,16 @@ class Flight:
             _around.reset(self._token)
         except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
             pass
-        brought = self._outcome
-        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # which is for its own caller alone
-            is_out_of_time = ends_with_the_deadline(error) and is_over(self._ctx)
-            brought = None if is_out_of_time else Failure(error)
         self._is_over = True
         if self._followers:
-            self._hand_on(brought)
+            self._hand_on(self._brought(error))
         self._flights.remove(self, self._key)
         self._has_landed = True
+
+    def _brought(self, error: BaseException | None) -> Outcome[Any] | None:
+        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # which is for its own caller alone
+            return None if ends_with_the_deadline(error) and is_over(self._ctx) else Failure(error)
+        return Success(self._result) if self._has_result else None
 
     def _hand_on(self, brought: Outcome[Any] | None) -> None:
         while self._followers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -245,14 +244,14 @@ async def test_a_fallback_inside_never_answers_a_cut_off(world: World) -> None:
     inner: Any = Pipeline(Retry(2, on=Boom), Timeout(LONG))
     pipeline: Any = Pipeline(Timeout(SHORT), Fallback("instead"))
 
-    async def hangs(ctx: Any = None) -> Any:
-        return await world.execute(inner, sleeps)
+    async def calls(ctx: Any = None) -> Any:
+        return await world.execute(inner, hangs)
 
-    async def sleeps(ctx: Any = None) -> None:
-        await world.sleep(SHORT * 3)
+    async def hangs(ctx: Any = None) -> None:
+        await world.hang()
 
     for _ in range(20):
-        error = await world.attempt(pipeline, hangs)
+        error = await world.attempt(pipeline, calls)
         assert type(error) is TimeoutExceeded
 
 
@@ -261,9 +260,10 @@ def test_a_fallback_inside_never_answers_in_many_threads() -> None:
     """Where threads compete, the inner timer is seen first about as often as the outer one."""
     inner, pipeline = Timeout(LONG), Pipeline(Timeout(SHORT), Fallback("instead"))
     results: list[Any] = []
+    released = threading.Event()
 
     def fn() -> Any:
-        return inner.call(time.sleep, SHORT * 2)
+        return inner.call(released.wait, 10)
 
     def client() -> None:
         for _ in range(3):
@@ -277,6 +277,7 @@ def test_a_fallback_inside_never_answers_in_many_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    released.set()
     assert set(results) == {TimeoutExceeded}
 
 

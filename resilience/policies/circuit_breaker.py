@@ -143,9 +143,10 @@ class CircuitBreaker(Policy[Never]):
                     if circuit.probe is None:
                         admission = circuit.admit(ctx)
                     else:
-                        admission = await circuit.admit_checked(ctx, noted, ctx.runtime)
+                        await circuit.admit_checked(ctx, noted, ctx.runtime)
+                        admission = noted.admission
                 except BaseException:
-                    noted.leave()
+                    circuit.give_up(noted)
                     raise
         try:
             try:

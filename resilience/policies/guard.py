@@ -27,7 +27,11 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._begin():
-            drive(self._check(BLOCKING))
+            try:
+                drive(self._check(BLOCKING))
+            except BaseException:
+                self._give_up()
+                raise
 
     def _begin(self) -> bool:
         """Begin the block; true where a function of the user's may have to probe first."""
@@ -50,8 +54,12 @@ class Guard:
 
     async def _check(self, runtime: Runtime) -> None:
         assert self._noted is not None
-        noted = self._noted
-        noted.admission = await self._circuit.admit_checked(block_context(), noted, runtime)
+        await self._circuit.admit_checked(block_context(), self._noted, runtime)
+
+    def _give_up(self) -> None:
+        noted, self._noted = self._noted, None
+        assert noted is not None
+        self._circuit.give_up(noted)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -71,7 +79,11 @@ class Guard:
 
     async def __aenter__(self) -> None:
         if self._begin():
-            await self._check(TASKS)
+            try:
+                await self._check(TASKS)
+            except BaseException:
+                self._give_up()
+                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -212,23 +212,37 @@ class LiveCircuit:
 
     def admit(self, ctx: Context) -> Admission:
         """Admit a call, or raise. A circuit that only observes announces the refusal, and lets the call pass."""
-        return self._admitted(*self._ask(ctx), ctx)
+        admission, period, now = self._ask(ctx)
+        # No call for one that is admitted: an interrupt in it would lose the slot of a probe.
+        return admission if admission is not None else self._refuse(period, now, ctx)
 
-    async def admit_checked(self, ctx: Context, noted: Admitted, runtime: Runtime) -> Admission:
-        """Do so; where no probe has succeeded in this period, run the function that is the first one before."""
-        answer = self._ask(ctx)
-        while (probe := first_probe(answer[0])) is not None:
-            answer = await self._check(probe, ctx, noted, runtime)
-        return self._admitted(*answer, ctx)
+    async def admit_checked(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
+        """Do so, into `noted`; where no probe has succeeded in this period, run the function that is the first one."""
+        admission: Admission | None = None
+        try:
+            admission, period, now = self._ask(ctx)
+            while isinstance(admission, Probe) and not admission.period.successes:
+                admission, period, now = await self._check(admission, ctx, noted, runtime)
+        except BaseException:
+            if admission is not None:
+                self.release(admission)
+            raise
+        noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
 
     async def check(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
         """Run that function if a probe may be made now. No call follows."""
-        if self.probe is not None and not isinstance(self.machine.period, Closed):
-            admission, *_ = self._ask(ctx)
-            if isinstance(admission, Probe):
-                admission, *_ = await self._check(admission, ctx, noted, runtime)
-            if admission is not None:
+        admission: Admission | None = None
+        try:
+            if self.probe is not None and not isinstance(self.machine.period, Closed):
+                admission, *_ = self._ask(ctx)
+                if isinstance(admission, Probe):
+                    admission, *_ = await self._check(admission, ctx, noted, runtime)
+                if admission is not None:
+                    self.release(admission)
+        except BaseException:
+            if admission is not None:  # perhaps once more: it may be that which was interrupted
                 self.release(admission)
+            raise
 
     async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
         """Run the user's function in the slot of a probe, record what came of it, and admit a call or not."""
@@ -272,13 +286,12 @@ class LiveCircuit:
             raise
         return admission, period, now
 
-    def _admitted(self, admission: Admission | None, period: Period, now: float, ctx: Context) -> Admission:
-        if admission is None:
-            error = self.refusal(period, now, ctx)
-            if not self.observe_only:
-                raise error
-            return PASSED
-        return admission
+    def _refuse(self, period: Period, now: float, ctx: Context) -> Admission:
+        """Refuse a call; a circuit that only observes lets it pass."""
+        error = self.refusal(period, now, ctx)
+        if not self.observe_only:
+            raise error
+        return PASSED
 
     def settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
         """Record what an admitted call ended with, if it says anything about the dependency.
@@ -304,6 +317,12 @@ class LiveCircuit:
         if type(admission) is not Closed:
             with self._lock:
                 self.machine.release(admission)
+
+    def give_up(self, noted: Admitted) -> None:
+        """End a call that was admitted, and will not be made."""
+        if noted.admission is not None:
+            self.release(noted.admission)
+        noted.leave()
 
     # --- inside ---
 
@@ -366,11 +385,6 @@ class LiveCircuit:
         self._reporting = False
         if isinstance(self.machine.period, HalfOpen):
             self.machine.period.probes.clear()
-
-
-def first_probe(admission: Admission | None) -> Probe | None:
-    """Return the admission where it is that of a probe in a period in which none has succeeded."""
-    return admission if isinstance(admission, Probe) and not admission.period.successes else None
 
 
 def _mark(error: Exception, circuit: LiveCircuit) -> None:

@@ -90,6 +90,9 @@ def fail_in(block: Any) -> None:
 SCENES: dict[str, Callable[[CircuitBreaker, Bulkhead], Any]] = {
     "a probe that succeeds": lambda breaker, bulkhead: breaker.call(int),
     "a probe that fails": lambda breaker, bulkhead: breaker.call(failing),
+    "a call after a check": lambda breaker, bulkhead: breaker.call(int),
+    "a guarded block after a check": lambda breaker, bulkhead: enter(breaker.guard()),
+    "a check": lambda breaker, bulkhead: breaker.check(),
     "a guarded block": lambda breaker, bulkhead: enter(breaker.guard()),
     "a guarded block that fails": lambda breaker, bulkhead: fail_in(breaker.guard()),
     "a call in a bulkhead": lambda breaker, bulkhead: bulkhead.call(int),
@@ -116,7 +119,8 @@ def test_an_interrupt_anywhere_leaves_nothing_held(scene: str) -> None:
 
 def interrupted(scene: str, at: int) -> int:
     """Play the scene, interrupted at that place; return which, or how many there are."""
-    breaker, bulkhead = CircuitBreaker(1, open_for=[0.0]), Bulkhead(1)
+    probe = int if "check" in scene else None
+    breaker, bulkhead = CircuitBreaker(1, open_for=[0.0], probe_successes=2, probe=probe), Bulkhead(1)
     breaker.capture(lambda ctx: 1 / 0)
     play = SCENES[scene]
     came_out: list[BaseException] = []

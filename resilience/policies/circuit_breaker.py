@@ -146,7 +146,7 @@ class CircuitBreaker(Policy[Never]):
                         await circuit.admit_checked(ctx, noted, ctx.runtime)
                         admission = noted.admission
                 except BaseException:
-                    circuit.give_up(noted)
+                    noted.leave()
                     raise
         try:
             try:

@@ -27,11 +27,7 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._begin():
-            try:
-                drive(self._check(BLOCKING))
-            except BaseException:
-                self._give_up()
-                raise
+            drive(self._check(BLOCKING))
 
     def _begin(self) -> bool:
         """Begin the block; true where a function of the user's may have to probe first."""
@@ -56,11 +52,6 @@ class Guard:
         assert self._noted is not None
         await self._circuit.admit_checked(block_context(), self._noted, runtime)
 
-    def _give_up(self) -> None:
-        noted, self._noted = self._noted, None
-        assert noted is not None
-        self._circuit.give_up(noted)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -79,11 +70,7 @@ class Guard:
 
     async def __aenter__(self) -> None:
         if self._begin():
-            try:
-                await self._check(TASKS)
-            except BaseException:
-                self._give_up()
-                raise
+            await self._check(TASKS)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

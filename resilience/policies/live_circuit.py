@@ -318,12 +318,6 @@ class LiveCircuit:
             with self._lock:
                 self.machine.release(admission)
 
-    def give_up(self, noted: Admitted) -> None:
-        """End a call that was admitted, and will not be made."""
-        if noted.admission is not None:
-            self.release(noted.admission)
-        noted.leave()
-
     # --- inside ---
 
     def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:

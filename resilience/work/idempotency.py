@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.context import Context
+from resilience.errors import KeyMisuse
 from resilience.policy import Call, Policy
 from resilience.record import Record
 
@@ -48,6 +49,9 @@ class IdempotencyKey(Policy[Never]):
     `Context(properties={"idempotency_key": ...})`, is kept: one that you have stored outlives the process.
     A nested execution gets a key of its own.
 
+    It stands in the pipeline that is executed, or, where another policy hands its call on to it (a `Keyed`), around
+    what repeats the call. Elsewhere a second attempt is refused with a `TypeError`, as it would send another key.
+
     :param make: makes a key, of any text; a random UUID by default.
     :param name: what errors call this policy; "IdempotencyKey" by default.
 
@@ -74,6 +78,11 @@ class IdempotencyKey(Policy[Never]):
         record = ctx._info.record
         text = None if record is None else record.idempotency_key
         if text is None:
+            if record is None and (ctx.attempt > 1 or ctx.hedge):  # another key would have the work done twice
+                raise KeyMisuse(
+                    f"{self.name} does not know the key of the attempt before, as another policy hands its call on to "
+                    f"it: put {self.name} around the policies that repeat the call"
+                )
             text = self._make()
             if not isinstance(text, str) or not text:
                 raise TypeError(f"make must return a text that is not empty, not {text!r}")

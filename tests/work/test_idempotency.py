@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, Hedge, Keyed, Pipeline, Retry, current_context
+from resilience import Context, Hedge, Keyed, Pipeline, Policy, Retry, current_context
 from resilience.work import IdempotencyKey
 from resilience.work.idempotency import key_for
 from tests.conftest import Boom, Virtual, World
@@ -86,8 +86,33 @@ def test_a_random_uuid_by_default() -> None:
 
 
 def test_a_policy_that_hands_its_call_on_may_hand_it_to_one() -> None:
-    keyed = Keyed(lambda _: numbered(), key=lambda: "all")
-    assert keyed.call(lambda: current_context().properties["idempotency_key"]) == "key-1"
+    seen: list[Any] = []
+
+    def fn() -> None:
+        seen.append(current_context().properties["idempotency_key"])
+        raise Boom
+
+    policy = numbered().wrap(twice())
+    keyed = Keyed(lambda _: policy, key=lambda: "all")
+    for _ in range(2):
+        with pytest.raises(Boom):
+            keyed.call(fn)
+    assert seen == ["key-1", "key-1", "key-2", "key-2"]
+
+
+@pytest.mark.parametrize("repeats", [twice(), Hedge(5, on=Boom, eager=True)], ids=["retry", "hedge"])
+def test_where_it_cannot_know_the_key_of_the_attempt_before_it_gives_no_other(repeats: Policy[Any]) -> None:
+    """Two keys would have the work done twice."""
+    seen: list[Any] = []
+
+    def fn() -> None:
+        seen.append(current_context().properties["idempotency_key"])
+        raise Boom
+
+    pipeline = repeats.wrap(Keyed(lambda _: numbered(), key=lambda: "all"))
+    with pytest.raises(TypeError, match="put IdempotencyKey around the policies that repeat"):
+        pipeline.call(fn)
+    assert seen == ["key-1"]
 
 
 @pytest.mark.parametrize("make", [lambda: "", lambda: 5])

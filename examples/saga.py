@@ -18,7 +18,7 @@ from resilience import Context, Retry, Timeout, TimeoutExceeded, deadline, detac
 from resilience.work import IdempotencyKey
 
 rng = random.Random(7)
-step = IdempotencyKey().wrap(Retry(6, backoff=[0.002]), Timeout(0.1))
+step = IdempotencyKey().wrap(Retry(6, backoff=[0.002]), Timeout(0.4))
 undo = Retry(20, on=Exception, backoff=[0.002]).wrap(Timeout(0.2))
 
 
@@ -72,7 +72,7 @@ async def main() -> bool:
     async def customer(order: str) -> None:
         try:
             with anyio.move_on_after(0.05 if order.startswith("gone") else 60):
-                async with deadline(2):
+                async with deadline(20):
                     await book(order, services)
                 told[order] = "booked"
         except (Declined, ConnectionError, TimeoutExceeded) as error:

@@ -1,0 +1,78 @@
+"""Work around a call. Read by test_types.py; not run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import assert_type
+
+from resilience import Failure, Retry, Success, events
+from resilience.shared import MemoryStore
+from resilience.work import Gate, GateStats, IdempotencyKey, KeyInUse, Once, Supervisor, each
+from tests.typing.execute import fetch
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+async def alength(text: str) -> int:
+    return len(text)
+
+
+async def texts() -> AsyncIterator[str]:
+    yield "text"
+
+
+def gate() -> None:
+    it = Gate(name="work")
+    assert_type(it.wrap(Retry()).execute(fetch), str)
+    assert_type(it.drain(timedelta(seconds=5)), bool)
+    assert_type(it.stats(), GateStats)
+    it.drain("5")  # type: ignore[arg-type]
+
+
+async def drained() -> bool:
+    return await Gate().adrain(5)
+
+
+def keys() -> None:
+    assert_type(IdempotencyKey(lambda: "key").wrap(Retry()).execute(fetch), str)
+    assert_type(Once(MemoryStore(), key=length).call(length, "text"), int)
+    Once({}, key=length, payload=length, lease=timedelta(minutes=1), keep=5)
+    Once({})  # type: ignore[call-arg]
+    IdempotencyKey(length)  # type: ignore[arg-type]
+    try:
+        pass
+    except KeyInUse as error:
+        assert_type(error.retry_after, float | None)
+
+
+def many() -> None:
+    with each(Retry(), length, ["a"], limit=2, progress=print) as pairs:
+        for text, outcome in pairs:
+            assert_type(text, str)
+            assert_type(outcome, Success[int] | Failure)
+    each(Retry(), length, ["a"])  # type: ignore[call-overload]
+    each(Retry(), length, texts(), limit=2)  # type: ignore[arg-type]
+
+
+async def amany() -> None:
+    async with each(Retry(), alength, texts(), limit=2, ordered=True) as pairs:
+        async for text, outcome in pairs:
+            assert_type(text, str)
+            assert_type(outcome, Success[int] | Failure)
+
+
+def parked(event: events.Parked) -> None:
+    assert_type(event.name, str)
+    assert_type(event.restarts, int)
+    assert_type(event.last, Failure)
+
+
+async def supervised() -> None:
+    async with Supervisor(restart=[1, 2], within=timedelta(minutes=5), on_parked=parked) as supervisor:
+        supervisor.start_soon(alength, "text", name="length")
+        supervisor.start_soon(length, "text")  # type: ignore[arg-type]
+        assert_type(supervisor.parked, tuple[str, ...])
+        assert_type(await supervisor.adrain(5), bool)

@@ -10,8 +10,19 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Hedge, SlowRatio, Timeout, TimeoutExceeded, events
+from resilience import (
+    CircuitBreaker,
+    CircuitOpen,
+    ConsecutiveFailures,
+    Context,
+    Hedge,
+    SlowRatio,
+    Timeout,
+    TimeoutExceeded,
+    events,
+)
 from resilience.runtimes.lowering import lower
+from resilience.state.circuit import Circuit, Closed, Probe
 from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Script, Virtual, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
@@ -403,3 +414,29 @@ def test_how_it_is_shown() -> None:
     breaker = CircuitBreaker(probe=ping)
     assert breaker.describe().endswith("ping probes first")
     assert "probe=<function" in repr(breaker)
+
+
+# --- what it stands on -------------------------------------------------------------------------------
+
+
+async def test_a_function_is_cut_off_by_the_runtime_of_whatever_code_asks(world: World) -> None:
+    async def hang() -> None:
+        await world.hang()
+
+    runtime = Context().runtime
+    with pytest.raises(TimeoutExceeded, match=r"no result within 0\.01 s") as error:
+        await runtime.run_within(0.01, world.native(hang), "ping")
+    assert (error.value.policy, error.value.timeout) == ("ping", 0.01)
+    assert await runtime.run_within(5, world.native(Script("fine").function()), "ping") == "fine"
+
+
+def test_a_probe_that_has_lost_its_slot_does_not_get_it_back() -> None:
+    circuit = Circuit(ConsecutiveFailures(1), 10.0, 1, 1, 5.0, checks_first=True)
+    closed = circuit.period
+    assert isinstance(closed, Closed)
+    circuit.record(closed, "Boom: no", 0.0, 0.0)
+    probe, _ = circuit.admit(10.0)
+    assert isinstance(probe, Probe)
+    circuit.release(probe)
+    circuit.keep_slot(probe, 100.0)
+    assert not probe.period.probes

@@ -47,6 +47,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
+from resilience.work import Gate, IdempotencyKey, Once, Supervisor, each
 from tests.conftest import Boom
 
 NAN, INF = math.nan, math.inf
@@ -228,6 +229,36 @@ CASES: list[Case] = [
     *table("CircuitBreaker", lambda it: CircuitBreaker(probe=it), "probe", type_errors=[5, "ping"], value_errors=[]),
     *table("CircuitBreaker", lambda it: CircuitBreaker(observe_only=it), "observe_only", **NO_FLAG),
     *table("CircuitBreaker", lambda it: CircuitBreaker(name=it), "name", **NO_NAME),
+    # --- work around a call
+    *table("Once", lambda it: Once({}, key=it), "key", type_errors=[5, "key", None, later], value_errors=[]),
+    *table("Once", lambda it: Once({}, key=plain, payload=it), "payload", type_errors=[5, later], value_errors=[]),
+    *table("Once", lambda it: Once(it, key=plain), "store", type_errors=[5, "store", None], value_errors=[]),
+    *table("Once", lambda it: Once({}, key=plain, lease=it), "lease", **required(NO_DURATION)),
+    *table("Once", lambda it: Once({}, key=plain, keep=it), "keep", **required(NO_DURATION)),
+    *table("Once", lambda it: Once({}, key=plain, serializer=it), "serializer", type_errors=[5], value_errors=[]),
+    *table("Once", lambda it: Once({}, key=plain, name=it), "name", **NO_NAME),
+    *table("IdempotencyKey", lambda it: IdempotencyKey(it), "make", type_errors=[5, "k", later], value_errors=[]),
+    *table("IdempotencyKey", lambda it: IdempotencyKey(name=it), "name", **NO_NAME),
+    *table("Gate", lambda it: Gate(name=it), "name", **NO_NAME),
+    *table(
+        "Supervisor",
+        lambda it: Supervisor(max_restarts=it),
+        "max_restarts",
+        type_errors=["3", 3.0, True],
+        value_errors=[-1],
+    ),
+    *table(
+        "Supervisor",
+        lambda it: Supervisor(max_restarts=it),
+        "max_restarts",
+        type_errors=["3", 3.0, True],
+        value_errors=[-1],
+    ),
+    *table("Supervisor", lambda it: Supervisor(within=it), "within", **required(NO_DURATION)),
+    *table("Supervisor", lambda it: Supervisor(on_parked=it), "on_parked", **NO_LISTENER),
+    *table("Supervisor", lambda it: Supervisor(name=it), "name", **NO_NAME),
+    *table("each", lambda it: each(Retry(), plain, [], limit=it), "limit", **required(NO_COUNT)),
+    *table("each", lambda it: each(Retry(), plain, [], limit=1, ordered=it), "ordered", **NO_FLAG),
     # --- trip conditions
     *table("ConsecutiveFailures", lambda it: ConsecutiveFailures(it), "n", **required(NO_COUNT)),
     *table("FailureRatio", lambda it: FailureRatio(it), "ratio", **NO_RATIO),

@@ -405,10 +405,16 @@ async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
 
 
 def test_a_failure_whose_causes_go_round_in_a_circle_counts() -> None:
-    breaker = CircuitBreaker(1, on=Boom)
+    """Also where another one was counted meanwhile, and is looked for among them."""
+    breaker = CircuitBreaker(2, on=Boom)
     failed, cause = Boom("no"), Boom("why")
     failed.__cause__, cause.__cause__ = cause, failed
+
+    def raising(ctx: Context) -> None:
+        raise Boom("of another caller")
+
     with pytest.raises(Boom), breaker.guard():
+        contextvars.Context().run(breaker.capture, raising)
         raise failed
     assert breaker.state is OPEN
 

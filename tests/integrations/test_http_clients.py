@@ -32,6 +32,7 @@ from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from resilience.runtimes.blocking import drive
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
+from tests.contention.beside import until
 from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 
@@ -465,7 +466,7 @@ async def test_a_response_that_comes_when_the_exchange_is_over_is_closed(
         (outcome,) = leaving.outcomes
         assert isinstance(outcome, DeadlineExceeded)
         assert "the response came after its time" in str(outcome)
-        server.wait_until(lambda: server.open_connections == 0)
+        await until(client.world, lambda: server.open_connections == 0)
     assert len(server.requests) == 1
 
 

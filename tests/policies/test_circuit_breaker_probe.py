@@ -403,6 +403,15 @@ async def test_in_an_attempt_of_a_race(world: World, clock: FakeClock) -> None:
 # --- what it costs, and how it is shown ------------------------------------------------------------
 
 
+async def test_in_a_call_that_is_no_execution(world: World, clock: FakeClock) -> None:
+    """As a test of one policy makes it: the runtime is that of the code that asks."""
+    breaker, probe = probing(world, None)
+    await fails(world, breaker)
+    clock.advance(10)
+    assert await breaker.around(Script("fine").function(), Context()) == "fine"
+    assert (probe.calls, breaker.state) == (1, CLOSED)
+
+
 def test_a_breaker_is_still_lowered() -> None:
     assert lower(CircuitBreaker()) is not None
     assert lower(CircuitBreaker(probe=int)) is not None

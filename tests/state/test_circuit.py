@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resilience import CircuitState, ConsecutiveFailures, FailureRatio, SlowRatio, Trip
-from resilience.state.circuit import Admission, Circuit, HalfOpen, Open
+from resilience.state.circuit import Admission, Circuit, HalfOpen, Open, Probe
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
@@ -356,6 +356,20 @@ def test_a_probe_comes_back_once() -> None:
     assert it.admit(31.0)[0] is None  # the other one is still out
     it.record(other, None, 0.0, 31.0)
     assert it.period.state is HALF_OPEN  # two successes, not three
+
+
+def test_a_probe_that_is_gone_keeps_no_slot() -> None:
+    """It has lost it to another one meanwhile."""
+    it = circuit(probes=1, successes=3)
+    half_open(it)
+    probe = admitted(it, 31.0)
+    assert isinstance(probe, Probe)
+    it.keep_slot(probe, 50.0)
+    assert it.admit(49.0)[0] is None
+    other = admitted(it, 50.0)
+    it.keep_slot(probe, 1000.0)
+    it.release(other)
+    assert it.admit(50.0)[0] is not None
 
 
 @pytest.mark.parametrize("asked", [False, True])

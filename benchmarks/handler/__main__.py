@@ -8,6 +8,7 @@ import json
 import random
 import statistics
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter_ns
@@ -54,8 +55,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _about(rounds: int) -> dict[str, Any]:
-    about = report.about([], [], rounds)
-    return about | {"versions": {it: metadata.version(it) for it in _PACKAGES}}
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # then its handler is left out
+            versions[package] = metadata.version(package)
+    return report.about([], [], rounds) | {"versions": versions}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Result]]:

@@ -21,6 +21,7 @@ from resilience import (
     TimeoutExceeded,
     events,
 )
+from resilience.runtimes import lowering
 from resilience.runtimes.lowering import lower
 from resilience.state.circuit import Circuit, Closed, Probe
 from tests.callers import run_all
@@ -412,7 +413,8 @@ async def test_in_a_call_that_is_no_execution(world: World, clock: FakeClock) ->
     assert (probe.calls, breaker.state) == (1, CLOSED)
 
 
-def test_a_breaker_is_still_lowered() -> None:
+def test_a_breaker_is_still_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "enabled", True)
     assert lower(CircuitBreaker()) is not None
     assert lower(CircuitBreaker(probe=int)) is not None
 

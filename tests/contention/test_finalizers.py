@@ -167,7 +167,9 @@ def test_a_finalizer_may_use_the_very_policies_it_interrupts() -> None:
         bulkhead.stats()
         bulkhead.resize(2)
         breaker.stats()
-        fail()
+        if sys.version_info >= (3, 12):  # a guard sets a context variable: see above
+            fail()
+        breaker.isolate()
         breaker.close()
         ended.append(1)
 

@@ -25,9 +25,10 @@ with needed_by("requests"):
 from typing_extensions import override
 
 from resilience.integrations.http.bodies import Once, body_of
-from resilience.integrations.http.exchange import Attempt, Settings
+from resilience.integrations.http.exchange import Attempt
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.http.settings import Settings
 from resilience.integrations.urllib3 import TimeoutLike, Urllib3Exchange, attempt_is_late, bounded, limit_body
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy

@@ -43,9 +43,10 @@ with needed_by("urllib3"):
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.http.bodies import Once, body_of
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Settings
+from resilience.integrations.http.exchange import Attempt, BlockingExchange
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import Propagation
 from resilience.policy import Policy
 

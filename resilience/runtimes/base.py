@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, final
 
+from typing_extensions import override
+
 from resilience.checks import format_number
 from resilience.clock import clock
 from resilience.errors import RaceMisuse, TimeoutExceeded
@@ -75,6 +77,27 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> bool:
         return self.stop(error)
+
+
+class PassiveTimer(Timer):
+    """A limit that nothing arms: everything that waits inside looks at it, and raises `Expired` at its deadline."""
+
+    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
+
+    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
+        self.deadline: float = deadline
+        self.fired: bool = False
+        self.policy: str = policy
+        self.max_abandoned: int = max_abandoned
+
+    @override
+    def start(self) -> None:
+        return
+
+    @override
+    def stop(self, error: BaseException | None) -> bool:
+        self.fired = isinstance(error, Expired) and error.timer is self
+        return self.fired
 
 
 class Waiter(Protocol):

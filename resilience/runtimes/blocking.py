@@ -26,6 +26,7 @@ from resilience.runtimes import workers
 from resilience.runtimes.base import (
     DEFAULT_MAX_ABANDONED,
     Expired,
+    PassiveTimer,
     Plan,
     Runtime,
     Timer,
@@ -40,25 +41,10 @@ logger: logging.Logger = logging.getLogger("resilience")
 
 
 @final
-class BlockingTimer(Timer):
-    """A limit that everything that waits below it looks at: the function on its worker, sleeps and queues."""
+class BlockingTimer(PassiveTimer):
+    """What looks at it is the function on its worker, and sleeps and queues."""
 
-    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
-
-    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
-        self.deadline: float = deadline
-        self.fired: bool = False
-        self.policy: str = policy
-        self.max_abandoned: int = max_abandoned
-
-    @override
-    def start(self) -> None:
-        return
-
-    @override
-    def stop(self, error: BaseException | None) -> bool:
-        self.fired = isinstance(error, Expired) and error.timer is self
-        return self.fired
+    __slots__ = ()
 
     def check_before_start(self) -> None:
         """Raise where the function is not to be entered: its time is over, or too many abandoned ones still run."""

@@ -144,7 +144,7 @@ class _RemovingAwaits(ast.NodeTransformer):
         return self.refuse(node) if suspends else self.generic_visit(node)
 
     def refuse(self, node: ast.AST) -> Any:
-        raise NotImplementedError("it would not mean the same")
+        raise ValueError("it would not mean the same")
 
     visit_GeneratorExp = visit_ListComp = visit_SetComp = visit_DictComp = _visit_function
     visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = visit_Nonlocal = refuse

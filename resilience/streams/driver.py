@@ -18,9 +18,9 @@ from resilience.events.kinds import StreamOpened
 from resilience.execution import Executed, inherit
 from resilience.info import NO_INFO
 from resilience.record import Record
-from resilience.runtimes.base import Runtime
+from resilience.runtimes.base import PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
-from resilience.streams.runtime import StreamRuntime, StreamTimer
+from resilience.streams.runtime import StreamRuntime
 from resilience.streams.source import Closed, Opened, within
 
 END: Final[Any] = object()
@@ -189,7 +189,7 @@ class Driver:
         ctx, items, idle = opened.ctx, opened.items, self._streaming.idle
         if self._streaming.resume:
             return None
-        is_limited = idle != inf or isinstance(ctx._timer, StreamTimer)
+        is_limited = idle != inf or isinstance(ctx._timer, PassiveTimer)
         if self.runtime.host is BLOCKING:
             return None if is_limited else functools.partial(self.run, next, items, END)
         if is_limited:

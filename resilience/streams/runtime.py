@@ -10,29 +10,7 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.errors import RaceMisuse, TimeoutExceeded
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, Plan, Runtime, Timer, Waiter
-
-
-@final
-class StreamTimer(Timer):
-    """A limit that everything that waits inside it looks at. Nothing is armed between two pulls."""
-
-    __slots__ = ("deadline", "fired", "max_abandoned", "policy")
-
-    def __init__(self, deadline: float, policy: str, max_abandoned: int) -> None:
-        self.deadline: float = deadline
-        self.fired: bool = False
-        self.policy: str = policy
-        self.max_abandoned: int = max_abandoned
-
-    @override
-    def start(self) -> None:
-        return
-
-    @override
-    def stop(self, error: BaseException | None) -> bool:
-        self.fired = isinstance(error, Expired) and error.timer is self
-        return self.fired
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Plan, Runtime, Timer, Waiter
 
 
 @final
@@ -52,7 +30,7 @@ class StreamWaiter(Waiter):
 
     @override
     async def wait(self, deadline: float, timer: Timer | None) -> bool:
-        if not isinstance(timer, StreamTimer):
+        if not isinstance(timer, PassiveTimer):
             return await self._inner.wait(deadline, timer)
         if await self._inner.wait(min(deadline, timer.deadline), None):
             return True
@@ -89,7 +67,7 @@ class StreamRuntime(Runtime):
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         left, outer = inf, timer
-        if isinstance(timer, StreamTimer):
+        if isinstance(timer, PassiveTimer):
             left, outer = max(0.0, timer.deadline - clock.now()), None
         await self.host.sleep(min(seconds, left), outer)
         if timer is not None and seconds >= left:
@@ -98,8 +76,8 @@ class StreamRuntime(Runtime):
     @override
     def timer(
         self, deadline: float, limit: float | None = None, policy: str = "", max_abandoned: int = DEFAULT_MAX_ABANDONED
-    ) -> StreamTimer:
-        return StreamTimer(deadline, policy, max_abandoned)
+    ) -> PassiveTimer:
+        return PassiveTimer(deadline, policy, max_abandoned)
 
     @override
     def waiter(self) -> Waiter:
@@ -117,7 +95,7 @@ class StreamRuntime(Runtime):
     async def run_within(
         self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
     ) -> Any:
-        if not isinstance(outer, StreamTimer) or (left := outer.deadline - clock.now()) > seconds:
+        if not isinstance(outer, PassiveTimer) or (left := outer.deadline - clock.now()) > seconds:
             return await self.host.run_within(seconds, function, policy, None)
         try:
             return await self.host.run_within(max(0.0, left), function, policy, None)

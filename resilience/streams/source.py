@@ -16,10 +16,9 @@ from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
 from resilience.innermost import raise_if_expired, refuse_mismatch
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer
 from resilience.runtimes.blocking import BLOCKING, BlockingTimer
 from resilience.runtimes.tasks import TASKS
-from resilience.streams.runtime import StreamTimer
 
 
 class Closed(BaseException):
@@ -64,7 +63,7 @@ async def keep_open(first: float, ctx: Context) -> None:
     except BaseException as error:
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        raise_if_expired(timer if isinstance(timer, StreamTimer) else None, error)
+        raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
         raise
     finally:
         leave_ambient(token)
@@ -126,7 +125,7 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
 
     :param until: the instant of the stream's own limit, which is `limit` in seconds.
     """
-    timer = ctx._timer if isinstance(ctx._timer, StreamTimer) else None
+    timer = ctx._timer if isinstance(ctx._timer, PassiveTimer) else None
     runtime: Any = ctx.runtime
     deadline = until if timer is None else min(until, timer.deadline)
     if deadline == inf:
@@ -148,7 +147,7 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
     raise TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
 
 
-def _abandonable(timer: StreamTimer | None) -> int:
+def _abandonable(timer: PassiveTimer | None) -> int:
     return DEFAULT_MAX_ABANDONED if timer is None else timer.max_abandoned
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from math import inf
-from typing import Any, Generic, TypeAlias, TypeVar, final, overload
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -91,48 +91,56 @@ def each(
     limit, ordered = checks.whole("limit", limit), checks.flag("ordered", ordered)
     if progress is not None:
         checks.plain_function("progress", progress, ("count",))
-    return Each(policy, function, items, limit, ordered, progress)
+    return Each(_Job(policy, function, items, limit, ordered, progress))
+
+
+class _Job(NamedTuple):
+    """What is to be done."""
+
+    policy: Policy[Any]
+    function: Callable[[Any], Any]
+    items: Any
+    limit: int
+    ordered: bool
+    progress: Progress | None
+
+    def call(self, item: Any) -> Outcome[Any]:
+        """Call for this item, under the policy."""
+        return captured(self.policy.call, self.function, item)
+
+    async def acall(self, item: Any) -> Outcome[Any]:
+        """As `call`, in a task."""
+        return await acaptured(self.policy.acall(self.function, item))
+
+    def report(self) -> None:
+        """Tell the user of one more outcome that is handed out."""
+        if self.progress is not None:
+            self.progress(1)
 
 
 @final
 class Each(Generic[Item, R]):
     """The block that `each` returns."""
 
-    def __init__(
-        self,
-        policy: Policy[Any],
-        function: Callable[[Any], Any],
-        items: Any,
-        limit: int,
-        ordered: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._policy = policy
-        self._function = function
-        self._items = items
-        self._limit = limit
-        self._ordered = ordered
-        self._progress = progress
+    def __init__(self, job: _Job) -> None:
+        self._job = job
         self._threads: _Threads
         self._tasks: _Tasks
         self._group: TaskGroup
 
     def __enter__(self) -> Iterator[tuple[Item, Outcome[R]]]:
-        if not isinstance(self._items, Iterable):
+        if not isinstance(self._job.items, Iterable):
             raise TypeError("these items are asynchronous: use `async with each(...)`")
-        self._threads = _Threads(self._call, iter(self._items), self._limit, self._ordered, self._progress)
+        self._threads = _Threads(self._job, iter(self._job.items))
         return self._threads
 
     def __exit__(self, *error: object) -> None:
         self._threads.close()
 
-    def _call(self, item: Any) -> Outcome[Any]:
-        return captured(self._policy.call, self._function, item)
-
     async def __aenter__(self) -> AsyncIterator[tuple[Item, Outcome[R]]]:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        self._tasks = _Tasks(self._acall, self._items, self._limit, self._ordered, self._progress)
+        self._tasks = _Tasks(self._job)
         self._group.start_soon(self._tasks.read)
         return self._tasks
 
@@ -141,28 +149,17 @@ class Each(Generic[Item, R]):
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
 
-    async def _acall(self, item: Any) -> Outcome[Any]:
-        return await acaptured(self._policy.acall(self._function, item))
-
 
 @final
 class _Threads(Iterator[Any]):
     """The pairs, as threads bring them. The consumer reads the items."""
 
-    def __init__(
-        self,
-        call: Callable[[Any], Outcome[Any]],
-        items: Iterator[Any],
-        limit: int,
-        ordered: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._call = call
+    def __init__(self, job: _Job, items: Iterator[Any]) -> None:
+        self._job = job
         self._items = items
-        self._limit = limit
-        self._progress = progress
-        self._pool = ThreadPoolExecutor(limit, thread_name_prefix="resilience-each")
-        self._begun: deque[tuple[Any, Future[Any]]] | None = deque() if ordered else None
+        self._error: Exception | None = None  # what the items raised, for when all that was read is handed out
+        self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
+        self._begun: deque[tuple[Any, Future[Any]]] | None = deque() if job.ordered else None
         self._ended: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
         self._under_way = 0  # read, and not handed out
         self._has_more = True
@@ -171,7 +168,11 @@ class _Threads(Iterator[Any]):
     def __next__(self) -> Any:
         self._read()
         if not self._under_way:
-            raise StopIteration
+            error, self._error = self._error or StopIteration(), None
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame
         if self._begun is None:
             item, future = self._ended.get()
             outcome = future.result()
@@ -180,22 +181,24 @@ class _Threads(Iterator[Any]):
             outcome = future.result()  # Ctrl-C in this wait loses nothing
             self._begun.popleft()
         self._under_way -= 1
-        if self._progress is not None:
-            self._progress(1)
+        self._job.report()
         return item, outcome
 
     def _read(self) -> None:
         """Begin calls for as many items as there is room for, as long as no outcome waits to be handed out."""
-        while self._has_more and self._under_way < 2 * self._limit:
-            if self._under_way >= self._limit and self._has_outcome():
+        while self._has_more and self._under_way < 2 * self._job.limit:
+            if self._under_way >= self._job.limit and self._has_outcome():
                 return
             try:
                 item = next(self._items)
             except StopIteration:
                 self._has_more = False
                 return
+            except Exception as error:
+                self._has_more, self._error = False, error
+                return
             self._under_way += 1
-            future = self._pool.submit(contextvars.copy_context().run, self._call, item)
+            future = self._pool.submit(contextvars.copy_context().run, self._job.call, item)
             if self._begun is not None:
                 self._begun.append((item, future))
             else:
@@ -233,21 +236,11 @@ class _Place:
 class _Tasks(AsyncIterator[Any]):
     """The pairs, as tasks bring them. A task of its own reads the items."""
 
-    def __init__(
-        self,
-        call: Callable[[Any], Awaitable[Outcome[Any]]],
-        items: Iterable[Any] | AsyncIterable[Any],
-        limit: int,
-        ordered: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._call = call
-        self._items = items
-        self._ordered = ordered
-        self._progress = progress
+    def __init__(self, job: _Job) -> None:
+        self._job = job
         self._is_closed = False
-        self._room = anyio.Semaphore(2 * limit)
-        self._running = anyio.Semaphore(limit)
+        self._room = anyio.Semaphore(2 * job.limit)
+        self._running = anyio.Semaphore(job.limit)
         self._waited_for: deque[_Place] = deque()
         self._send, self._receive = anyio.create_memory_object_stream[_Place](inf)
 
@@ -264,9 +257,11 @@ class _Tasks(AsyncIterator[Any]):
             raise
         self._room.release()
         if isinstance(place.outcome, BaseException):
-            raise place.outcome
-        if self._progress is not None:
-            self._progress(1)
+            try:
+                raise place.outcome
+            finally:
+                del place  # the error refers to this frame
+        self._job.report()
         return place.item, place.outcome
 
     def close(self) -> None:
@@ -276,25 +271,26 @@ class _Tasks(AsyncIterator[Any]):
         self._receive.close()
 
     async def read(self) -> None:
-        """Begin a call for each item, as there is room. What the items raise, the consumer gets."""
+        """Begin a call for each item, as there is room. What the items raise, the consumer gets last."""
+        failed = _Place(None)
         with self._send:
-            async with aclosing(_in_turn(self._items)) as items, anyio.create_task_group() as group:
+            async with aclosing(_in_turn(self._job.items)) as items, anyio.create_task_group() as group:
                 try:
                     await self._room.acquire()
                     async for item in items:
                         await self._running.acquire()
                         if self._is_closed:  # a call that was cancelled has made room
                             return
-                        group.start_soon(self._run, self._placed(item))
+                        place = _Place(item)
+                        if self._job.ordered:
+                            self._hand_out(place)
+                        group.start_soon(self._run, place)
                         await self._room.acquire()
                 except Exception as error:
-                    self._placed(None, there=True).put(error)
-
-    def _placed(self, item: Any, *, there: bool = False) -> _Place:
-        place = _Place(item)
-        if self._ordered or there:
-            self._hand_out(place)
-        return place
+                    failed.put(error)
+            if failed.is_there.is_set():
+                self._hand_out(failed)
+                del failed  # its error refers to this frame
 
     def _hand_out(self, place: _Place) -> None:
         with suppress(anyio.BrokenResourceError):  # the block has been left
@@ -302,17 +298,21 @@ class _Tasks(AsyncIterator[Any]):
 
     async def _run(self, place: _Place) -> None:
         try:
-            place.put(await self._call(place.item))
+            place.put(await self._job.acall(place.item))
         except Misuse as error:
             place.put(error)
         finally:
             self._running.release()
-        if not self._ordered:
+        if not self._job.ordered:
             self._hand_out(place)
 
 
 async def _in_turn(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    if isinstance(items, AsyncIterable):
+    if isinstance(items, AsyncGenerator):
+        async with aclosing(items):  # not left to a finalizer, which comes late and in no task
+            async for item in items:
+                yield item
+    elif isinstance(items, AsyncIterable):
         async for item in items:
             yield item
     else:

@@ -22,7 +22,8 @@ from resilience.integrations.http import (
     retry_after,
 )
 from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
+from resilience.integrations.http.settings import Settings
 from tests.conftest import World
 from tests.integrations.upload_bodies import FILES, ITERATORS, ONCE, Asynchronous, pipe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from resilience import Failure, Retry, Success, Timeout, current_context, deadline
 from resilience.work import each
 from tests.callers import wait_until
-from tests.conftest import Boom, World
+from tests.conftest import Boom, World, no_collector
 
 
 async def outcomes_of(world: World, function: Any, items: Any, policy: Any = None, **settings: Any) -> list[Any]:
@@ -88,9 +89,12 @@ async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world
     read, inside, most, taken = [0], [0], [0], 0
 
     async def source() -> AsyncIterator[int]:
-        for number in range(1000):
-            read[0] += 1
-            yield number
+        try:
+            for number in range(1000):
+                read[0] += 1
+                yield number
+        finally:
+            read.append(-1)
 
     async def work(number: int) -> None:
         inside[0] += 1
@@ -108,6 +112,7 @@ async def test_it_is_bounded_and_reads_no_further_than_there_is_room(tasks_world
             if taken == 50:
                 break
     assert 1 < most[0] <= 5
+    assert read[1:] == [-1], "the generator is closed with the block"
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -203,16 +208,41 @@ def test_leaving_waits_for_threads_and_begins_no_other() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_what_the_items_raise_comes_out(world: World, ordered: bool) -> None:
+async def test_what_the_items_raise_comes_out_last(world: World, ordered: bool) -> None:
+    """No outcome of an item that was read is lost, and the error is freed with its last name."""
+    raised: list[weakref.ref[Boom]] = []
+
     def source() -> Iterator[int]:
-        yield 1
-        raise Boom("of the items")
+        yield from range(3)
+        error = Boom("of the items")
+        raised.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
 
     async def work(number: int) -> int:
+        await world.sleep(0.01)
         return number
 
-    with pytest.raises(Boom, match="of the items"):
-        await outcomes_of(world, work, source(), limit=3, ordered=ordered)
+    seen: list[int] = []
+    with no_collector():
+        block = each(Retry(1), world.native(work), source(), limit=2, ordered=ordered)
+        try:
+            if world.blocking:
+                with block as pairs:
+                    seen.extend(item for item, _ in pairs)
+            else:
+                async with block as apairs:
+                    async for item, _ in apairs:
+                        seen.append(item)
+        except Boom:
+            pass
+        del block
+        if not world.blocking:
+            await anyio.lowlevel.checkpoint()
+        assert raised[0]() is None
+    assert sorted(seen) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

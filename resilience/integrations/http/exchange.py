@@ -24,20 +24,18 @@ Its response is closed as soon as it comes, by the exchange itself, which knows 
 
 from __future__ import annotations
 
-import copy
 import threading
 from abc import abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
 from typing_extensions import override
 
-from resilience import checks
 from resilience.ambient import get_ambient, innermost_open
 from resilience.clock import clock
 from resilience.context import Context, is_over
@@ -45,9 +43,10 @@ from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
 from resilience.integrations.http.limits import hear
-from resilience.integrations.http.perhost import Policies, as_policies, policy_for
-from resilience.integrations.http.rules import DEFAULT_RULES, NotRepeatable, Rules, TransientStatus, as_rules
-from resilience.integrations.wire import OfHost, Propagation
+from resilience.integrations.http.perhost import policy_for
+from resilience.integrations.http.rules import NotRepeatable, TransientStatus
+from resilience.integrations.http.settings import Settings
+from resilience.integrations.wire import OfHost
 from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING, drive
 from resilience.runtimes.tasks import TASKS
@@ -56,30 +55,6 @@ from resilience.work.idempotency import key_for
 #: Seconds that closing a discarded response may take in a task, also where its caller is cancelled. It takes no time
 #: unless something is broken: a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
-
-
-@final
-class Settings:
-    """What a user has given to a client's integration, checked once."""
-
-    def __init__(
-        self,
-        policy: Policies,
-        rules: Rules = DEFAULT_RULES,
-        propagate_to: Propagation | Iterable[str] | None = (),
-        read_body: bool = False,
-    ) -> None:
-        self.policies: Policies = as_policies(policy)
-        self.rules: Rules = as_rules(rules)
-        self.propagation: Propagation = Propagation.to(propagate_to)
-        self.read_body: bool = checks.flag("read_body", read_body)
-        self.client_is_closed: bool = False
-
-    def close(self) -> Settings:
-        """Note that the client was closed, so that no request in it is sent again; return those for later requests."""
-        later = copy.copy(self)
-        self.client_is_closed = True
-        return later
 
 
 #: Where nothing is added to them.

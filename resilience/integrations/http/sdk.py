@@ -23,10 +23,11 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.integrations.http.bodies import Body
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.limits import hear
 from resilience.integrations.http.perhost import Policies, policy_for
 from resilience.integrations.http.rules import retry_after
+from resilience.integrations.http.settings import Settings
 from resilience.policy import Policy
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]

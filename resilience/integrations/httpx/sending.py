@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from resilience.clock import clock
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, Settings, TaskExchange
+from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.rules import NotRepeatable
+from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
     AsyncLimitedStream,
     LimitedStream,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
-from resilience.integrations.http.exchange import Settings
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.libraries import AsyncTransport, Transport, library_of
 from resilience.integrations.httpx.sending import AsyncSending, BlockingSending
 from resilience.integrations.wire import Propagation

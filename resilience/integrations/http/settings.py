@@ -1,0 +1,36 @@
+"""What a user has given to the integration of an HTTP client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import final
+
+from resilience import checks
+from resilience.integrations.http.perhost import Policies, as_policies
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules, as_rules
+from resilience.integrations.wire import Propagation
+
+
+@final
+class Settings:
+    """What a user has given to a client's integration, checked once."""
+
+    def __init__(
+        self,
+        policy: Policies,
+        rules: Rules = DEFAULT_RULES,
+        propagate_to: Propagation | Iterable[str] | None = (),
+        read_body: bool = False,
+    ) -> None:
+        self.policies: Policies = as_policies(policy)
+        self.rules: Rules = as_rules(rules)
+        self.propagation: Propagation = Propagation.to(propagate_to)
+        self.read_body: bool = checks.flag("read_body", read_body)
+        self.client_is_closed: bool = False
+
+    def close(self) -> Settings:
+        """Note that the client was closed, so that no request in it is sent again; return those for later requests."""
+        later = copy.copy(self)
+        self.client_is_closed = True
+        return later

@@ -17,7 +17,7 @@ def test_successes_that_pay_end_a_storm_and_requests_that_pay_do_not() -> None:
     assert recovered[0] == recovered[1]
     assert ours[-1] >= 0.97
     for budget_of in (none, lambda it: PerRequest(0.1, it)):
-        assert goodput(budget_of, 280, seconds=180)[-1] <= 0.05
+        assert goodput(budget_of, 280, seconds=150)[-1] <= 0.05
 
 
 @pytest.mark.slow

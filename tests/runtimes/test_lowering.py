@@ -154,7 +154,7 @@ def test_a_random_policy_does_the_same_in_every_way(observer: Observer, **case: 
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @CASES
 def test_many_random_policies_do_the_same_in_every_way(observer: Observer, **case: Any) -> None:
     """The same for longer."""

@@ -122,15 +122,12 @@ class HedgePlan:
             self.won = number
             if number == 0 or self._first_runs:  # where another has won, the first took at least as long
                 self.observe(now)
-        if decides:
+        if number == 0 or (decides and not (isinstance(outcome, Failure) and _says_nothing(outcome.error))):
             self._answer_with(outcome)
-            return True
-        if number == 0:
-            self._answer_with(outcome)
-        else:
+        else:  # the last one was refused, or it was no better than the first: the first one's outcome stands
             self._others.add(outcome)
             self._discard(outcome)
-        return not self._goes_on(now)
+        return decides or not self._goes_on(now)
 
     def observe(self, now: float) -> None:
         """Note how long the first attempt has taken."""

@@ -1,0 +1,82 @@
+"""Hedge against a model of its course: which attempts begin, when, which one decides, and when."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience import Bulkhead, BulkheadFull, Hedge, Timeout, TimeoutExceeded
+from tests.conftest import Boom, Virtual
+from tests.policies.hedges import Service
+
+GOOD, POOR, FAILED, REFUSED, FATAL = "good", "poor", "failed", "refused", "fatal"
+
+#: The end of attempt n has 1/16, 1/32, ... s that no other instant has, so that no two things happen at once.
+ATTEMPTS = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from([GOOD, GOOD, POOR, FAILED, FAILED, REFUSED, FATAL])),
+    min_size=4,
+    max_size=4,
+).map(lambda steps: [(seconds + 2.0 ** -(4 + number), end) for number, (seconds, end) in enumerate(steps)])
+
+
+def course(
+    steps: list[tuple[float, str]], delay: float, hedges: int, eager: bool, limit: float
+) -> tuple[list[float], int | None, float]:
+    """Return when attempts begin, the number of the one whose outcome it is (None: the limit's), and when."""
+    begun, ended, due = [0.0], set[int](), delay
+    while True:
+        running = {number: begun[number] + steps[number][0] for number in range(len(begun)) if number not in ended}
+        next_end = min(running.values(), default=inf)
+        if min(next_end, due) > limit:
+            return begun, None, limit
+        if due < next_end:
+            begun.append(due)
+            due = due + delay if len(begun) <= hedges else inf
+            continue
+        number = min(running, key=lambda it: running[it])
+        ended.add(number)
+        end, others_run = steps[number][1], len(running) > 1
+        if end in {GOOD, FATAL}:
+            return begun, number, next_end
+        if end == REFUSED and not others_run:
+            return begun, 0, next_end
+        if eager and due < inf:
+            due = next_end
+        elif not others_run:
+            return begun, 0, next_end
+
+
+@pytest.mark.parametrize("name", ["simulation", "asyncio", "trio", "threads"])
+@settings(max_examples=25, deadline=None)
+@given(steps=ATTEMPTS, delay=st.integers(1, 4), hedges=st.integers(1, 3), eager=st.booleans(), limit=st.integers(2, 20))
+def test_a_call_takes_the_course_of_the_model(
+    name: str, steps: list[tuple[float, str]], delay: int, hedges: int, eager: bool, limit: int
+) -> None:
+    """Also where an outer limit cuts it off; and then nothing of it is left."""
+    ends: list[Any] = [
+        {POOR: POOR, FAILED: Boom(number), REFUSED: BulkheadFull(str(number)), FATAL: LookupError(number)}.get(
+            end, number
+        )
+        for number, (_, end) in enumerate(steps)
+    ]
+    cut_off_at = limit + 1 / 1024
+    begun, decider, at = course(steps, delay, hedges, eager, cut_off_at)
+    inside = Bulkhead(4)
+    hedge = Hedge(delay, hedges=hedges, on=Boom, on_result=lambda it: it == POOR, eager=eager, budget=None)
+    world = Virtual(name)
+
+    async def main() -> None:
+        service = Service(world, *((seconds, end) for (seconds, _), end in zip(steps, ends, strict=True)))
+        out, seconds = await service.under(Timeout(cut_off_at).wrap(hedge, inside))
+        assert [when for _, when in service.begun] == pytest.approx(begun, abs=1e-5)
+        assert seconds == pytest.approx(at, abs=1e-5)
+        assert type(out) is TimeoutExceeded if decider is None else out is ends[decider]
+        assert inside.stats().in_flight == 0
+        await world.sleep(40)  # what was walked away from ends
+        assert len(service.begun) == len(begun)
+
+    world.run(main)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-import anyio
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, CircuitOpen, Timeout
@@ -53,15 +51,3 @@ async def test_a_waiter_that_gives_up_takes_no_permit_with_it(world: World) -> N
             holder.let_go()
             await holder.result()
     assert await world.attempt(bulkhead, Script("fine").function()) == "fine"
-
-
-@pytest.mark.parametrize("make", [lambda: CircuitBreaker(), lambda: Bulkhead(1, queue=1)])
-def test_a_policy_is_built_without_a_loop_and_used_in_several(make: Callable[[], Any]) -> None:
-    """Nothing in it is bound to the loop in which it was first used."""
-    policy = make()
-
-    async def main() -> str:
-        return await policy.aexecute(Script("fine").function())
-
-    for backend in ("asyncio", "asyncio", "trio"):
-        assert anyio.run(main, backend=backend) == "fine"

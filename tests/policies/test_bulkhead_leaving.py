@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -14,7 +13,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Timeout, TimeoutExceeded
+from resilience import Bulkhead, Context, DeadlineExceeded, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import AsyncioWaiter
 from tests.conftest import Script, World
@@ -92,28 +91,6 @@ def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:
     assert facts(bulkhead) == (1, 0, 0, 0)
     coroutine.close()
     assert facts(bulkhead) == (1, 0, 0, 0)
-
-
-def test_a_closed_loops_waiter_with_nobody_behind_it_costs_nobody_a_permit() -> None:
-    """The permit that was meant for it lies free again."""
-    bulkhead = Bulkhead(1, queue=1)
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-    assert facts(bulkhead) == (1, 0, 0, 0)
-    coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
-    assert bulkhead.call(len, "four") == 4
-
-
-def test_a_closed_loops_waiter_costs_nobody_a_place_in_the_queue() -> None:
-    """The queue is full of the dead: a living caller may wait all the same."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=SHORT)
-    with bulkhead.slot():
-        coroutine = _left_waiting(bulkhead)
-        with pytest.raises(BulkheadFull, match="in the queue"):  # it has waited
-            bulkhead.execute(lambda ctx: None)
-        coroutine.close()
-    assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
 def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() -> None:
@@ -225,19 +202,3 @@ def test_a_waiter_that_is_thrown_away_leaves_quietly(max_wait: float | None, gra
     thread.join()
     loop.close()
     assert facts(bulkhead) == (1, 0 if granted else 1, 0, 0)
-
-
-def test_a_call_that_is_thrown_away_gives_its_permit_back() -> None:
-    """The same for one that was inside."""
-    bulkhead = Bulkhead(1)
-
-    class Forever:
-        def __await__(self) -> Iterator[None]:
-            yield
-
-    coroutine: Any = bulkhead.aexecute(lambda ctx: Forever())
-    coroutine.send(None)
-    assert facts(bulkhead) == (1, 1, 0, 0)
-    del coroutine
-    gc.collect()
-    assert facts(bulkhead) == (1, 0, 0, 0)

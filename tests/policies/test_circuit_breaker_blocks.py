@@ -13,8 +13,6 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, Other, fails, works
 
-# --- what counts -------------------------------------------------------------------------------
-
 
 def raising(error: Exception) -> Callable[[object], bool]:
     def predicate(value: object) -> bool:
@@ -42,21 +40,6 @@ async def test_an_isolated_circuit_refuses_until_a_hand_closes_it(world: World, 
     assert isinstance(error, CircuitOpen)
     assert (error.retry_after, error.state, error.policy) == (None, ISOLATED, "inventory")
     assert script.calls == 1
-
-
-async def test_results_of_calls_under_way_do_not_move_an_isolated_circuit(world: World, clock: FakeClock) -> None:
-    """Neither a success of a probe nor a failure."""
-    breaker = CircuitBreaker(1, open_for=5.0, probes=2)
-
-    await fails(world, breaker)
-    clock.advance(5.0)
-    async with beside(world) as group:
-        calls = [await group.inside(breaker, answer) for answer in ("fine", Boom("no"))]
-        breaker.isolate()
-        for call in calls:
-            call.let_go()
-            await call.result()
-        assert breaker.state is ISOLATED
 
 
 @pytest.mark.parametrize("state", CircuitState)
@@ -239,20 +222,6 @@ def test_an_interrupted_block_counts_nothing(threads: World, clock: FakeClock) -
     with breaker.guard():
         pass
     assert breaker.state is CLOSED
-
-
-async def test_a_cancelled_block_counts_nothing(tasks_world: World, clock: FakeClock) -> None:
-    """The same in a task."""
-    breaker = CircuitBreaker(1, open_for=5.0)
-
-    breaker.capture(lambda ctx: 1 / 0)
-    clock.advance(5.0)
-    with anyio.move_on_after(0.001):
-        async with breaker.guard():
-            assert breaker.stats().probes == 1
-            await anyio.sleep(10)
-    assert breaker.state is HALF_OPEN
-    assert breaker.stats().probes == 0
 
 
 async def test_what_a_predicate_raises_at_the_end_of_a_block_comes_out(world: World) -> None:

@@ -8,19 +8,14 @@ import anyio
 import pytest
 
 from resilience import (
-    BulkheadFull,
-    CircuitOpen,
     Context,
-    DeadlineExceeded,
     Failure,
     Fallback,
     Outcome,
     Policy,
-    RetriesExhausted,
     Retry,
     Success,
     Timeout,
-    TimeoutExceeded,
     current_context,
     events,
 )
@@ -76,14 +71,6 @@ async def test_a_success_passes_by(world: World, value: Any) -> None:
     fallback = Fallback(handler=lambda failure, ctx: told.append(failure), on_fallback=told.append)
     assert await run(world, fallback, value) is value
     assert told == []
-
-
-async def test_the_call_is_made_once(world: World) -> None:
-    """A fallback is no retry."""
-    script = Script(Boom())
-
-    assert await world.execute(Fallback("instead"), script.function()) == "instead"
-    assert script.calls == 1
 
 
 # --- the handler ---
@@ -152,18 +139,6 @@ async def test_what_the_handler_raises_comes_out_with_the_original_as_its_contex
     assert later.__context__ is original
 
 
-async def test_what_an_async_handler_raises_comes_out_with_the_original_as_its_context(tasks_world: World) -> None:
-    """Also after it has waited."""
-    original, later = Boom("first"), Other("second")
-
-    async def handler(failure: Any, ctx: Context) -> Any:
-        await anyio.sleep(0)
-        raise later
-
-    assert await run(tasks_world, Fallback(handler=handler), original) is later
-    assert later.__context__ is original
-
-
 async def test_the_handler_may_raise_the_original_again(world: World) -> None:
     """Then it comes out as it was, with no chain that leads back to itself."""
 
@@ -189,18 +164,6 @@ async def test_what_the_handler_raises_is_not_answered_again(world: World) -> No
     assert calls == [1]
 
 
-def test_a_stop_iteration_is_answered_as_itself(threads: World) -> None:
-    """The handler sees what the function raised; what it raises comes out as itself as well."""
-    fallback = Fallback(handler=lambda failure, ctx: type(failure.error))  # type: ignore[union-attr]
-    assert fallback.call(next, iter([])) is StopIteration
-
-    def handler(failure: Any, ctx: Context) -> Any:
-        return next(iter([]))
-
-    with pytest.raises(StopIteration):
-        Fallback(handler=handler).execute(lambda ctx: 1 / 0)
-
-
 # --- results ---
 
 
@@ -223,67 +186,11 @@ def broken(*args: object) -> Any:
     raise LookupError("the predicate is broken")
 
 
-async def test_what_on_result_raises_is_not_answered(world: World) -> None:
-    """It decides, so what it raises comes out."""
-    asked: list[object] = []
-    assert isinstance(
-        await run(world, Fallback("instead", on_result=broken, on_fallback=asked.append), "fine"), LookupError
-    )
-    assert asked == []
-
-
-# --- what is answered ---
-
-
-@pytest.mark.parametrize("on", [Other, (Other, KeyError), lambda error: False], ids=["type", "tuple", "predicate"])
-async def test_what_on_does_not_name_passes(world: World, on: Any) -> None:
-    """The very object, and nobody is told."""
-    told: list[object] = []
-    error = Boom()
-    assert await run(world, Fallback("instead", on=on, on_fallback=told.append), error) is error
-    assert told == []
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        CircuitOpen("open"),
-        BulkheadFull("full"),
-        DeadlineExceeded("over"),
-        TimeoutExceeded("late"),
-        RetriesExhausted("x"),
-    ],
-    ids=lambda it: type(it).__name__,
-)
-async def test_the_librarys_own_errors_are_answered_like_any_other(world: World, error: Exception) -> None:
-    """Also by a predicate, which Retry and CircuitBreaker do not even ask about refusals."""
-    assert await run(world, Fallback("instead"), error) == "instead"
-    assert await run(world, Fallback("instead", on=lambda it: it is error), error) == "instead"
-
-
 async def test_a_deadline_that_is_over_is_answered(world: World) -> None:
     """An answer needs no time left."""
     ctx = Context(timeout=0)
     assert await run(world, Policy.wrap(Fallback("instead"), Retry()), "late", ctx=ctx) == "instead"
     assert await run(world, Policy.wrap(Fallback("instead"), Timeout(5)), "late", ctx=ctx) == "instead"
-
-
-@pytest.mark.parametrize("on", [Exception, BaseException, lambda error: True], ids=["default", "base", "any"])
-async def test_a_cancellation_is_never_answered(tasks_world: World, on: Any) -> None:
-    """Nor while an async handler is at work."""
-    answers: list[object] = []
-
-    async def hang(*args: object) -> None:
-        await anyio.sleep(10)
-
-    async def fail(ctx: Context) -> None:
-        raise Boom
-
-    for fallback, fn in ((Fallback("instead", on=on), hang), (Fallback(handler=hang, on=on), fail)):
-        with anyio.move_on_after(0.01) as scope:
-            answers.append(await fallback.aexecute(fn))
-        assert scope.cancelled_caught
-    assert answers == []
 
 
 # --- telling ---
@@ -325,24 +232,3 @@ async def test_fallbacks_nest(world: World) -> None:
     assert await run(world, pipeline, Other()) == "outer"
     failing = Policy.wrap(Fallback("outer"), Fallback(handler=broken))
     assert await run(world, failing, Boom()) == "outer"
-
-
-async def test_one_fallback_serves_many_calls_at_once(tasks_world: World) -> None:
-    """It keeps nothing from one call to another."""
-    fallback = Fallback(handler=lambda failure, ctx: failure.error.args[0])  # type: ignore[union-attr]
-    answers: dict[int, Any] = {}
-
-    async def call(n: int) -> None:
-        async def fn(ctx: Context) -> None:
-            await anyio.sleep(0)
-            raise Boom(n)
-
-        answers[n] = await fallback.aexecute(fn)
-
-    async with anyio.create_task_group() as group:
-        for n in range(20):
-            group.start_soon(call, n)
-    assert answers == {n: n for n in range(20)}
-
-
-# --- building one ---

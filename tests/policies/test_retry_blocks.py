@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import anyio
 import pytest
 
 from resilience import (
     CircuitOpen,
-    Context,
     DeadlineExceeded,
     Failure,
     RetriesExhausted,
     Retry,
-    Timeout,
     current_context,
     deadline,
     events,
 )
 from resilience.clock import clock as process_clock
-from tests.conftest import Boom, FakeClock, Watched, World, drive, no_collector
+from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 
 #: What a block does in its n-th attempt: raise this, or nothing.
 Steps = list[BaseException | None]
@@ -87,16 +83,6 @@ async def test_the_last_exception_itself_comes_out_of_the_block(world: World, cl
     assert "Boom(a), Boom(b), Boom(c)" in note
 
 
-async def test_one_attempt_is_no_retry_for_a_block_either(world: World, clock: FakeClock) -> None:
-    """`attempts=1`."""
-    assert (await failing(world, Retry(1, on=Boom), [Boom()], Boom)).numbers == [1]
-
-
-async def test_a_block_may_be_tried_as_long_as_time_allows(world: World, clock: FakeClock) -> None:
-    """`attempts=None`."""
-    assert (await block(world, Retry(None, on=Boom, backoff=[1]), [*[Boom()] * 40, None]))[-1] == 41
-
-
 async def test_an_exception_that_is_not_handled_passes_at_once(world: World, clock: FakeClock) -> None:
     """Unchanged, without a note; so does one that is ignored, and a refusal that is not named."""
     for error, retry in [
@@ -111,36 +97,11 @@ async def test_an_exception_that_is_not_handled_passes_at_once(world: World, clo
     assert clock.sleeps == []
 
 
-async def test_an_unhandled_exception_ends_a_block_that_was_tried_again(world: World, clock: FakeClock) -> None:
-    """Each failure is looked at for itself."""
-    error = await failing(world, Retry(on=Boom, backoff=[0]), [Boom(), KeyError()], KeyError)
-    assert error.numbers == [1, 2]
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
 async def test_only_an_exception_is_held_back(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
     """An interrupt leaves the block whatever `on` says."""
     error = await failing(threads, Retry(on=BaseException, backoff=[0]), [kind()], kind)
     assert error.numbers == [1]
-
-
-async def test_a_cancellation_is_not_held_back(tasks_world: World) -> None:
-    """A task that is cancelled inside the block, or in the wait after it, ends there."""
-    entered: list[int] = []
-
-    async def forever(retry: Retry, error: Exception | None) -> None:
-        async for attempt in retry.attempts():
-            with attempt:
-                entered.append(attempt.number)
-                if error is not None:
-                    raise error
-                await anyio.sleep(10)
-
-    for error in (None, Boom()):
-        with anyio.move_on_after(0.01) as scope:
-            await forever(Retry(on=BaseException, backoff=[10]), error)
-        assert scope.cancelled_caught
-    assert entered == [1, 1]
 
 
 # --- leaving it ---
@@ -250,14 +211,6 @@ async def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
     assert error.__cause__ is errors[1]
 
 
-async def test_wrap_holds_for_a_block_when_the_deadline_ended_it(world: World, clock: FakeClock) -> None:
-    """As it does for a call."""
-    with pytest.raises(RetriesExhausted) as raised, deadline(5):
-        await block(world, Retry(9, on=Boom, backoff=[3], wrap=True), [Boom()])
-    assert raised.value.attempts == 2
-    assert isinstance(raised.value.last, Failure)
-
-
 # --- time ---
 
 
@@ -318,12 +271,6 @@ async def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
     assert wrapped.value.__cause__ is error
 
 
-async def test_retry_after_holds_for_a_block(world: World, clock: FakeClock) -> None:
-    """An error of the block that carries a delay raises the wait to it."""
-    await block(world, Retry(on=CircuitOpen, backoff=[1]), [CircuitOpen("open", retry_after=7), None])
-    assert clock.sleeps == [7]
-
-
 # --- context, events, resources ---
 
 
@@ -347,16 +294,6 @@ async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock:
                         raise Boom
                 assert current_context() is outer
     assert seen == [(1, 1060), (2, 1060), (3, 1060)]
-
-
-async def test_a_block_inside_an_execution_keeps_to_its_budget(world: World, clock: FakeClock) -> None:
-    """The function of one policy may loop over the attempts of another."""
-
-    async def fn(ctx: Context) -> None:
-        await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
-
-    assert isinstance(await world.attempt(Timeout(5, cooperative=True), fn), Boom)
-    assert clock.sleeps == [2, 2]
 
 
 async def test_on_retry_and_listeners_hear_of_a_block(world: World, clock: FakeClock) -> None:
@@ -407,28 +344,6 @@ async def test_every_loop_starts_anew(world: World, clock: FakeClock) -> None:
     assert clock.sleeps == [1, 2, 1, 2]
 
 
-def test_blocks_at_the_same_time_have_nothing_in_common(clock: FakeClock) -> None:
-    """In threads."""
-    retry = Retry(4, on=Boom, backoff=[0])
-    with ThreadPoolExecutor(8) as pool:
-        runs = pool.map(lambda _: drive(block(World("threads"), retry, [Boom(), Boom(), Boom(), None])), range(32))
-    assert list(runs) == [[1, 2, 3, 4]] * 32
-
-
-async def test_blocks_in_tasks_at_the_same_time_have_nothing_in_common(tasks_world: World, clock: FakeClock) -> None:
-    """In tasks, which take turns at every wait."""
-    retry = Retry(4, on=Boom, backoff=[0])
-    runs: list[list[int]] = []
-
-    async def one() -> None:
-        runs.append(await block(tasks_world, retry, [Boom(), Boom(), Boom(), None]))
-
-    async with anyio.create_task_group() as group:
-        for _ in range(8):
-            group.start_soon(one)
-    assert runs == [[1, 2, 3, 4]] * 8
-
-
 def test_loops_inside_one_another_count_for_themselves(threads: World, clock: FakeClock) -> None:
     """Also where both are of the same policy."""
     retry = Retry(2, on=Boom, backoff=[0])
@@ -473,14 +388,6 @@ async def test_the_error_that_was_held_back_is_let_go_of(
         await main(5)
         assert seen == [[]] * 4
         assert watched.alive == []
-
-
-def test_asking_for_the_attempts_needs_no_loop_and_makes_no_attempt(clock: FakeClock) -> None:
-    """Neither do they hold the policy up: an unused loop costs nothing."""
-    told: list[Any] = []
-    retry = Retry(on=Boom, on_retry=told.append)
-    retry.attempts()
-    assert told == []
 
 
 def test_an_attempt_is_what_its_block_is_entered_with(threads: World) -> None:

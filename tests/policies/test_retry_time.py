@@ -29,14 +29,6 @@ from tests.policies.retries import Other, Response, Told, bad, notes_of, run
 # --- time --------------------------------------------------------------------------------------
 
 
-async def test_max_elapsed_ends_the_attempts(world: World, clock: FakeClock) -> None:
-    """Every attempt begins less than so many seconds after the first; the wait that leads beyond is not waited."""
-    script = Script(Boom())
-    assert isinstance(await run(world, Retry(None, on=Boom, backoff=[2.0], max_elapsed=7), script), Boom)
-    assert clock.sleeps == [2.0] * 3
-    assert script.calls == 4
-
-
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:
     """A slow failure uses it up as a wait does."""
     calls: list[float] = []
@@ -49,16 +41,6 @@ async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: F
     await world.attempt(Retry(None, on=Boom, backoff=[1], max_elapsed=timedelta(seconds=8)), slow)
     assert calls == [1000, 1005]
     assert clock.sleeps == [1]
-
-
-async def test_a_wait_that_takes_longer_than_it_should_starts_no_attempt_after_max_elapsed(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sleeping is never exact; the limit is."""
-    oversleep(clock, monkeypatch, 10)
-    script = Script(Boom())
-    assert isinstance(await run(world, Retry(None, on=Boom, backoff=[1], max_elapsed=5), script), Boom)
-    assert script.calls == 1
 
 
 async def test_an_attempt_that_would_begin_at_the_very_end_of_max_elapsed_is_not_made(
@@ -94,7 +76,9 @@ async def test_a_wait_that_leads_beyond_the_deadline_is_told_as_the_end(
     oversleep(clock, monkeypatch, 10.0)
     told: list[events.RetryGaveUp] = []
     pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0]), listeners=[only_ends(told)])
-    assert isinstance(await run(world, pipeline, Script(Boom()), Context(timeout=5.0)), Boom)
+    error = await run(world, pipeline, Script(Boom()), Context(timeout=5.0))
+    assert isinstance(error, Boom)
+    assert "1 attempt " in notes_of(error)[0]
     assert [(event.reason, event.attempts, event.elapsed) for event in told] == [("deadline", 1, 12.0)]
 
 
@@ -168,28 +152,6 @@ async def test_no_attempt_starts_after_the_deadline_that_passed_in_an_attempt(wo
     assert calls == [1, 2]
 
 
-async def test_no_attempt_starts_after_a_deadline_that_passed_in_a_wait(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sleeping is never exact: the last failure comes out, with its note."""
-    oversleep(clock, monkeypatch, 10)
-    script = Script(Boom())
-    error = await run(world, Retry(9, on=Boom, backoff=[1]), script, Context(timeout=5))
-    assert isinstance(error, Boom)
-    assert script.calls == 1
-    assert "1 attempt " in notes_of(error)[0]
-
-
-async def test_a_result_that_comes_out_after_an_overlong_wait_is_not_a_closed_one(
-    world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Either the result is there to be read, or the error says that time is over."""
-    oversleep(clock, monkeypatch, 10)
-    response = Response()
-    result = await run(world, Retry(on_result=bad, backoff=[1]), Script(response), Context(timeout=5))
-    assert isinstance(result, DeadlineExceeded) or (result is response and response.closed == 0)
-
-
 async def test_nothing_is_tried_when_the_deadline_is_over_before_the_first_attempt(
     world: World, clock: FakeClock
 ) -> None:
@@ -230,28 +192,6 @@ async def test_the_default_backoff_is_exponential_with_full_jitter(world: World,
     same = random.Random(42)
     await run(world, Retry(12, on=Boom, rng=random.Random(42)), Script(Boom()))
     assert clock.sleeps == [same.uniform(0, min(10.0, 0.1 * 2**n)) for n in range(11)]
-
-
-async def test_a_sequence_or_a_callable_is_a_backoff(world: World, clock: FakeClock) -> None:
-    """The last value repeats."""
-    await run(world, Retry(5, on=Boom, backoff=[1, timedelta(seconds=2)]), Script(Boom()))
-    await run(world, Retry(4, on=Boom, backoff=lambda: iter([3, 4])), Script(Boom()))
-    assert clock.sleeps == [1, 2, 2, 2, 3, 4, 4]
-
-
-async def test_every_execution_starts_its_backoff_anew(world: World, clock: FakeClock) -> None:
-    """No iterator is shared between calls."""
-    made: list[int] = []
-
-    def schedule() -> Iterator[float]:
-        made.append(1)
-        return iter([1.0, 2.0, 3.0])
-
-    retry = Retry(on=Boom, backoff=schedule)
-    for _ in range(3):
-        await run(world, retry, Script(Boom()))
-    assert clock.sleeps == [1, 2] * 3
-    assert len(made) == 3
 
 
 async def test_a_backoff_is_not_started_for_a_call_that_succeeds(world: World, clock: FakeClock) -> None:

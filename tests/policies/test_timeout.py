@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-import weakref
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from math import inf
 from typing import Any, Never
 
-import anyio
-import anyio.lowlevel
 import pytest
 
 from resilience import (
@@ -27,10 +22,9 @@ from resilience import (
     Timeout,
     TimeoutExceeded,
     current_context,
-    events,
 )
-from tests.conftest import Boom, FakeClock, Script, World, no_collector
-from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
+from tests.conftest import Boom, FakeClock, Script, World
+from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 
 # --- the limit ---------------------------------------------------------------------------------
 
@@ -55,18 +49,6 @@ async def test_after_its_limit_the_caller_gets_timeout_exceeded(world: World, se
     assert (error.timeout, error.policy) == (SHORT, "quick")
     assert "0.02 s" in str(error)
     assert SHORT <= took.seconds < 5
-
-
-async def test_the_function_is_entered_once(world: World) -> None:
-    """A timeout is no retry."""
-    entered: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        entered.append(ctx.attempt)
-        await world.hang()
-
-    assert isinstance(await world.attempt(Timeout(SHORT), fn), TimeoutExceeded)
-    assert entered == [1]
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e10, timedelta.max], ids=["1e300", "1e10", "max"])
@@ -109,25 +91,6 @@ async def test_what_is_inside_sees_the_limit_as_its_deadline(world: World, clock
     await world.attempt(Timeout(5), fn, ctx)
     assert seen == [3, 3, 1, 3]
     assert ctx.remaining() == inf
-
-
-async def test_executions_at_the_same_time_have_their_own_timers(tasks_world: World) -> None:
-    """One policy object; the one that hangs does not pull the others along."""
-    timeout = Timeout(0.05)
-    results: dict[int, Any] = {}
-
-    async def call(n: int) -> None:
-        async def fn(ctx: Context) -> int:
-            await anyio.sleep(10 if n % 2 else 0)
-            return n
-
-        results[n] = await tasks_world.attempt(timeout, fn)
-
-    async with anyio.create_task_group() as group:
-        for n in range(10):
-            group.start_soon(call, n)
-    assert [results[n] for n in range(0, 10, 2)] == [0, 2, 4, 6, 8]
-    assert {type(results[n]) for n in range(1, 10, 2)} == {TimeoutExceeded}
 
 
 # --- what is not a timeout ---------------------------------------------------------------------
@@ -186,20 +149,6 @@ async def test_the_timer_that_fired_is_the_one_that_is_named(
     assert told == [named]
 
 
-async def test_an_inner_timeout_never_outlives_an_outer_one(world: World) -> None:
-    """What is inside sees the earlier of the two deadlines, and is cut off then."""
-    seen: list[float] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append(ctx.remaining())
-        await world.hang()
-
-    with Stopwatch() as took:
-        await world.attempt(Policy.wrap(Timeout(0.1), Timeout(LONG), Timeout(LONG)), fn)
-    assert seen[0] <= 0.1
-    assert took.seconds < 5
-
-
 async def test_a_timeout_in_an_execution_inside_the_function_never_outlives_the_outer_one(world: World) -> None:
     """The outer one is named: to the inner execution it is the budget that has run out."""
     outer, inner = Timeout(0.01, name="outer"), Timeout(LONG, name="inner")
@@ -213,40 +162,6 @@ async def test_a_timeout_in_an_execution_inside_the_function_never_outlives_the_
         assert type(error) is TimeoutExceeded
         assert error.policy == "outer"
         assert took.seconds < 5
-
-
-async def test_three_nested_timers_fire_from_the_inside_out(world: World) -> None:
-    """Each attempt of the inner retry gets its own limit, all of them together the outer one."""
-    attempts: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        attempts.append(ctx.attempt)
-        await world.hang()
-
-    pipeline = Policy.wrap(
-        Timeout(LONG, name="all"), Retry(3, on=TimeoutExceeded, backoff=[0]), Timeout(0.1, name="one")
-    )
-    error = await world.attempt(pipeline, fn)
-    assert error.policy == "one"
-    assert attempts == [1, 2, 3]
-
-
-async def test_a_total_limit_holds_over_all_attempts(world: World) -> None:
-    """However many attempts there may be and however long each."""
-    attempts: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        attempts.append(ctx.attempt)
-        await world.hang()
-
-    pipeline = Policy.wrap(
-        Timeout(0.05, name="all"), Retry(None, on=TimeoutExceeded, backoff=[0]), Timeout(0.02, name="one")
-    )
-    with Stopwatch() as took:
-        error = await world.attempt(pipeline, fn)
-    assert isinstance(error, TimeoutExceeded)
-    assert took.seconds < 5
-    assert len(attempts) <= 3
 
 
 async def test_a_total_limit_holds_over_attempts_that_fail_at_once(world: World) -> None:
@@ -277,12 +192,6 @@ async def test_where_the_budget_ends_earlier_it_is_deadline_exceeded(world: Worl
     assert event.by_deadline is True
 
 
-async def test_where_the_budget_ends_later_it_is_timeout_exceeded(world: World) -> None:
-    """The policy's own limit."""
-    error = await world.attempt(Timeout(SHORT), hanging(world), Context(timeout=LONG))
-    assert type(error) is TimeoutExceeded
-
-
 async def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(threads: World, clock: FakeClock) -> None:
     """Which the caller knows by its name."""
 
@@ -309,20 +218,6 @@ async def test_a_budget_that_is_over_is_not_begun(world: World, cooperative: boo
         assert script.calls == 0
 
 
-# --- telling -----------------------------------------------------------------------------------
-
-
-async def test_on_timeout_is_told_once(world: World) -> None:
-    """With the limit, the names and the properties."""
-    told: list[Any] = []
-    timeout = Timeout(SHORT, name="quick", on_timeout=told.append)
-    await world.attempt(timeout, hanging(world), Context(operation="fetch", properties={"tenant": 7}))
-    [event] = told
-    assert isinstance(event, events.TimedOut)
-    assert (event.timeout, event.by_deadline) == (SHORT, False)
-    assert (event.policy, event.operation, event.properties["tenant"]) == ("quick", "fetch", 7)
-
-
 # --- between the timer and the function --------------------------------------------------------
 
 
@@ -339,13 +234,6 @@ async def test_the_policies_between_neither_count_nor_answer_what_the_timer_does
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
     assert told == []
-
-
-async def test_the_policies_around_count_and_answer_it(world: World) -> None:
-    """Out there it is an error like others."""
-    breaker = CircuitBreaker(1)
-    assert await world.attempt(Policy.wrap(Fallback("instead"), breaker, Timeout(SHORT)), hanging(world)) == "instead"
-    assert breaker.state is CircuitState.OPEN
 
 
 class Nap(Policy[Never]):
@@ -383,15 +271,6 @@ async def test_a_function_is_not_entered_when_its_time_is_over_already(threads: 
     assert script.calls == 0
 
 
-async def test_a_retry_does_not_begin_a_wait_that_the_limit_would_cut_off(world: World) -> None:
-    """It comes out at once with the failure that it has, not after the limit with a timeout."""
-    error = Boom()
-    with Stopwatch() as took:
-        pipeline = Policy.wrap(Timeout(5), Retry(on=Boom, backoff=[30]))
-        assert await world.attempt(pipeline, Script(error).function()) is error
-    assert took.seconds < 4
-
-
 async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeClock) -> None:
     """What policies around it wait for is not taken off."""
     seen: list[float] = []
@@ -402,29 +281,3 @@ async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeCloc
     await world.attempt(Policy.wrap(Nap(), Timeout(LONG)), fn)
     await world.attempt(Policy.wrap(Timeout(LONG), Nap()), fn)
     assert seen == [LONG, LONG - 10]
-
-
-# --- memory ------------------------------------------------------------------------------------
-
-
-def test_no_failed_task_needs_the_cyclic_collector() -> None:
-    """A task whose call failed, or was cut off, is gone when nobody wants it any more."""
-    alive: list[weakref.ref[Any]] = []
-
-    async def fail(ctx: Context) -> None:
-        raise Boom
-
-    async def start(fn: Callable[[Context], Awaitable[None]]) -> None:
-        task = asyncio.create_task(Timeout(0.005).aexecute(fn))
-        alive.append(weakref.ref(task))
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), (Boom, TimeoutExceeded))
-
-    async def main() -> None:
-        for fn in (fail, forever):
-            await start(fn)
-        await asyncio.sleep(0)
-        assert [ref() for ref in alive] == [None, None]
-
-    with no_collector():
-        asyncio.run(main())

@@ -60,21 +60,6 @@ async def test_a_function_that_checks_gets_the_error_of_whichever_ran_out(
         assert [(event.timeout, event.by_deadline) for event in told] == [(5, False)]
 
 
-async def test_a_timeout_error_of_a_cooperative_limit_is_tried_again(world: World, clock: FakeClock) -> None:
-    """By a retry around it, as any timeout of one attempt."""
-    attempts: list[float] = []
-
-    async def fn(ctx: Context) -> str:
-        attempts.append(ctx.remaining())
-        if ctx.attempt < 3:
-            clock.advance(5.5)
-            ctx.check()
-        return "fine"
-
-    assert await world.attempt(Policy.wrap(Retry(backoff=[1]), Timeout(5, cooperative=True)), fn) == "fine"
-    assert attempts == [5, 5, 5]
-
-
 async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(world: World) -> None:
     """And then it was the outer one's time that ran out."""
     pipeline = Policy.wrap(Timeout(SHORT, cooperative=True, name="outer"), Timeout(LONG, name="inner"))
@@ -85,21 +70,10 @@ async def test_an_enforced_timeout_inside_a_cooperative_one_fires_at_its_limit(w
     assert took.seconds < 5
 
 
-async def test_a_cooperative_timeout_inside_an_enforced_one_is_cut_off_with_it(world: World) -> None:
-    """The enforced one cuts off whatever is inside it."""
-    pipeline = Policy.wrap(Timeout(SHORT, name="outer"), Timeout(LONG, cooperative=True))
-    error = await world.attempt(pipeline, hanging(world))
-    assert type(error) is TimeoutExceeded
-    assert error.policy == "outer"
-
-
 @pytest.mark.parametrize(
     ("limit", "took", "warned"),
     [
         (5, 10.5, True),
-        (5, 9.5, False),  # less than twice
-        (0.1, 1.05, False),  # less than a second too late
-        (0.1, 1.25, True),
         (5, 4.5, False),
     ],
 )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -101,22 +98,6 @@ def test_a_context_refuses_and_says_what_to_do(way: str) -> None:
         WAYS_TO_COPY[way](Context(timeout=5.0))
 
 
-@pytest.mark.parametrize("way", [*WAYS_TO_COPY, "asdict"])
-def test_an_event_can_be_sent_to_another_process(way: str) -> None:
-    """And written down as a dictionary: its properties are plain."""
-    told: list[Any] = []
-    retry = Retry(2, on=Boom, backoff=[0], on_retry=told.append)
-    retry.capture(broken_by(Boom("no")), Context(operation="read", properties={"tenant": 7}))
-    CircuitBreaker(1, on_transition=told.append).isolate()
-    for event in told:
-        if way == "asdict":
-            assert dataclasses.asdict(event)["properties"] == dict(event.properties)
-            continue
-        again = WAYS_TO_COPY[way](event)
-        assert (type(again), again.policy, again.properties) == (type(event), event.policy, event.properties)
-    assert [dict(event.properties) for event in told] == [{"tenant": 7}, {}]
-
-
 def test_an_event_is_no_way_to_change_an_execution() -> None:
     """Its properties are a copy: what a listener does to them is not seen by anybody else."""
 
@@ -132,29 +113,3 @@ def test_an_event_is_no_way_to_change_an_execution() -> None:
 
     retry.capture(fn, Context(properties={"tenant": 7}))
     assert seen == [7, 7]
-
-
-def broken_by(error: Exception) -> Callable[[Context], Any]:
-    def fn(ctx: Context) -> None:
-        raise error
-
-    return fn
-
-
-def test_policies_can_be_referred_to_weakly() -> None:
-    """And are gone with their last user, also after they have been used."""
-    for make in (
-        Retry,
-        Fallback,
-        CircuitBreaker,
-        lambda: Bulkhead(1),
-        lambda: Timeout(60.0),
-        lambda: Chaos(delay=1),
-        AdaptiveThrottle,
-    ):
-        policy: Policy[Any] = make()
-        policy.call(int)
-        alive = weakref.ref(policy)
-        del policy
-        gc.collect()
-        assert alive() is None

@@ -393,6 +393,7 @@ async def used(world: World, policy: Policy[Any]) -> None:
     """Execute, decorate, wrap a client: all that makes something of a policy."""
     await world.attempt(policy, answering)
     await world.attempt(policy, failing)
+    repr(policy), policy.describe()
     decorated: Any = policy(world.native(answering))
     await finished(decorated())
     await finished(policy.proxy(Client()).get() if world.blocking else policy.aproxy(Client()).later())

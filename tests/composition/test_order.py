@@ -46,25 +46,6 @@ class Trace(Policy[Never]):
             self.notes.append(self.letter.upper())
 
 
-@pytest.mark.parametrize("step", ["fine", Boom()], ids=["success", "failure"])
-async def test_the_first_policy_is_the_outermost(world: World, step: Any) -> None:
-    """a(b(c(fn))), however it was put together; a failure goes the same way out."""
-    notes: list[str] = []
-    a, b, c = (Trace(letter, notes) for letter in "abc")
-    for pipeline in (
-        Policy.wrap(a, b, c),
-        a.wrap(b, c),
-        a.wrap(b).wrap(c),
-        a.wrap(b.wrap(c)),
-        Policy.wrap(a.wrap(b, name="named"), c),
-        Policy.wrap(a, Policy.wrap(b, c, listeners=[lambda event: None])),
-    ):
-        notes.clear()
-        await run(world, pipeline, Script(step))
-        assert "".join(notes) == "abcCBA"
-        assert pipeline.policies == (a, b, c)
-
-
 async def test_each_attempt_goes_through_everything_inside_the_retry(world: World, clock: FakeClock) -> None:
     """What is around it is passed once."""
     notes: list[str] = []
@@ -140,20 +121,6 @@ async def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) ->
 # --- fallback ---
 
 
-async def test_a_fallback_around_a_retry_answers_when_the_retries_are_used_up(world: World, clock: FakeClock) -> None:
-    """The last resort."""
-    script = Script(Boom())
-    assert await run(world, Policy.wrap(Fallback("instead"), Retry(3, on=Boom, backoff=[0])), script) == "instead"
-    assert script.calls == 3
-
-
-async def test_a_fallback_inside_a_retry_hides_the_failure_from_it(world: World, clock: FakeClock) -> None:
-    """There is nothing left to try again."""
-    script = Script(Boom())
-    assert await run(world, Policy.wrap(Retry(3, on=Boom, backoff=[0]), Fallback("instead")), script) == "instead"
-    assert script.calls == 1
-
-
 async def test_a_fallback_inside_a_breaker_hides_the_failure_from_it_too(world: World) -> None:
     """The breaker sees an answer; the other way round it sees the failure and the caller the answer."""
     hidden, seeing = CircuitBreaker(1), CircuitBreaker(1)
@@ -163,31 +130,7 @@ async def test_a_fallback_inside_a_breaker_hides_the_failure_from_it_too(world: 
     assert seeing.state is CircuitState.OPEN
 
 
-async def test_a_fallback_answers_whatever_the_others_refuse(world: World, clock: FakeClock) -> None:
-    """An open circuit, a full bulkhead, a limit, a budget that is over."""
-    breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
-    await run(world, breaker, Script(Boom()))
-
-    fn = Script("fine").function()
-    answers = [await world.execute(Policy.wrap(Fallback("instead"), breaker), fn)]
-    with bulkhead.slot():
-        answers.append(await world.execute(Policy.wrap(Fallback("instead"), bulkhead), fn))
-    answers.append(await world.execute(Policy.wrap(Fallback("instead"), Retry()), fn, Context(timeout=0)))
-    assert answers == ["instead"] * 3
-
-
 # --- circuit breaker ---
-
-
-async def test_a_breaker_inside_a_retry_counts_every_attempt(world: World, clock: FakeClock) -> None:
-    """It opens in the middle of them, and the Retry does not wait for a refusal that it can foresee."""
-    breaker = CircuitBreaker(2)
-    script = Script(Boom())
-    error = await run(world, Policy.wrap(Retry(5, on=Exception, backoff=[1]), breaker), script)
-    assert isinstance(error, Boom)
-    assert breaker.state is CircuitState.OPEN
-    assert script.calls == 2
-    assert clock.sleeps == [1]
 
 
 async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: FakeClock) -> None:
@@ -198,17 +141,6 @@ async def test_a_breaker_around_a_retry_counts_executions(world: World, clock: F
     assert breaker.state is CircuitState.CLOSED
     await run(world, pipeline, Script(Boom()))
     assert breaker.state is CircuitState.OPEN
-
-
-async def test_a_retry_that_names_open_circuits_waits_until_a_probe_is_admitted(world: World, clock: FakeClock) -> None:
-    """`retry_after` of the refusal is the wait."""
-    breaker = CircuitBreaker(1, open_for=30)
-    script = Script(Boom(), "recovered")
-    pipeline = Policy.wrap(Retry(5, on=(Boom, CircuitOpen), backoff=[1]), breaker)
-    assert await run(world, pipeline, script) == "recovered"
-    assert script.calls == 2
-    assert clock.sleeps == [1, 29]
-    assert breaker.state is CircuitState.CLOSED
 
 
 async def test_an_open_circuit_takes_no_permit(world: World) -> None:
@@ -325,6 +257,3 @@ async def test_the_story_of_an_outage_is_told_in_order(world: World, clock: Fake
     assert await run(world, pipeline, Script("back")) == "back"
     assert [type(event) for event in told] == [events.CircuitChanged, events.CircuitChanged, events.ExecutionFinished]
     assert [(event.old.name, event.new.name) for event in told[:2]] == [("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]
-
-
-# --- executions inside executions ---

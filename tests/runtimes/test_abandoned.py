@@ -133,32 +133,6 @@ def test_a_function_that_ends_before_it_is_counted_is_never_counted(
 # --- what is held comes back at once ---
 
 
-def test_permits_come_back_at_once_while_the_abandoned_function_still_runs(gate: threading.Event) -> None:
-    """Whether the bulkhead is inside the timeout or around it: the next call gets in."""
-    for wrap in (lambda b: Policy.wrap(Timeout(SHORT), b), lambda b: Policy.wrap(b, Timeout(SHORT))):
-        bulkhead = Bulkhead(1)
-        before = Timeout.abandoned()
-        with pytest.raises(TimeoutExceeded):
-            wrap(bulkhead).call(gate.wait, 10)
-        assert bulkhead.stats().in_flight == 0
-        assert bulkhead.call(lambda: "in") == "in"
-        assert Timeout.abandoned() == before + 1
-
-
-def test_a_probe_slot_comes_back_at_once_too(gate: threading.Event) -> None:
-    """The breaker inside the timeout has not heard of a result, and admits the next probe."""
-    breaker = CircuitBreaker(1, open_for=0.001)
-    with pytest.raises(ZeroDivisionError):
-        breaker.call(lambda: 1 / 0)
-    time.sleep(0.002)
-    with pytest.raises(TimeoutExceeded):
-        Policy.wrap(Timeout(SHORT), breaker).call(gate.wait, 10)
-    assert breaker.state is CircuitState.HALF_OPEN
-    assert breaker.stats().probes == 0
-    assert breaker.call(lambda: "recovered") == "recovered"
-    assert breaker.state is CircuitState.CLOSED
-
-
 def test_what_an_abandoned_function_does_later_moves_nothing(gate: threading.Event) -> None:
     """Its result does not reach the policies that it was called through."""
     breaker = CircuitBreaker(1)

@@ -12,7 +12,6 @@ from resilience import Bulkhead, CircuitBreaker, CircuitState, Context, Failure,
 from resilience.errors import SuspensionMisuse
 from resilience.events import ExecutionFinished
 from resilience.runtimes import lowering
-from resilience.runtimes.blocking import drive
 from tests.conftest import World, nothing_is_left_unawaited
 
 
@@ -209,20 +208,6 @@ def test_a_policy_that_swallows_its_being_closed_is_reported_all_the_same() -> N
 
     with pytest.raises(RuntimeError):
         Stubborn().execute(lambda ctx: "fine")
-
-
-def test_drive_returns_what_a_coroutine_returns_and_raises_what_it_raises() -> None:
-    """In one `send`."""
-
-    async def value() -> str:
-        return "value"
-
-    async def error() -> str:
-        raise KeyError("no")
-
-    assert drive(value()) == "value"
-    with pytest.raises(KeyError):
-        drive(error())
 
 
 def test_an_awaitable_that_is_done_may_be_awaited_whatever_it_is() -> None:

@@ -28,7 +28,6 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
-    current_context,
 )
 from resilience.runtimes import workers
 from tests.conftest import Boom
@@ -132,26 +131,7 @@ def test_the_function_sees_a_copy_of_the_callers_context_variables() -> None:
         Timeout(LONG).call(TENANT.get)  # the same worker again: it has kept nothing
 
 
-def test_the_ambient_context_is_there() -> None:
-    """`current_context()` on the worker is what the function was handed, and inner executions inherit it."""
-    seen: list[Any] = []
-
-    def fn(ctx: Context) -> None:
-        seen.append(current_context() is ctx)
-        Retry().execute(lambda inner: seen.append((inner.deadline == ctx.deadline, inner.operation)))
-
-    Timeout(LONG).execute(fn, Context(operation="fetch"))
-    assert seen == [True, (True, "fetch")]
-    assert current_context().operation is None
-
-
 # --- reuse ---
-
-
-def test_a_worker_is_reused() -> None:
-    """Calls one after the other run on the same thread: starting one costs 50 us."""
-    timeout = Timeout(LONG)
-    assert len({timeout.call(threading.get_ident) for _ in range(20)}) == 1
 
 
 def test_a_worker_is_free_before_its_caller_can_ask_for_the_next() -> None:
@@ -274,13 +254,6 @@ def test_a_worker_that_was_taken_waits_for_its_job_however_long_that_takes(monke
     while not taken:  # an idle worker may have ended before it could be taken
         worker = timeout.call(threading.current_thread)
     assert worker is taken[0]
-
-
-def test_results_are_not_mixed_up_under_contention() -> None:
-    """Many callers, few workers: each gets its own."""
-    timeout = Timeout(LONG)
-    with ThreadPoolExecutor(8) as callers:
-        assert list(callers.map(lambda n: timeout.call(lambda: n), range(400))) == list(range(400))
 
 
 # --- outcomes ---
@@ -406,25 +379,6 @@ def test_what_cannot_even_be_closed_does_not_harm_the_worker(
     gate.set()
     until(lambda: caplog.records)
     until(lambda: threads[0] in workers.pool.idle)
-
-
-def test_a_call_that_was_walked_away_from_runs_to_its_own_end(gate: threading.Event) -> None:
-    """Nothing is raised inside it from outside; it may be holding a lock."""
-    steps: list[str] = []
-
-    def fn() -> None:
-        try:
-            gate.wait(10)
-            steps.append("worked on")
-        finally:
-            steps.append("cleaned up")
-
-    with pytest.raises(TimeoutExceeded):
-        Timeout(SHORT).call(fn)
-    assert steps == []
-    gate.set()
-    until(lambda: Timeout.abandoned() == 0)
-    assert steps == ["worked on", "cleaned up"]
 
 
 def test_an_idle_worker_keeps_nobodys_things_alive() -> None:

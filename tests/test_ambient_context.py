@@ -287,19 +287,6 @@ class Waiting:
             self.is_closed = True
 
 
-def test_an_execution_that_is_closed_from_elsewhere_ends_in_peace() -> None:
-    """A coroutine that is thrown away half-way may be closed in another context: no error of ours is added."""
-    waiting = Waiting()
-
-    async def fn(ctx: Context) -> None:
-        await waiting
-
-    coroutine = Retry().wrap(Bulkhead(1)).aexecute(fn)
-    contextvars.copy_context().run(coroutine.send, None)
-    coroutine.close()
-    assert waiting.is_closed
-
-
 def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     """The same while a fallback's handler waits: in other variables there is no context to restore."""
     waiting = Waiting()
@@ -314,15 +301,6 @@ def test_a_handler_that_is_closed_from_elsewhere_ends_in_peace() -> None:
     coroutine.close()
     assert waiting.is_closed
     assert current_context().deadline == INF
-
-
-async def test_a_handler_sees_the_context_of_its_execution(world: World) -> None:
-    """It may call out as well: then the same budget holds."""
-
-    def handler(failure: object, ctx: Context) -> bool:
-        return current_context() is ctx
-
-    assert await world.execute(Fallback(handler=handler), Script(Boom()).function(), Context(timeout=5.0)) is True
 
 
 def test_remaining_seconds_cross_from_one_world_to_another(clock: FakeClock) -> None:

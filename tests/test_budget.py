@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,29 +18,14 @@ from resilience import (
     Context,
     DeadlineExceeded,
     Fallback,
-    Policy,
     Retry,
-    Timeout,
-    TimeoutExceeded,
     current_context,
     deadline,
 )
 from resilience.runtimes.alarms import AsyncioTimer
 from resilience.runtimes.tasks import ScopeTimer
 from tests.conftest import Boom, FakeClock, World
-
-INF = float("inf")
-
-
-class Passing(Policy):
-    """A policy that does nothing."""
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        return await call(ctx)
-
-
-PASSING = Passing()
-
+from tests.contexts import INF, PASSING
 
 # --- deadline blocks -------------------------------------------------------------------------
 
@@ -376,60 +360,6 @@ async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world
             await anyio.sleep(5)
 
 
-async def test_an_enforced_timeout_inside_a_block_fires_at_the_earlier_of_the_two(world: World) -> None:
-    """And where the budget was the earlier one, the error is `DeadlineExceeded`."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    async def main() -> tuple[object, object]:
-        with deadline(0.02):
-            by_budget = await world.attempt(Timeout(5.0), hang)
-        with deadline(5.0):
-            by_timeout = await world.attempt(Timeout(0.02), hang)
-        return by_budget, by_timeout
-
-    by_budget, by_timeout = await main()
-    assert type(by_budget) is DeadlineExceeded
-    assert type(by_timeout) is TimeoutExceeded
-    assert by_timeout.timeout == 0.02
-
-
-async def test_blocks_of_other_policies_obey_the_ambient_budget(world: World) -> None:
-    """A slot that nobody gives up is waited for no longer than the deadline allows."""
-    bulkhead = Bulkhead(1, queue=1)
-
-    if world.blocking:
-        with bulkhead.slot(), deadline(0.01), pytest.raises(DeadlineExceeded), bulkhead.slot():
-            pass
-    else:
-        async with bulkhead.slot():
-            with deadline(0.01), pytest.raises(DeadlineExceeded):
-                async with bulkhead.slot():
-                    pass
-    assert bulkhead.stats().in_flight == 0
-
-
-async def test_a_slot_in_a_task_that_outlives_its_timeout_still_obeys_the_deadline(in_asyncio: World) -> None:
-    """The timer around the parent does not cut off the child: the child's own wait has to end by itself."""
-    bulkhead = Bulkhead(1, queue=1)
-    children: list[asyncio.Task[None]] = []
-
-    async def child() -> None:
-        async with bulkhead.slot():
-            pass
-
-    async def fn(ctx: Context) -> None:
-        children.append(asyncio.create_task(child()))
-        await asyncio.sleep(5)
-
-    async with bulkhead.slot():
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.05).aexecute(fn)
-        with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(children[0], 1.0)
-
-
 @pytest.mark.parametrize("how", ["with", "async with"])
 async def test_leaving_a_block_that_was_never_entered_does_nothing(in_asyncio: World, how: str) -> None:
     """An exit stack that lost its way may do so; the ambient context stays."""
@@ -486,29 +416,6 @@ async def test_a_block_that_was_interrupted_at_its_beginning_cuts_off_nobody(
         async with deadline(0.02):
             raise AssertionError
     await anyio.sleep(0.1)
-
-
-def test_a_loop_inside_a_timeouts_worker_obeys_the_deadline() -> None:
-    """The blocking timer of the caller cuts off no task: the wait for a slot has to end by itself."""
-    bulkhead = Bulkhead(1, queue=1)
-    ended: list[str] = []
-    done = threading.Event()
-
-    async def inside() -> None:
-        try:
-            async with asyncio.timeout(1.0):
-                async with bulkhead.slot():
-                    ended.append("got a slot")
-        except DeadlineExceeded:
-            ended.append("deadline")
-        except TimeoutError:
-            ended.append("hung")
-        done.set()
-
-    with bulkhead.slot():
-        Timeout(0.03).capture(lambda ctx: asyncio.run(inside()))  # ends at the deadline, by itself or cut off
-        assert done.wait(5.0)
-    assert ended == ["deadline"]
 
 
 def test_generators_that_end_in_any_order_leave_no_budget_behind(clock: FakeClock) -> None:

@@ -82,27 +82,6 @@ def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
     assert ctx.remaining() == 0.0
 
 
-def test_a_timeout_of_zero_is_over_already(clock: FakeClock) -> None:
-    """It is not "no limit", as 0 is to so many clients."""
-    ctx = Context(timeout=0)
-    assert ctx.expired
-    assert ctx.remaining() == 0.0
-    with pytest.raises(DeadlineExceeded):
-        ctx.timeout()
-
-
-async def test_nothing_is_executed_with_a_timeout_of_zero(world: World, clock: FakeClock) -> None:
-    """A Retry makes no attempt after the deadline, and a Timeout enters nothing."""
-    for policy in (Retry(), Timeout(5.0), Retry().wrap(Timeout(5.0))):
-        script = Script("fine")
-
-        async def main(policy: Policy[Any] = policy, script: Script = script) -> object:
-            return await world.attempt(policy, script.function(), Context(timeout=0))
-
-        assert isinstance(await main(), DeadlineExceeded)
-        assert script.calls == 0
-
-
 def test_the_timeout_for_a_client_is_the_smaller_of_the_limit_and_what_is_left(clock: FakeClock) -> None:
     """None where there is neither."""
     ctx = Context(timeout=5.0)
@@ -143,13 +122,6 @@ def test_the_timeout_is_not_zero_if_the_clock_moves_meanwhile(monkeypatch: pytes
     assert ctx.timeout() == pytest.approx(0.001)
     with pytest.raises(DeadlineExceeded):
         ctx.timeout()
-
-
-def test_the_error_of_a_context_is_a_timeout_error(clock: FakeClock) -> None:
-    """And says in one sentence what is over."""
-    with pytest.raises(TimeoutError, match="deadline") as caught:
-        Context(timeout=0).check()
-    assert isinstance(caught.value, DeadlineExceeded)
 
 
 async def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
@@ -211,15 +183,6 @@ def test_a_child_inherits_and_only_shortens(clock: FakeClock) -> None:
     assert ctx.child().deadline == ctx.deadline
 
 
-async def test_the_attempt_is_the_innermost_retrys(world: World, clock: FakeClock) -> None:
-    """Two retries around one another each count their own."""
-    pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Retry(2, on=Boom, backoff=[0]))
-    script = Script(Boom("no"))
-
-    await world.attempt(pipeline, script.function())
-    assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
-
-
 def test_a_context_says_what_it_is() -> None:
     """For whoever prints it while looking for a mistake."""
     assert repr(Context()) == "<Context attempt=1>"
@@ -266,15 +229,6 @@ def test_a_failure_is_told_on_one_line() -> None:
     ctx = Context()
     Retry(1, on=Boom).capture(fail, ctx)
     assert [str(failed) for failed in ctx.failures] == ["Boom(terminated with: status = 14)"]
-
-
-async def test_it_tells_the_same_of_an_execution_that_failed(world: World, clock: FakeClock) -> None:
-    """That is when somebody asks."""
-    ctx = Context()
-
-    assert isinstance(await world.attempt(Retry(2, on=Boom, backoff=[1.0]), Script(Boom("no")).function(), ctx), Boom)
-    assert (ctx.attempts, ctx.elapsed) == (2, 1.0)
-    assert [str(failed) for failed in ctx.failures] == ["Boom(no)"] * 2
 
 
 async def test_the_report_is_there_while_it_runs(world: World, clock: FakeClock) -> None:
@@ -473,18 +427,6 @@ async def test_a_context_that_is_handed_on_to_a_nested_execution_still_tells_of_
 
 
 # --- sleeping, and the world -------------------------------------------------------------------
-
-
-async def test_a_policy_sleeps_through_its_context(world: World, clock: FakeClock) -> None:
-    """In whatever way its world sleeps."""
-
-    class Slow(Policy):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            await ctx.sleep(2.5)
-            return await call(ctx)
-
-    assert await world.execute(Slow(), Script("fine").function()) == "fine"
-    assert clock.sleeps == [2.5]
 
 
 async def test_a_policy_really_waits(world: World) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from resilience import current_context
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.functions import quick
 
@@ -189,58 +187,3 @@ async def test_the_decorator_works_on_callables_without_a_name(tasks_world: Worl
     ]
     assert (two, three) == (2, 3)
     assert inspect.iscoroutinefunction(quick()(LaterAdder()))
-
-
-def test_policies_decorate_on_top_of_one_another(clock: FakeClock) -> None:
-    """Two decorators are two nested executions: the inner one makes its attempts within each of the outer's."""
-    calls: list[int] = []
-
-    @quick(2)
-    @quick(3)
-    def fn() -> None:
-        calls.append(current_context().attempt)
-        raise Boom
-
-    with pytest.raises(Boom):
-        fn()
-    assert calls == [1, 2, 3, 1, 2, 3]
-
-
-def generator(*args: Any) -> Iterator[int]:
-    yield 1
-
-
-async def async_generator(*args: Any) -> AsyncIterator[int]:
-    yield 1
-
-
-class Generates:
-    def __call__(self) -> Iterator[int]:
-        yield 1
-
-    def method(self) -> Iterator[int]:
-        yield 1
-
-    async def amethod(self) -> AsyncIterator[int]:
-        yield 1
-
-
-@pytest.mark.parametrize(
-    ("fn", "name"),
-    [
-        (generator, "generator"),
-        (async_generator, "async_generator"),
-        (functools.partial(generator, 1), "generator"),
-        (functools.partial(async_generator, 1), "async_generator"),
-        (Generates(), "Generates"),
-        (Generates().method, "Generates.method"),
-        (Generates().amethod, "Generates.amethod"),
-        (staticmethod(generator), "generator"),
-        (classmethod(generator), "generator"),
-    ],
-    ids=lambda it: it if isinstance(it, str) else "",
-)
-def test_a_generator_function_is_refused_when_it_is_decorated(fn: Any, name: str) -> None:
-    """Calling it does none of its work, so nothing would be protected: the error says so, and names it."""
-    with pytest.raises(TypeError, match=rf"^{name} is a generator function"):
-        quick()(fn)

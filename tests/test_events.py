@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Never
 
-import anyio
 import pytest
 
 from resilience import (
@@ -31,7 +29,6 @@ from resilience import (
     Retry,
     Success,
     Timeout,
-    TimeoutExceeded,
     events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
@@ -88,12 +85,6 @@ async def test_a_retry_tells_why_it_gave_up(
     [gave_up] = [event for event in heard if isinstance(event, events.RetryGaveUp)]
     assert (gave_up.reason, gave_up.attempts) == (reason, 1)
     assert events.RetryScheduled not in kinds(heard), "nothing was scheduled that was not done"
-
-
-async def test_a_retry_that_succeeds_does_not_give_up(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """A failure that was mended is a failure and a wait, nothing more."""
-    await world.execute(Retry(on=Boom, backoff=[0]), Script(Boom(), "fine").function())
-    assert kinds(heard) == [events.AttemptFailed, events.RetryScheduled, events.ExecutionFinished]
 
 
 async def test_a_retry_tells_of_a_result_that_was_not_good_enough(
@@ -178,13 +169,6 @@ async def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: Wor
     await world.attempt(Policy.wrap(Timeout(0.01), name="p", listeners=[lambda event: None]), hang)
     unsubscribe()
     assert [(event.pipeline, event.scope) for event in seen] == [(None, None), ("p", "total")]
-
-
-async def test_a_timeout_that_does_not_fire_tells_nothing(world: World, heard: list[Any]) -> None:
-    """Nor does a user's own `TimeoutError` count for one."""
-    await world.execute(Timeout(5.0), Script("fine").function())
-    await world.attempt(Timeout(5.0), Script(TimeoutError("mine")).function())
-    assert kinds(heard) == [events.ExecutionFinished] * 2
 
 
 async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
@@ -301,20 +285,6 @@ def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(
     assert (refused.policy, refused.reason, vars(refused)["waited"]) == ("t", "WorkersExhausted", 0.0)
 
 
-async def test_a_fallback_tells_what_it_answered_instead_of(world: World, heard: list[Any]) -> None:
-    """The failure, or the result that was not good enough."""
-    boom = Boom()
-    fallback = Fallback("instead", on_result=lambda result: result == "bad", name="f")
-
-    for step in (boom, "bad", "good"):
-        await world.execute(fallback, Script(step).function(), Context(operation="op"))
-    used = [event for event in heard if isinstance(event, events.FallbackUsed)]
-    assert [(event.policy, event.operation, event.outcome) for event in used] == [
-        ("f", "op", Failure(boom)),
-        ("f", "op", Success("bad")),
-    ]
-
-
 # --- the end of an execution -------------------------------------------------------------------
 
 
@@ -344,25 +314,6 @@ async def test_a_plain_policy_is_an_execution_as_well(world: World, heard: list[
         ("Retry", 1, Success(1)),
         ("r", 1, Success(2)),
     ]
-
-
-async def test_a_cancelled_execution_has_no_outcome(tasks_world: World, heard: list[Any]) -> None:
-    """It is told that it is over; how it would have ended nobody knows."""
-    with anyio.move_on_after(0.05):
-        await Retry(on=Exception).wrap(Timeout(5.0), Fallback("x")).aexecute(lambda ctx: anyio.sleep(4))
-    assert kinds(heard) == [events.ExecutionFinished]
-    assert (heard[0].outcome, heard[0].attempts) == (None, 1)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_an_interrupted_execution_has_no_outcome(
-    world: World, heard: list[Any], kind: type[BaseException]
-) -> None:
-    """Whatever is no `Exception` is none."""
-    with pytest.raises(kind):
-        await world.execute(Fallback("x").wrap(Retry(on=Exception)), Script(kind()).function())
-    assert kinds(heard) == [events.ExecutionFinished]
-    assert heard[0].outcome is None
 
 
 async def test_a_nested_execution_is_told_as_one_of_its_own(world: World, heard: list[Any]) -> None:
@@ -584,31 +535,3 @@ async def test_the_errors_of_deadlines_are_told_like_others(world: World, heard:
     [finished] = heard
     assert isinstance(finished.outcome.error, DeadlineExceeded)
     assert finished.attempts == 0
-
-
-async def test_a_timeout_is_told_before_the_fallback_that_answers_it(world: World, heard: list[Any]) -> None:
-    """Each policy tells of itself, the inner one first."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    assert await world.execute(Fallback("x", on=TimeoutExceeded).wrap(Timeout(0.01)), hang) == "x"
-    assert kinds(heard) == [events.TimedOut, events.FallbackUsed, events.ExecutionFinished]
-
-
-def test_a_subscriber_hears_of_both_loops_and_threads() -> None:
-    """Subscriptions are the process's: one listener for every world."""
-    seen: list[Any] = []
-    unsubscribe = events.subscribe(seen.append, events.FallbackUsed)
-    fallback = Fallback("x")
-
-    async def main() -> object:
-        return await fallback.aexecute(Script(Boom()).function())
-
-    asyncio.run(main())
-    anyio.run(main, backend="trio")
-    thread = threading.Thread(target=fallback.execute, args=[lambda ctx: 1 / 0])
-    thread.start()
-    thread.join()
-    unsubscribe()
-    assert len(seen) == 3

@@ -16,7 +16,6 @@ from resilience import (
     Retry,
     Timeout,
     TimeoutExceeded,
-    events,
 )
 from tests.conftest import Boom, FakeClock, Script, World
 
@@ -171,38 +170,6 @@ async def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: Fake
     assert script.calls == 4
 
 
-async def test_a_policy_may_hand_the_rest_of_the_chain_to_a_helper_and_to_other_policies(
-    world: World, clock: FakeClock
-) -> None:
-    """`call` is an ordinary coroutine function: it can be passed on, and another policy can go around it."""
-
-    class Careful(Policy):
-        retry = Retry(3, on=Boom, backoff=[0])
-
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await self.retry.around(call, ctx)
-
-    script = Script(Boom(), Boom(), "fine")
-
-    assert await world.execute(Timeout(5.0).wrap(Careful()), script.function()) == "fine"
-    assert script.calls == 3
-
-
-async def test_a_pipeline_can_go_around_a_call_inside_a_policy(world: World, clock: FakeClock) -> None:
-    """A pipeline is a policy: its `around` may be used by hand."""
-
-    class Careful(Policy):
-        inner = Retry(3, on=Boom, backoff=[0]).wrap(CircuitBreaker(9), Timeout(5.0))
-
-        async def around(self, call: Any, ctx: Context) -> Any:
-            return await self.inner.around(call, ctx)
-
-    script = Script(Boom(), Boom(), "fine")
-
-    assert await world.execute(Careful(), script.function()) == "fine"
-    assert script.calls == 3
-
-
 async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:
     """`super().around(...)` works as anywhere."""
 
@@ -215,22 +182,6 @@ async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> Non
             return (await super().around(call, ctx), "derived")
 
     assert await world.execute(Derived(), Script("x").function()) == (["x"], "derived")
-
-
-async def test_a_policy_made_inside_a_function_may_use_what_is_around_it(world: World) -> None:
-    """Closures are closures."""
-    log: list[str] = []
-
-    def tagging(tag: str) -> Policy:
-        class Tag(Policy):
-            async def around(self, call: Any, ctx: Context) -> Any:
-                log.append(tag)
-                return await call(ctx)
-
-        return Tag()
-
-    assert await world.execute(tagging("a").wrap(tagging("b")), Script("x").function()) == "x"
-    assert log == ["a", "b"]
 
 
 def test_a_policy_without_a_flow_cannot_be_made() -> None:
@@ -262,12 +213,3 @@ def test_a_policy_is_called_by_its_name_or_that_of_its_class() -> None:
 
     assert repr(Limited(5)) == "Limited(limit=5)"
     assert repr(Limited(5, burst=4)) == "Limited(limit=5, burst=4)"
-
-
-def test_an_event_of_an_execution_names_a_policy_of_ones_own() -> None:
-    """By the name that it was given."""
-    seen: list[Any] = []
-    unsubscribe = events.subscribe(seen.append, events.ExecutionFinished)
-    Answering("cache").execute(lambda ctx: "x")
-    unsubscribe()
-    assert [event.policy for event in seen] == ["cache"]

@@ -12,7 +12,6 @@ import pytest
 
 from resilience import (
     Bulkhead,
-    BulkheadFull,
     CircuitBreaker,
     CircuitOpen,
     ConsecutiveFailures,
@@ -108,26 +107,6 @@ def test_one_policy_makes_a_pipeline_as_well() -> None:
     assert a.wrap(name="alone").name == "alone"
 
 
-async def test_a_policy_may_be_in_a_pipeline_twice(world: World) -> None:
-    """It is a policy like another."""
-    log: list[str] = []
-    [a] = tags("a", log)
-    pipeline = a.wrap(a, Policy.wrap(a, name="inner"))
-
-    await world.execute(pipeline, Script("x").function())
-    assert pipeline.policies == (a, a, a)
-    assert log == ["a", "a", "a", "A", "A", "A"]
-
-
-def test_policies_is_flat_however_deep_it_is_nested() -> None:
-    """Names and listeners on the way do not hide what is inside."""
-    letters = tags("abcdef")
-    a, b, c, d, e, f = letters
-    inner = Policy.wrap(c, Policy.wrap(d, listeners=[print_nothing]), name="inner")
-    pipeline = Policy.wrap(a, Policy.wrap(b, inner, name="middle"), e.wrap(f))
-    assert pipeline.policies == tuple(letters)
-
-
 # --- shared state ----------------------------------------------------------------------------
 
 
@@ -139,31 +118,6 @@ async def test_a_breaker_in_two_pipelines_is_one_breaker(world: World, clock: Fa
     await world.attempt(reading, Script(Boom()).function())
     await world.attempt(writing, Script(Boom()).function())
     assert isinstance(await world.attempt(reading, Script("never").function()), CircuitOpen)
-
-
-async def test_a_bulkhead_in_two_pipelines_is_one_bulkhead(world: World) -> None:
-    """And in the pipeline that a pipeline is nested in."""
-    gate = Bulkhead(1)
-    first, second = Retry(1).wrap(gate), Policy.wrap(Fallback("x", on=Boom), gate.wrap(Retry(1)))
-
-    async def outer(ctx: Context) -> object:
-        return await world.attempt(second, Script("never").function())
-
-    full, after = [await world.execute(first, outer), await world.execute(second, Script("after").function())]
-    assert isinstance(full, BulkheadFull)
-    assert after == "after"
-
-
-async def test_attempts_are_not_shared(world: World, clock: FakeClock) -> None:
-    """A Retry counts within one execution: two pipelines that share it do not share its attempts."""
-    retry = Retry(2, on=Boom, backoff=[0])
-    script = Script(Boom())
-
-    async def inner(ctx: Context) -> Any:
-        return await world.execute(Timeout(5.0).wrap(retry), script.function())
-
-    await world.attempt(retry.wrap(Bulkhead(1)), inner)
-    assert [ctx.attempt for ctx in script.contexts] == [1, 2, 1, 2]
 
 
 # --- names and listeners ---------------------------------------------------------------------
@@ -199,32 +153,6 @@ def test_a_pipeline_is_called_pipeline_or_by_its_name() -> None:
     assert Policy.wrap(Retry(), name="users").wrap(Timeout(1.0)).name == "Pipeline"
     assert Pipeline(Retry()).name == "Pipeline"
     assert Pipeline(Retry(), name="users").name == "users"
-
-
-async def test_a_nested_pipeline_keeps_its_listeners_and_its_name(world: World, clock: FakeClock) -> None:
-    """Wrapped, twice, and named: its listeners hear what happens inside it, whoever executes it."""
-    seen: list[tuple[str, str]] = []
-    retry = Retry(2, on=Boom, backoff=[0], name="retry")
-    inner = Policy.wrap(retry, name="inner", listeners=[lambda event: seen.append(("inner", type(event).__name__))])
-    middle = Policy.wrap(Timeout(5.0), inner, name="middle")
-    outer = Policy.wrap(Fallback("x"), middle, listeners=[lambda event: seen.append(("outer", type(event).__name__))])
-
-    assert await world.execute(outer, Script(Boom(), "fine").function()) == "fine"
-    assert [kind for who, kind in seen if who == "inner"] == ["AttemptFailed", "RetryScheduled"]
-    assert [kind for who, kind in seen if who == "outer"] == ["AttemptFailed", "RetryScheduled", "ExecutionFinished"]
-    assert "inner" in repr(outer)
-    assert "middle" in repr(outer)
-
-
-async def test_an_execution_is_told_by_the_name_of_the_pipeline_that_was_executed(world: World) -> None:
-    """Not by that of a part."""
-    seen: list[str] = []
-    pipeline = Policy.wrap(Retry(name="retry"), Policy.wrap(Timeout(5.0), name="inner"), name="users")
-    unsubscribe = events.subscribe(lambda event: seen.append(event.policy), events.ExecutionFinished)
-
-    await world.execute(pipeline, Script("fine").function())
-    unsubscribe()
-    assert seen == ["users"]
 
 
 def test_listeners_may_come_from_any_iterable() -> None:
@@ -475,6 +403,3 @@ def test_a_copy_of_a_pipeline_is_a_pipeline_of_the_same_policies(again: Callable
     if again is not copy.copy:
         with pytest.raises(TypeError, match="cannot be copied"):
             again(Policy.wrap(Retry(), CircuitBreaker()))
-
-
-# --- composing -------------------------------------------------------------------------------

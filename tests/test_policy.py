@@ -7,7 +7,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -17,18 +16,16 @@ import pytest
 from resilience import (
     Bulkhead,
     CircuitBreaker,
-    CircuitState,
     Context,
     Failure,
     Fallback,
     Policy,
-    Retry,
     Success,
     Timeout,
     current_context,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
-from tests.functions import Later, coroutine, quick
+from tests.functions import Later, quick
 
 # --- execute -----------------------------------------------------------------------------------
 
@@ -95,43 +92,6 @@ def test_an_execution_of_a_coroutine_function_begins_when_it_is_awaited(tasks_wo
     assert asyncio.run(gathered()) == [2, 3, 4]
 
 
-@pytest.mark.parametrize("policy", [Bulkhead(1), CircuitBreaker(1), Fallback("answer")], ids=repr)
-def test_it_is_a_misuse_at_any_call(policy: Policy[Any]) -> None:
-    """Also once the policy knows its way, and calls the function without a context of its own."""
-    assert policy.call(len, "four") == 4
-    for _ in range(2):
-        with nothing_is_left_unawaited(), pytest.raises(TypeError, match="aexecute"):
-            policy.call(lambda: coroutine())
-    assert policy.call(len, "four") == 4
-
-
-@pytest.mark.parametrize("through", ["call", "decorator", "proxy"])
-def test_a_blocking_call_that_returns_an_awaitable_is_a_misuse_and_no_outcome(through: str) -> None:
-    """Nobody retries, counts or answers it, and what it returned is closed."""
-
-    async def fetch() -> str:
-        return "never"
-
-    returned: list[Any] = []
-
-    def begin() -> Any:
-        returned.append(fetch())
-        return returned[-1]
-
-    breaker = CircuitBreaker(1)
-    policy = Policy.wrap(Fallback("answer"), Retry(3, on=Exception, backoff=[0]), breaker)
-    run = {
-        "call": lambda: policy.call(begin),
-        "decorator": policy(begin),
-        "proxy": lambda: policy.proxy(SimpleNamespace(begin=begin), "begin").begin(),
-    }[through]
-    with pytest.raises(TypeError, match="begin returned an awaitable"):
-        run()
-    assert len(returned) == 1
-    assert returned[0].cr_frame is None  # closed
-    assert breaker.state is CircuitState.CLOSED
-
-
 async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) -> None:
     """Clients are full of plain methods that return one; each attempt calls them anew."""
     calls: list[int] = []
@@ -151,17 +111,6 @@ async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) 
         await quick().aexecute(Mock(return_value=Later())),
     ] == ["fetched", "fetched", "later", "later", "mock", "later"]
     assert calls[:3] == [1, 2, 3]
-
-
-async def test_a_future_and_a_task_can_be_awaited_too(in_asyncio: World) -> None:
-    """Of asyncio's own; they are what some clients return."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    loop.call_soon(future.set_result, "future")
-    assert [
-        await quick().aexecute(lambda ctx: future),
-        await quick().aexecute(lambda ctx: loop.create_task(asyncio.sleep(0, "task"))),
-    ] == ["future", "task"]
 
 
 async def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:
@@ -274,20 +223,6 @@ async def test_the_same_arguments_are_handed_over_in_every_attempt(world: World,
     assert seen == [(True, True)] * 3
 
 
-async def test_acall_takes_a_plain_method_that_returns_an_awaitable(tasks_world: World) -> None:
-    """Of redis.asyncio, of aiohttp, of grpc.aio."""
-
-    class Client:
-        def get(self, key: str) -> Any:
-            return self._get(key)
-
-        async def _get(self, key: str) -> str:
-            await anyio.sleep(0)
-            return f"value of {key}"
-
-    assert await quick().acall(Client().get, "a") == "value of a"
-
-
 # --- capture -----------------------------------------------------------------------------------
 
 
@@ -338,38 +273,6 @@ def test_capture_raises_a_misuse() -> None:
         quick().capture(lambda ctx: coroutine(ctx))
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="await"):
         quick().capture(coroutine)
-
-
-# --- one object, every world -------------------------------------------------------------------
-
-AT_IMPORT_TIME = Fallback("x", on=Boom).wrap(
-    Retry(on=Boom, backoff=[0]), CircuitBreaker(), Bulkhead(3, queue=5), Timeout(5.0)
-)
-
-
-def test_a_pipeline_that_was_made_at_import_time_serves_every_loop_and_thread(world: World) -> None:
-    """Nothing of it is bound to a loop: no primitive is made before it is needed, none is kept."""
-
-    async def main() -> object:
-        return await world.execute(AT_IMPORT_TIME, Script(Boom(), "fine").function())
-
-    for _ in range(2):
-        assert world.run(main) == "fine"
-    in_thread: list[Any] = []
-    thread = threading.Thread(target=lambda: in_thread.append(world.run(main)))
-    thread.start()
-    thread.join()
-    assert in_thread == ["fine"]
-
-
-def test_blocking_code_inside_a_running_loop_is_blocking_code() -> None:
-    """`execute` of a plain function does not ask whether there is a loop: it runs here, and blocks here."""
-
-    async def main() -> object:
-        return AT_IMPORT_TIME.execute(lambda ctx: "fine")
-
-    assert asyncio.run(main()) == "fine"
-    assert anyio.run(main, backend="trio") == "fine"
 
 
 async def test_executions_nest_without_end(world: World) -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, current_context, deadline
+from resilience import CircuitBreaker
 from resilience.errors import CircuitOpen
 from tests.clients import Client, quick
 from tests.conftest import Boom, FakeClock, World
@@ -377,16 +377,6 @@ def test_proxies_stack() -> None:
     assert isinstance(proxy, Client)
 
 
-def test_two_proxies_of_one_client_have_their_own_policies() -> None:
-    """As many views as one likes."""
-    client = Client(failures=99)
-    for attempts in (1, 4):
-        client.calls.clear()
-        with pytest.raises(Boom):
-            quick(attempts).proxy(client, "get").get("a")
-        assert len(client.calls) == attempts
-
-
 def test_the_state_of_the_policy_is_shared_by_all_its_proxies_and_methods(clock: FakeClock) -> None:
     """What fails through one method is refused through the other."""
     breaker = CircuitBreaker(2)
@@ -398,18 +388,6 @@ def test_the_state_of_the_policy_is_shared_by_all_its_proxies_and_methods(clock:
     for refused in (one.get, two.get):
         with pytest.raises(CircuitOpen):
             refused("a")
-
-
-def test_a_protected_method_finds_its_context_and_obeys_the_budget_around(clock: FakeClock) -> None:
-    """As every `call` does."""
-
-    class Asking:
-        def get(self) -> tuple[int, float]:
-            ctx = current_context()
-            return ctx.attempt, ctx.remaining()
-
-    with deadline(5.0):
-        assert quick().proxy(Asking()).get() == (1, 5.0)
 
 
 def test_a_sync_proxy_refuses_a_plain_method_that_returns_an_awaitable() -> None:

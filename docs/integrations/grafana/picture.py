@@ -2,7 +2,7 @@
 
     python docs/integrations/grafana/picture.py
 
-It needs the program `prometheus` and takes a minute and a half. Two pipelines call functions that are well at first,
+It needs the program `prometheus` and takes a minute and a half. Three pipelines call functions that are well at first,
 then slow, then down, then well again. A Prometheus scrapes this process each second, evaluates each query of each
 panel of resilience.json, and what it answers is drawn here. It is not Grafana that draws: the queries, the titles, the
 places and the numbers are the dashboard's, the look is not.
@@ -31,7 +31,21 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from resilience import Bulkhead, CircuitBreaker, Context, FailureRatio, Fallback, Policy, Retry, Timeout, deadline
+from resilience import (
+    AdaptiveThrottle,
+    Bulkhead,
+    Chaos,
+    CircuitBreaker,
+    Context,
+    FailureRatio,
+    Fallback,
+    Policy,
+    Rate,
+    RateLimiter,
+    Retry,
+    Timeout,
+    deadline,
+)
 from resilience.backoff import Exponential
 from resilience.integrations.prometheus import instrument
 
@@ -55,6 +69,13 @@ PAYMENTS = Policy.wrap(
     Retry(3, backoff=Exponential(0.1, cap=1.0)),
     CircuitBreaker(8, open_for=9.0, name="bank"),
     name="payments",
+)
+FAULTS = Chaos(0.05, error=ConnectionResetError("injected"), name="faults")
+SEARCH = Policy.wrap(
+    RateLimiter(Rate(20, burst=5), max_wait=0.5, name="search-api"),
+    AdaptiveThrottle(1.5, window=10.0, name="search-api"),
+    FAULTS,
+    name="search",
 )
 
 
@@ -87,12 +108,13 @@ def client(pipeline: Policy[Any], operation: str, began: float, seed: int) -> No
 
 def run_clients() -> None:
     began = time.monotonic()
-    work = [(WEATHER, "forecast")] * 12 + [(PAYMENTS, "charge")] * 5
+    work = [(WEATHER, "forecast")] * 12 + [(PAYMENTS, "charge")] * 5 + [(SEARCH, "search")] * 5
     threads = [threading.Thread(target=client, args=(*it, began, seed)) for seed, it in enumerate(work)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with FAULTS.injecting(lasts=2 * SECONDS):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 # --- prometheus ------------------------------------------------------------------------------
@@ -102,7 +124,7 @@ def run_clients() -> None:
 def metrics() -> Iterator[int]:
     """Serve the metrics of this process on a free port."""
     registry = CollectorRegistry()
-    undo = instrument(WEATHER, PAYMENTS, registry=registry)
+    undo = instrument(WEATHER, PAYMENTS, SEARCH, registry=registry)
     server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
     try:
         yield server.server_port

@@ -113,7 +113,7 @@ class Flight:
     def __enter__(self) -> Self:
         if self._token is None:
             # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
-            self._token = _around.set((*_around.get(), self))
+            self._token = _around.set((*(it for it in _around.get() if not it._is_over), self))
             self._join()
         return self
 
@@ -175,14 +175,15 @@ class Flight:
         """Hand on what the call ended with, if it is anything to others."""
         if self._has_landed or self._token is None:
             return
-        try:
-            _around.reset(self._token)
-        except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
-            pass
+        self._flights.remove(self, self._key)
         self._is_over = True
         if self._followers:
             self._hand_on(self._brought(error))
-        self._flights.remove(self, self._key)
+        try:  # last: what comes in the middle, such as a signal handler, is still inside, and must not wait for this
+            _around.reset(self._token)
+        except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
+            pass
+        self._result = None  # a child task that outlives the call has it in its variables
         self._has_landed = True
 
     def _brought(self, error: BaseException | None) -> Outcome[Any] | None:

@@ -25,9 +25,10 @@ from resilience import (
     deadline,
 )
 from resilience.outcome import Failure, Success
+from resilience.policies.flights import _around
 from resilience.testing import virtual_time
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, outcome_of, run_all, wait_until
-from tests.conftest import Boom, Watched, World, no_collector
+from tests.conftest import Boom, Heavy, Watched, World, no_collector
 from tests.contention.beside import until
 
 
@@ -209,6 +210,21 @@ async def test_a_child_task_that_outlives_the_call_is_one_like_others(in_asyncio
         return asyncio.create_task(later())
 
     assert await (await flight.acall(leads)) == [1, 1]
+
+
+def test_what_interrupts_the_end_of_a_flight_does_not_wait_for_it() -> None:
+    """A signal handler, a finalizer, or the copying of an error here: all run in the thread of the leader."""
+    flight, asked = SingleFlight(key=same), []
+
+    class Asks(Exception):
+        def __copy__(self) -> Asks:
+            asked.append(flight.call(lambda: "anew"))
+            return Asks()
+
+    got = ask_from_everywhere(flight, Slow(raising(Asks())), lambda count: followers(flight) == count)
+    assert {type(it.error) for it in got} == {Asks}
+    assert set(asked) == {"anew"}
+    assert flight.stats().in_flight == 0
 
 
 # --- leaders that bring nothing ------------------------------------------------------------------
@@ -464,6 +480,36 @@ async def test_a_flight_leaves_no_cycle(world: World) -> None:
             await asyncio.sleep(0)
         assert watched.seen >= 2
         assert watched.alive == []
+
+
+async def test_a_task_that_outlives_the_call_keeps_nothing_of_it(in_asyncio: World) -> None:
+    """Neither what it brought, nor, where each call leaves one behind that calls, the flights of all before."""
+    watched, flight, inside, done = Watched(), SingleFlight(key=same), [], asyncio.Event()
+
+    async def fetch(generation: int) -> Heavy:
+        inside.append(len(_around.get()))
+        if generation == 5:
+            done.set()
+        else:
+            tasks.append(asyncio.create_task(later(generation + 1)))
+        return watched.watch(Heavy())  # type: ignore[no-any-return]
+
+    async def later(generation: int) -> None:
+        await asyncio.sleep(0)
+        await flight.acall(fetch, generation)
+
+    async def stays() -> Heavy:
+        tasks.append(asyncio.create_task(done.wait()))
+        return watched.watch(Heavy())  # type: ignore[no-any-return]
+
+    tasks: list[Any] = []
+    with no_collector():
+        await flight.acall(stays)
+        assert watched.alive == []
+        await flight.acall(fetch, 0)
+        await done.wait()
+        await asyncio.wait(tasks)
+    assert inside == [1] * 6
 
 
 async def test_sharing_is_reported(in_asyncio: World, heard: list[Any]) -> None:

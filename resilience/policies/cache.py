@@ -182,8 +182,7 @@ class Cache(Policy[Never]):
             try:
                 result = await call(ctx)
             except BaseException as error:
-                if not (isinstance(error, Exception) and self._is_answered(key, error, old)):
-                    self._misses.add()
+                if not self._is_answered(key, error, old):
                     raise
             else:
                 self._misses.add()
@@ -200,8 +199,19 @@ class Cache(Policy[Never]):
             raise _without_frames(entry.outcome.error)
         return entry.outcome.value
 
-    def _is_answered(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
-        """After a call that failed: whether the old value is the answer. If there is none, the error may be kept."""
+    def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None) -> bool:
+        """After a call that failed: whether the old value is the answer. If not, it is a miss."""
+        is_answered = False
+        try:
+            if isinstance(error, Exception):
+                is_answered = self._note_failure(key, error, old)
+        finally:  # what a predicate raises comes out, as a miss
+            if not is_answered:
+                self._misses.add()
+        return is_answered
+
+    def _note_failure(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
+        """Put off the next try, and say whether the old value is the answer. If there is none, keep the error."""
         now = clock.now()
         if old is not None and now < old.stale_until:
             old.next_try = now + self._errors_ttl
@@ -214,12 +224,13 @@ class Cache(Policy[Never]):
     # --- what is kept ---
 
     def _find(self, key: Hashable) -> Entry | None:
-        """Return what is kept for a key. A store that raises holds nothing."""
+        """Return what is kept for a key. A store that raises, or gives what is none of ours, holds nothing."""
         if self._store is None:
             return self._entries.get(key)
         try:
             with self._lock:
-                return self._store.get(key)
+                entry = self._store.get(key)
+            return entry if isinstance(entry, Entry) else None
         except Exception:
             logger.exception("the store of %s raised; the call is made", self.name)
             return None
@@ -241,10 +252,12 @@ class Cache(Policy[Never]):
                     return
                 self._entries.pop(key, None)
                 while len(self._entries) >= self._max_size:
-                    oldest, kept = self._entries.popitem(last=False)
+                    oldest, kept = next(iter(self._entries.items()))
                     if kept.is_used:  # a second chance: so hits need not be noted under the lock
                         kept.is_used = False
-                        self._entries[oldest] = kept
+                        self._entries.move_to_end(oldest)  # where it is found all the while
+                    else:
+                        del self._entries[oldest]
                 self._entries[key] = entry
         except Exception:
             logger.exception("the store of %s raised; the result is not kept", self.name)
@@ -299,10 +312,14 @@ def _seconds(ttl: object) -> float:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return a copy that keeps none of the call's frames alive, neither by itself nor by its cause."""
+    """Return a copy that keeps none of the call's frames alive: neither by itself, nor by its cause, nor in a group."""
     own = copy_of(error)
-    if own is error:
-        own = type(error).__new__(type(error), *error.args)
+    if own is error or isinstance(error, ExceptionGroup):
+        args = error.args
+        if isinstance(error, ExceptionGroup):
+            args = (error.message, [_without_frames(it) for it in error.exceptions])
+        built_in = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
+        own = built_in.__new__(type(error), *args)  # past what its class wants to be made of
         vars(own).update(vars(error))
     own.__cause__ = own.__context__ = None
     return own

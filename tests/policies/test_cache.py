@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import copy
 import gc
 import pickle
 import threading
 import weakref
+from collections import OrderedDict
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -37,6 +39,17 @@ def counts(cache: Cache) -> tuple[int, int, int, int]:
 
 class KeywordsOnly(Exception):
     """An exception that `copy` cannot copy."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("odd")
+        self.code = code
+
+
+class MadeOfKeywords(Exception):
+    """One that cannot even be made without."""
+
+    def __new__(cls, *, code: int) -> MadeOfKeywords:
+        return super().__new__(cls, "odd")
 
     def __init__(self, *, code: int) -> None:
         super().__init__("odd")
@@ -186,6 +199,15 @@ async def test_a_failure_that_is_not_handled_comes_out(
     assert cache.stats().size == 1
 
 
+@pytest.mark.parametrize("name", ["on", "keep_errors"])
+async def test_what_a_predicate_raises_comes_out_as_a_miss(world: World, clock: FakeClock, name: str) -> None:
+    cache, script = made(stale=5, **{name: lambda error: 1 / 0}), Script("old", Boom())
+    await world.execute(cache, script.function())
+    clock.advance(11 if name == "on" else 16)
+    assert isinstance(await world.attempt(cache, script.function()), ZeroDivisionError)
+    assert counts(cache) == (0, 0, 0, 2)
+
+
 async def test_a_refusal_is_answered(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker()
     pipeline = made(stale=60).wrap(breaker)
@@ -273,9 +295,9 @@ async def test_a_refresh_out_of_time_answers_with_the_old_value(world: World, cl
 # --- errors that are kept ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyError("name"), KeywordsOnly(code=7)], ids=["plain", "cannot be copied"])
+@pytest.mark.parametrize("error", [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7)], ids=repr)
 async def test_kept_errors_are_raised_again(world: World, clock: FakeClock, error: Exception) -> None:
-    cache, script = made(keep_errors=(KeyError, KeywordsOnly), errors_ttl=5), Script(error, "found")
+    cache, script = made(keep_errors=type(error), errors_ttl=5), Script(error, "found")
     seen = [await world.attempt(cache, script.function()) for _ in range(3)]
     assert script.calls == 1
     assert len({id(it) for it in seen}) == 3
@@ -308,6 +330,27 @@ def test_kept_errors_keep_no_frames_alive() -> None:
     with pytest.raises(KeyError) as caught:
         cache.call(fetch, "a")
     assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_nor_do_those_of_a_group() -> None:
+    class Several(ExceptionGroup[Any]):
+        """One that `derive` would make a plain group of."""
+
+    cache, watched = Cache(60, keep_errors=Several, errors_ttl=60), Watched()
+
+    def fetch() -> None:
+        try:
+            watched.fail()
+        except Boom as first:
+            raise Several("several", [first]) from first
+
+    with pytest.raises(Several):
+        cache.call(fetch)
+    gc.collect()
+    assert watched.alive == []
+    with pytest.raises(Several, match="several") as caught:
+        cache.call(fetch)
+    assert [type(it) for it in caught.value.exceptions] == [Boom]
 
 
 async def test_other_errors_are_not_kept(world: World) -> None:
@@ -363,6 +406,23 @@ def test_the_newest_is_never_the_one_that_goes(size: int) -> None:
         assert cache.stats().size <= size
 
 
+def test_what_is_asked_for_is_found_also_while_another_goes() -> None:
+    """A hit takes no lock: it may come between any two steps of a call that makes room."""
+    cache, looks = Cache(60, max_size=2), []
+
+    class Noted(OrderedDict[Any, Any]):
+        def __delitem__(self, key: Any) -> None:
+            looks.append((key, often in self))
+            super().__delitem__(key)
+
+    for number in (1, 1, 2):
+        cache.call(str, number)
+    often = (str, (1,))
+    cache._entries = Noted(cache._entries)
+    cache.call(str, 3)
+    assert looks == [((str, (2,)), True)]
+
+
 class Lossy(dict[Any, Any]):
     """A store that keeps two entries, and the last ones."""
 
@@ -392,6 +452,11 @@ class Broken(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise OSError("gone")
+
+
+def test_what_is_none_of_ours_in_a_store_is_no_value() -> None:
+    cache = Cache(60, store=collections.defaultdict(str, same="not ours"), key=by_argument)
+    assert [cache.call(str, it) for it in (1, 2)] == ["1", "1"]
 
 
 def test_a_store_that_raises_is_no_store(caplog: pytest.LogCaptureFixture) -> None:

@@ -158,6 +158,10 @@ class Slot:
             if machine.busy:
                 self._permits.wake(machine.settle())
 
+    def __del__(self) -> None:
+        if self._held is not None:  # a signal's handler has raised before the first line of `__exit__`
+            self.__exit__()
+
     async def __aenter__(self) -> None:
         await self._acquire(TASKS)
 

@@ -6,6 +6,7 @@ A real timer rings every few hundred microseconds, some hundreds of times.
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from resilience import Bulkhead, CircuitBreaker, Pipeline, Policy, Rejected, Retry
+from resilience.policies.live_permits import Slot
 from resilience.runtimes import lowering
 from tests.conftest import World
 from tests.contention.beside import PATIENCE
@@ -86,6 +88,18 @@ def test_no_permit_is_lost(
     assert bulkhead.stats().in_flight == 0
 
 
+def test_no_permit_is_lost_by_blocks(alarm: Alarm) -> None:
+    """Nor where a ring comes as a block begins or ends."""
+    bulkhead = Bulkhead(1)
+
+    def hold() -> None:
+        with bulkhead.slot():
+            pass
+
+    alarm.storm(hold)
+    assert bulkhead.stats().in_flight == 0
+
+
 def test_no_probe_is_lost(alarm: Alarm) -> None:
     """The same for the slots of a half-open circuit, which never closes here."""
     breaker = CircuitBreaker(1, open_for=1e-9, probe_successes=10**9)
@@ -97,3 +111,27 @@ def test_no_probe_is_lost(alarm: Alarm) -> None:
 async def test_the_handler_itself_raises(threads: World, alarm: Alarm) -> None:
     """What the tests above rest on: it raises in the middle of a loop, and only there."""
     alarm.storm(lambda: None)
+
+
+async def test_no_permit_of_a_block_is_lost(world: World) -> None:
+    """Python lets a handler raise as `__exit__` begins, before its first line."""
+    bulkhead = Bulkhead(1)
+    raised = 0
+
+    def ring(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal raised
+        if frame.f_code.co_name in {"__exit__", "__aexit__"} and isinstance(frame.f_locals.get("self"), Slot):
+            sys.settrace(None)
+            raised += 1
+            raise Rang
+
+    try:
+        if world.blocking:
+            with bulkhead.slot():
+                sys.settrace(ring)
+        else:
+            async with bulkhead.slot():
+                sys.settrace(ring)
+    except Rang:
+        assert bulkhead.stats().in_flight == 1
+    assert (raised, bulkhead.stats().in_flight) == (1, 0)

@@ -260,3 +260,13 @@ def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
     assert facts(bulkhead)[:2] == (1, 0)
     with bulkhead.slot():
         assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
+
+
+def test_a_slot_that_is_dropped_gives_its_permit_back() -> None:
+    """As it is where an interrupt comes at the very beginning of `__exit__`."""
+    bulkhead = Bulkhead(1)
+    slot = bulkhead.slot()
+    slot.__enter__()
+    assert bulkhead.stats().in_flight == 1
+    del slot
+    assert bulkhead.stats().in_flight == 0

@@ -24,12 +24,19 @@ from resilience.runtimes.tasks import TASKS
 
 T = TypeVar("T")
 
-#: The calls that this code runs inside of, as the gates have admitted them.
-_inside: ContextVar[tuple[object, ...]] = ContextVar("resilience.gates", default=())
+#: The calls that this code runs inside of, as gates have admitted them. It follows tasks, which may outlive a call.
+_inside: ContextVar[tuple[_Admitted, ...]] = ContextVar("resilience.gates", default=())
 
 
 class ShuttingDown(Rejected):
     """A `Gate` is shut: the process is about to end, and takes no new calls."""
+
+
+@final
+class _Admitted:
+    """A call that a gate has admitted."""
+
+    is_over = False
 
 
 @final
@@ -69,27 +76,32 @@ class Gate(Policy[Never]):
         self._given_name = checks.optional_name(name)
         self.name: str = name or "Gate"
         self._is_shut = False
-        self._admitted: set[object] = set()
+        self._admitted: set[_Admitted] = set()
         self._drains: list[Waiter] = []
         self._rejected = Counter()
         forks.reset_after_fork(self, Gate._reset)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        admitted, outer = object(), _inside.get()
+        admitted, outer = _Admitted(), _inside.get()
+        if outer:
+            outer = tuple(it for it in outer if not it.is_over)
         is_nested = not self._admitted.isdisjoint(outer)
+        if self._is_shut and not is_nested:
+            raise self._refusal(ctx)
         token = _inside.set((*outer, admitted))
         try:
-            self._admitted.add(admitted)  # before it looks: who shuts the gate now waits for it, or it sees that
-            if self._is_shut and not is_nested:
-                raise self._refusal(ctx)
-            return await call(ctx)
+            self._admitted.add(admitted)
+            if not self._is_shut or is_nested:  # looked at once more: a drain that came in between may have missed it
+                return await call(ctx)
         finally:
             self._admitted.discard(admitted)
+            admitted.is_over = True
             with suppress(ValueError):  # a coroutine that another task closes ends in other variables
                 _inside.reset(token)
-            if self._is_shut:
+            if self._drains:
                 self._wake_drains()
+        raise self._refusal(ctx)
 
     def shut(self) -> None:
         """Refuse new calls from now on. May be called in a signal handler."""

@@ -16,6 +16,7 @@ import pytest
 from resilience import Context, Fallback, Pipeline, Retry, events
 from resilience.testing import virtual_time
 from resilience.work import Gate, GateStats, ShuttingDown
+from resilience.work import gate as gates
 from tests.callers import run_all, wait_until
 from tests.conftest import Boom, Script, World
 
@@ -140,10 +141,71 @@ def test_a_gate_that_is_opened_in_a_drain_waits_for_what_comes_in() -> None:
         asyncio.run(main())
 
 
+def test_a_drain_ends_with_the_last_call_though_the_gate_was_opened_meanwhile() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        call = asyncio.create_task(gate.acall(asyncio.sleep, 10))
+        await asyncio.sleep(0)
+        drain = asyncio.create_task(gate.adrain(60))
+        await asyncio.sleep(0)
+        gate.open()
+        await call
+        async with asyncio.timeout(1):
+            assert await drain is True
+
+    with virtual_time():
+        asyncio.run(main())
+
+
+def test_calls_that_are_refused_hold_up_no_drain() -> None:
+    """However long a listener takes to hear of one: it was never inside."""
+    gate = Gate()
+    gate.shut()
+    drained: list[bool] = []
+    unsubscribe = events.subscribe(lambda event: drained.append(gate.drain(0)), events.CallRejected)
+    try:
+        with pytest.raises(ShuttingDown):
+            gate.call(int)
+    finally:
+        unsubscribe()
+    assert drained == [True]
+
+
+def test_a_gate_that_is_shut_as_a_call_comes_in_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain may have looked before the call was counted, so the call looks once more."""
+    gate = Gate()
+
+    class Shuts(set[Any]):
+        def add(self, admitted: Any) -> None:
+            gate.shut()
+            super().add(admitted)
+
+    monkeypatch.setattr(gate, "_admitted", Shuts())
+    with pytest.raises(ShuttingDown):
+        gate.call(int)
+    assert gate.stats() == GateStats(inside=0, is_shut=True, rejected=1)
+
+
+async def test_tasks_that_begin_one_another_keep_nothing_of_the_calls_before(in_asyncio: World) -> None:
+    gate, tasks, known = Gate(), [], []
+
+    async def begins_the_next(left: int) -> None:
+        known.append(len(gates._inside.get()))
+        if left:
+            tasks.append(asyncio.create_task(gate.acall(begins_the_next, left - 1)))
+
+    await gate.acall(begins_the_next, 20)
+    while tasks:
+        await tasks.pop()
+    assert len(known) == 21
+    assert max(known) <= 2
+
+
 def test_a_drain_whose_loop_has_ended_holds_up_no_call() -> None:
     gate = Gate()
     loop = asyncio.new_event_loop()
-    gate._admitted.add(1)
+    gate._admitted.add(gates._Admitted())
     task = loop.create_task(gate.adrain(60))
     loop.run_until_complete(asyncio.sleep(0))
     task._log_destroy_pending = False  # type: ignore[attr-defined]

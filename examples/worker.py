@@ -64,11 +64,11 @@ class Worker:
         self._handle = self.gate.wrap(policy)(handler)
         self._max_failures = max_failures
         # The source is a service like any other: it may be away for a while.
-        self._ask = Retry(None, on=redis.RedisError, backoff=[0.05])
+        self.ask = Retry(None, on=redis.RedisError, backoff=[0.05]).call
 
     def run(self) -> None:
         while not self.gate.stats().is_shut:
-            message = self._ask.call(self.source.receive)
+            message = self.ask(self.source.receive)
             if message is not None:
                 self._work_on(message)
 
@@ -78,10 +78,10 @@ class Worker:
         except (Rejected, redis.RedisError):
             return  # another one works on it, or we stop, or the store is away: no fault of its own. It will come again
         except Exception as error:
-            if self._ask.call(self.source.retry, message) >= self._max_failures:
-                self._ask.call(self.source.dead_letter, message, error)
+            if self.ask(self.source.retry, message) >= self._max_failures:
+                self.ask(self.source.dead_letter, message, error)
         else:
-            self._ask.call(self.source.ack, message)
+            self.ask(self.source.ack, message)
 
 
 # --- the source: a consumer group -----------------------------------------------------------------------------
@@ -145,6 +145,7 @@ def work(port: int) -> None:
     threads = [threading.Thread(target=it.run) for it in workers]
     for thread in threads:
         thread.start()
+    workers[0].ask(client.sadd, "at work", os.getpid())
     for thread in threads:
         thread.join()
     sys.exit(0 if all(it.gate.drain(5) for it in workers) else 1)
@@ -178,6 +179,26 @@ class Store:
         self._process.wait()
 
 
+def wait_until_at_work(client: Any, process: subprocess.Popen[bytes]) -> None:
+    while not client.sismember("at work", process.pid):
+        time.sleep(0.01)
+
+
+def wait_until_done(client: Any) -> None:
+    """Wait until every job was handed out and none is pending; give up where nothing moves any more."""
+    seen, patience = None, 0.0
+    while True:
+        group = client.xinfo_groups(STREAM)[0]
+        now = group["pending"], group["last-delivered-id"]
+        if now == (0, client.xinfo_stream(STREAM)["last-generated-id"]):
+            return
+        if now != seen:
+            seen, patience = now, time.monotonic() + 30
+        elif time.monotonic() > patience:
+            return
+        time.sleep(0.05)
+
+
 def tell(kills: int, seed: int, kills_store: bool) -> bool:
     rng = random.Random(seed)
     began = time.monotonic()
@@ -192,12 +213,13 @@ def tell(kills: int, seed: int, kills_store: bool) -> bool:
         killed = {"worker": 0, "store": 0}
         try:
             for _ in range(kills):
+                wait_until_at_work(client, processes[0])  # kill what works, not what has yet to begin
                 for _ in range(15):
                     amount = rng.randrange(1, 100)
                     sent[client.xadd(STREAM, {"amount": amount, "seconds": rng.uniform(0, 0.02)})] = amount
                 client.xadd(STREAM, {"seconds": 0, "poison": "yes"})
                 poison += 1
-                time.sleep(rng.uniform(0.05, 0.4))
+                time.sleep(rng.uniform(0, 0.2))
                 if kills_store and rng.random() < 0.3:
                     store.kill()
                     store.start()
@@ -208,12 +230,9 @@ def tell(kills: int, seed: int, kills_store: bool) -> bool:
                     victim.wait()
                     processes.append(subprocess.Popen(command))
                     killed["worker"] += 1
-            patience = time.monotonic() + 30
-            while client.xpending(STREAM, GROUP)["pending"] or client.xinfo_groups(STREAM)[0]["lag"]:
-                if time.monotonic() > patience:
-                    break
-                time.sleep(0.05)
+            wait_until_done(client)
             for process in processes:
+                wait_until_at_work(client, process)
                 process.terminate()
             ended = [process.wait(10) for process in processes]
             ledger, calls = client.hgetall("ledger"), client.hgetall("calls")

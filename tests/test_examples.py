@@ -264,7 +264,7 @@ def test_the_worker_loses_nothing_however_it_is_killed(what: str) -> None:
     """At random points, ten times; `RESILIENCE_KILLS=500` does so more often. Nothing is lost or counts twice."""
     kills = int(os.environ.get("RESILIENCE_KILLS", "10"))
     store = ["--store"] if what != "workers" else []
-    it = run("worker.py", "--kills", str(kills), *store, patience=60 + kills)
+    it = run("worker.py", "--kills", str(kills), *store, patience=120 + 3 * kills)
     assert (it.status, it.err) == (0, ""), it.out
     it.shows(rf"{15 * kills} jobs sent, {15 * kills} in the ledger, 0 lost, 0 wrong", rf"{kills} of {kills} poisonous")
     it.shows("graceful stop: yes", "nothing lost, nothing twice")

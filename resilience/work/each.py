@@ -7,7 +7,7 @@ import functools
 import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, suppress
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final, overload
@@ -147,7 +147,10 @@ class Each(Generic[Item, R]):
     async def __aexit__(self, *error: object) -> None:
         self._tasks.close()
         self._group.cancel_scope.cancel()
-        await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+        try:
+            await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+        except ExceptionGroup as group:  # and so does what the items raise as they are closed
+            raise group.exceptions[0] from None
 
 
 @final
@@ -175,12 +178,12 @@ class _Threads(Iterator[Any]):
                 del error  # it refers to this frame
         if self._begun is None:
             item, future = self._ended.get()
-            outcome = future.result()
         else:
             item, future = self._begun[0]
-            outcome = future.result()  # Ctrl-C in this wait loses nothing
+            wait([future])  # Ctrl-C in this wait loses nothing
             self._begun.popleft()
         self._under_way -= 1
+        outcome = future.result()  # raises what is no outcome
         self._job.report()
         return item, outcome
 
@@ -301,10 +304,14 @@ class _Tasks(AsyncIterator[Any]):
             place.put(await self._job.acall(place.item))
         except Misuse as error:
             place.put(error)
+        except BaseException as error:  # cancelled, perhaps by what the function awaited: the consumer must not miss it
+            place.put(error)
+            raise
         finally:
             self._running.release()
-        if not self._job.ordered:
-            self._hand_out(place)
+            if not self._job.ordered:
+                self._hand_out(place)
+            del place  # its error refers to this frame
 
 
 async def _in_turn(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

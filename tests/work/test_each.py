@@ -347,3 +347,80 @@ def test_an_ordered_outcome_is_handed_out_before_a_slow_item_is_read() -> None:
         assert next(outcomes)[0] == 0
         go.set()
         assert [item for item, _ in outcomes] == [1, 2]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_call_that_is_cancelled_from_inside_is_not_left_out(in_asyncio: World, ordered: bool) -> None:
+    """What it awaited was cancelled by other code: that is no outcome, and comes out of the loop."""
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    lost.cancel()
+    seen: list[int] = []
+
+    async def work(number: int) -> None:
+        if number == 2:
+            await lost
+
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            async with each(Retry(1), work, range(5), limit=1, ordered=ordered) as outcomes:
+                async for number, _ in outcomes:
+                    seen.append(number)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_shielded_loop_does_not_wait_for_calls_that_are_cancelled(tasks_world: World, ordered: bool) -> None:
+    seen: list[int] = []
+
+    async def work(number: int) -> None:
+        await anyio.sleep(60 if number else 0)
+
+    with anyio.move_on_after(0.02) as scope:
+        async with each(Retry(1), work, range(3), limit=2, ordered=ordered) as outcomes:
+            with anyio.CancelScope(shield=True), anyio.fail_after(5):
+                async for number, _ in outcomes:
+                    seen.append(number)
+    assert scope.cancelled_caught
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_threads_bring_what_is_no_outcome_once(ordered: bool) -> None:
+    """A consumer may catch it, and go on."""
+
+    class Stop(BaseException):
+        pass
+
+    def work(number: int) -> None:
+        if number == 1:
+            raise Stop
+
+    seen: list[Any] = []
+    with each(Retry(1), work, range(4), limit=2, ordered=ordered) as outcomes:
+        for _ in range(4):
+            try:
+                seen.append(next(outcomes)[0])
+            except Stop as error:
+                seen.append(type(error))
+        assert next(outcomes, "over") == "over"
+    assert sorted(seen, key=str) == [0, 2, 3, Stop]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_what_the_items_raise_as_they_are_closed_is_in_no_group(tasks_world: World, raises: bool) -> None:
+    async def items() -> AsyncIterator[int]:
+        try:
+            for number in range(9):
+                yield number
+        finally:
+            raise Boom("on closing")
+
+    async def work(number: int) -> None:
+        pass
+
+    with pytest.raises(Boom, match="on closing"):
+        async with each(Retry(1), work, items(), limit=1) as outcomes:
+            async for _ in outcomes:
+                if raises:
+                    raise ValueError("of the block")
+                break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -80,7 +81,10 @@ class Supervisor:
     ) -> None:
         if error is not None:
             self._group.cancel_scope.cancel()
-        await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+        try:
+            await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+        finally:
+            self._stop()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object, name: str | None = None) -> None:
         """Run `await function(*args)` until it returns.
@@ -122,29 +126,32 @@ class Supervisor:
             raise RuntimeError("a supervisor stops inside its block")
         if self in _kept_running.get():
             raise RuntimeError("a task of a supervisor cannot wait for its own end: drain it from outside")
-        self._stopping.set()
+        self._stop()
         with anyio.move_on_after(seconds):
-            await self._wait_all()
+            await self._all_done.wait()
         ended = not self._running
         for scope in list(self._running):
             scope.cancel()
         with anyio.CancelScope(shield=True):
-            await self._wait_all()
+            await self._all_done.wait()
         return ended
 
-    async def _wait_all(self) -> None:
-        while self._running:
-            self._all_done = anyio.Event()
-            await self._all_done.wait()
+    def _stop(self) -> None:
+        """Start and restart nothing any more."""
+        assert self._stopping is not None
+        self._stopping.set()
+        if not self._running:
+            self._all_done.set()
 
     async def _keep_running(self, scope: anyio.CancelScope, name: str, call: Callable[[], Awaitable[object]]) -> None:
-        _kept_running.set((*_kept_running.get(), self))  # in the variables of this task, and of those that it starts
+        if self not in (outer := _kept_running.get()):
+            _kept_running.set((*outer, self))  # in the variables of this task, and of those that it starts
         try:
             with scope:
                 await self._run(name, call)
         finally:
             self._running.discard(scope)
-            if not self._running:
+            if self.is_stopping and not self._running:
                 self._all_done.set()
 
     async def _run(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
@@ -157,6 +164,11 @@ class Supervisor:
                 return
             except Exception as error:
                 failure = Failure(error)
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                failure = Failure(RuntimeError("what it awaited was cancelled"))
+                failure.error.__cause__ = error
             now = clock.now()
             if now - began >= self._within:
                 delays = self._restart.delays()
@@ -185,3 +197,9 @@ class Supervisor:
     def _log(self, name: str, failure: Failure, what: str, level: int = logging.WARNING) -> None:
         kind = type(failure.error).__name__
         logger.log(level, "%s: %s failed with %s %s", self.name, name, kind, what, exc_info=failure.error)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task of asyncio was cancelled, and not only something that it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

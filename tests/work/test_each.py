@@ -45,16 +45,22 @@ async def test_each_item_has_its_outcome(world: World, ordered: bool) -> None:
     assert all(outcome == Success(item * 2) for item, outcome in pairs if item % 3)
 
 
-async def test_items_may_be_asynchronous(tasks_world: World) -> None:
+@pytest.mark.parametrize("is_generator", [True, False])
+async def test_items_may_be_asynchronous(tasks_world: World, is_generator: bool) -> None:
     async def source() -> AsyncIterator[int]:
         for number in range(3):
             await anyio.sleep(0)
             yield number
 
+    class Source:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return source()
+
     async def work(number: int) -> int:
         return number
 
-    pairs = await outcomes_of(tasks_world, work, source(), limit=2, ordered=True)
+    items = source() if is_generator else Source()
+    pairs = await outcomes_of(tasks_world, work, items, limit=2, ordered=True)
     assert pairs == [(number, Success(number)) for number in range(3)]
 
 

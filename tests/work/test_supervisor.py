@@ -12,6 +12,7 @@ from resilience import events
 from resilience.backoff import Constant
 from resilience.testing import virtual_time
 from resilience.work import Supervisor
+from resilience.work import supervisor as supervisors
 from tests.conftest import Boom, World
 
 
@@ -213,3 +214,96 @@ async def test_a_task_cannot_wait_for_its_own_end(tasks_world: World) -> None:
     async with Supervisor() as supervisor:
         supervisor.start_soon(task, supervisor)
     assert len(errors) == 1
+
+
+def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """And the others go on: it was not the task that was cancelled."""
+
+    async def main() -> None:
+        lost: list[asyncio.Future[None]] = []
+
+        async def waits() -> None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            lost.append(future)
+            if len(lost) < 3:
+                future.cancel()
+                await future
+
+        other = Task(5, 5)
+        async with Supervisor(restart=[1]) as supervisor:
+            supervisor.start_soon(waits, name="waits")
+            supervisor.start_soon(other)
+        assert len(lost) == len(other.began) == 3
+
+    in_virtual_asyncio(main)
+    assert caplog.records[0].message == "Supervisor: waits failed with RuntimeError and is restarted in 1 s"
+    assert caplog.records[0].exc_info
+    assert isinstance(caplog.records[0].exc_info[1].__cause__, asyncio.CancelledError)
+
+
+def test_a_cancelled_block_in_asyncio_restarts_nothing() -> None:
+    """The cancellation of asyncio itself, in which each task is cancelled in fact."""
+
+    async def main() -> None:
+        async def serve() -> None:
+            async with Supervisor(restart=[60]) as supervisor:
+                supervisor.start_soon(asyncio.sleep, 10**6)
+                supervisor.start_soon(Task(0))
+                await asyncio.sleep(10**6)
+
+        server = asyncio.create_task(serve())
+        await asyncio.sleep(1)
+        server.cancel()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(asyncio.CancelledError):
+            await server
+        assert asyncio.get_running_loop().time() - began < 1
+
+    in_virtual_asyncio(main)
+
+
+async def test_two_drains_at_once_end_together(tasks_world: World) -> None:
+    """Also where the task takes its time to be cancelled."""
+    drained: list[bool] = []
+
+    async def slow() -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.02)
+
+    async def drain(supervisor: Supervisor) -> None:
+        drained.append(await supervisor.adrain(0.01))
+
+    with anyio.fail_after(5):
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(slow)
+            await anyio.wait_all_tasks_blocked()
+            async with anyio.create_task_group() as group:
+                group.start_soon(drain, supervisor)
+                group.start_soon(drain, supervisor)
+    assert drained == [False, False]
+
+
+async def test_after_its_block_it_starts_nothing_and_is_drained(tasks_world: World) -> None:
+    async with Supervisor() as supervisor:
+        supervisor.start_soon(anyio.sleep, 0)
+    assert supervisor.is_stopping
+    with pytest.raises(RuntimeError, match="inside its block"):
+        supervisor.start_soon(anyio.sleep, 0)
+    with anyio.fail_after(5):
+        assert await supervisor.adrain(0) is True
+
+
+async def test_tasks_that_start_one_another_keep_nothing_of_those_before(tasks_world: World) -> None:
+    known: list[int] = []
+
+    async def starts_the_next(supervisor: Supervisor, left: int) -> None:
+        known.append(len(supervisors._kept_running.get()))
+        if left:
+            supervisor.start_soon(starts_the_next, supervisor, left - 1)
+
+    async with Supervisor() as supervisor:
+        supervisor.start_soon(starts_the_next, supervisor, 20)
+    assert known == [1] * 21

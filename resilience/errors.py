@@ -13,8 +13,8 @@
     │   └── DeadlineExceeded              the execution's own budget is used up
     └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
 
-Each is made afresh when it is raised, carries its numbers as attributes, and pickles: the message is
-the one positional argument, which `BaseException.__new__` keeps.
+Each is made afresh when it is raised, carries its numbers as attributes, and can be pickled and copied, as can
+subclasses of your own, whatever their arguments are.
 """
 
 from __future__ import annotations
@@ -50,6 +50,16 @@ class ResilienceError(Exception):
         super().__init__(message)
         self.policy: str | None = policy
 
+    def __reduce__(self) -> Any:
+        """Pickle and copy all attributes, without `__init__`: a subclass may ask for other arguments."""
+        state: Any = self.__getstate__()
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        return _without_init, (type(self),), {"args": self.args, **slots, **(attributes or {})}
+
+
+def _without_init(kind: type[ResilienceError]) -> ResilienceError:
+    return kind.__new__(kind)
+
 
 class Rejected(ResilienceError):
     """The call was not made: a policy refused it before the function was entered.
@@ -64,12 +74,6 @@ class Rejected(ResilienceError):
     def __init__(self, message: str = "", *, policy: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message, policy=policy)
         self.retry_after: float | None = retry_after
-
-    def __reduce__(self) -> Any:
-        """Pickle and copy what the slots hold, beside what users have added."""
-        state: Any = self.__getstate__()
-        attributes, slots = state if isinstance(state, tuple) else (state, {})
-        return type(self), self.args, {**slots, **(attributes or {})}
 
 
 #: Makes a refusal of its class and message, without `__init__`: the policy that does so sets every attribute. An open

@@ -164,6 +164,25 @@ class _Busy(Rejected):
         self.retry_after = 2.0
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_of_a_users_own_may_take_other_arguments(way: str) -> None:
+    """It is not made from its message once more, as Python would."""
+    again = WAYS[way](_Slow("example.org", port=80))
+    assert (type(again), str(again), carried(again)) == (
+        _Slow,
+        "example.org is slow",
+        {"policy": "mine", "timeout": 2.0, "port": 80},
+    )
+
+
+class _Slow(TimeoutExceeded):
+    """A timeout of a user's own policy."""
+
+    def __init__(self, host: str, *, port: int) -> None:
+        super().__init__(f"{host} is slow", policy="mine", timeout=2.0)
+        self.port = port
+
+
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "copy"])
 def test_the_last_failure_of_a_retry_comes_back_with_its_error(way: str) -> None:
     """`RetriesExhausted.last` holds an exception, which comes along with its own arguments."""

@@ -114,7 +114,9 @@ def signature(function: Any, *, drop_first: bool = False) -> str:
 
 
 def default(value: object) -> str:
-    """A default without addresses."""
+    """A default without addresses and paths."""
+    if isinstance(value, ModuleType):
+        return value.__name__
     if value is ...:
         return "..."
     if isinstance(value, type) or inspect.isroutine(value):

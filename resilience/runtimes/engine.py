@@ -4,8 +4,9 @@ Whatever such a coroutine awaits comes down to one of two suspensions: until an 
 takes the earliest entry of a heap, and sends the client on that it is for. Entries of one instant are taken in the
 order in which they were made.
 
-An entry is never taken out of the heap. One that no longer counts, because the client was woken or cut off before, or
-because the block of the timer has been left, is passed over when its turn comes.
+A client that waits has one entry that counts: for the end of its wait, or for the first of its timers that is due by
+then. So a block that is left in time costs the heap nothing. An entry is never taken out of the heap. One that no
+longer counts, because the client was woken or cut off before, is passed over when its turn comes.
 """
 
 from __future__ import annotations
@@ -45,43 +46,47 @@ class Client:
     :param run: calls a function in the client's own `contextvars`.
     """
 
-    __slots__ = ("coroutine", "is_done", "resumes_at", "run")
+    __slots__ = ("coroutine", "is_done", "resumes_at", "run", "timers")
 
     def __init__(self, coroutine: Coroutine[float, None, object], run: Callable[..., Any]) -> None:
         self.coroutine: Coroutine[float, None, object] = coroutine
         self.run: Callable[..., Any] = run
         self.resumes_at: int = -1  # the number of the entry that sends it on; others no longer count
+        self.timers: list[EngineTimer] = []  # whose blocks it is in, the outermost first
         #: Whether it has come to its end.
         self.is_done: bool = False
 
 
 @final
 class EngineTimer(Timer):
-    """An entry of its own, which cuts the client off if its block has not been left by then."""
+    """Cuts the client off where it waits for longer than until the deadline."""
 
-    __slots__ = ("_client", "_engine", "deadline", "fired", "is_armed")
+    __slots__ = ("_client", "_engine", "deadline", "fired")
 
     def __init__(self, engine: Engine, deadline: float) -> None:
         self.deadline: float = deadline
         self.fired: bool = False
-        self.is_armed: bool = False
         self._engine = engine
-        self._client: Client
+        self._client: Client = engine.current
 
     @override
     def start(self) -> None:
-        self.is_armed = True
-        self._client = self._engine.current
-        if self.deadline != inf:
-            self._engine.enter(self.deadline, self._client, self)
+        self._client.timers.append(self)
 
     def fire(self) -> None:
         """Cut the client off, before anything else happens."""
-        self._engine.enter(-inf, self._client, self)
+        self.deadline = -inf
+        self._engine.suspend(self._client, inf)
+
+    def expire(self) -> Expired:
+        """Return what to throw into the client. From then on it may wait, to clean up."""
+        self._client.timers.remove(self)
+        return Expired(self)
 
     @override
     def stop(self, error: BaseException | None) -> bool:
-        self.is_armed = False
+        if self in self._client.timers:
+            self._client.timers.remove(self)
         self.fired = isinstance(error, Expired) and error.timer is self
         return self.fired
 
@@ -98,6 +103,12 @@ class Alarm:
 
 
 Entry: TypeAlias = tuple[float, int, Client, EngineTimer | Alarm | None]
+
+
+def counts(entry: Entry) -> bool:
+    """Whether an entry still counts."""
+    _, number, client, due = entry
+    return due.is_armed if type(due) is Alarm else client.resumes_at == number
 
 
 @final
@@ -209,16 +220,25 @@ class Engine:
         """Add a client, which begins at an instant."""
         client = Client(coroutine, run)
         self._clients[client] = None
-        client.resumes_at = self.enter(instant, client)
+        self.suspend(client, instant)
         return client
 
-    def enter(self, instant: float, client: Client, timer: EngineTimer | Alarm | None = None) -> int:
-        """Make an entry; return its number."""
-        self._entries = number = self._entries + 1
-        heappush(self._queue, (instant, number, client, timer))
-        return number
+    def suspend(self, client: Client, instant: float) -> None:
+        """Make the entry of a client that waits until an instant, or until one of its timers is due."""
+        due = None
+        for timer in reversed(client.timers):
+            if timer.deadline <= instant:  # also at the same instant: what ends then belongs to the outermost
+                instant, due = timer.deadline, timer
+        self._entries = client.resumes_at = number = self._entries + 1
+        if instant != inf:
+            heappush(self._queue, (instant, number, client, due))
+
+    def ring_at(self, instant: float, alarm: Alarm) -> None:
+        """Make the entry of an alarm."""
+        self._entries += 1
+        heappush(self._queue, (instant, self._entries, self.current, alarm))
 
     def wake(self, waiter: EngineWaiter) -> None:
         """Send a client on that waits."""
         if waiter.waits:
-            waiter.client.resumes_at = self.enter(self.now(), waiter.client)
+            self.suspend(waiter.client, self.now())

@@ -3,8 +3,8 @@
 There is no event loop and no thread in it: see `resilience.runtimes.engine`. The engine sets the clock to the instant
 of the earliest entry. All randomness comes from one seeded generator, so a simulation is repeated exactly by its seed.
 
-Entries that no longer count (see there) are dropped each time that the heap has doubled: the limit of a call that ends
-in time would keep its entry for as long as that limit is.
+Entries that no longer count (see there) are dropped each time that the heap has doubled: a wait in a queue that ends in
+time would keep its entry for as long as it was to last at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import random
 from collections.abc import Coroutine
 from contextvars import Context as Variables
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop
 from math import inf
 from typing import Any, Self
 
@@ -23,8 +23,7 @@ from resilience import backoff, checks
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.runtimes import engine
-from resilience.runtimes.base import Expired
-from resilience.runtimes.engine import Alarm, Client, until
+from resilience.runtimes.engine import Alarm, Client, counts, until
 from resilience.runtimes.tasks import TASKS
 
 #: So many entries are never looked through.
@@ -98,7 +97,7 @@ class Engine(engine.Engine):
 
     def _drop_what_no_longer_counts(self) -> None:
         queue = self._queue
-        queue[:] = [it for it in queue if (it[2].resumes_at == it[1] if it[3] is None else it[3].is_armed)]
+        queue[:] = filter(counts, queue)
         heapify(queue)
         self._most_entries = max(_FEW, 2 * len(queue))
 
@@ -108,29 +107,24 @@ class Engine(engine.Engine):
             if len(queue) > self._most_entries:
                 self._drop_what_no_longer_counts()
                 continue
-            instant, number, client, timer = heappop(queue)
-            if timer is None:
-                if client.resumes_at != number:
-                    continue
-            elif not timer.is_armed:
+            entry = heappop(queue)
+            if not counts(entry):
                 continue
+            instant, _, client, due = entry
             if instant > self.time:
                 self.time = instant
-            if type(timer) is Alarm:
-                timer.ring()
+            if type(due) is Alarm:
+                due.ring()
                 continue
             self.current = client
             try:
-                if timer is None:
+                if due is None:
                     suspended_until = client.run(client.coroutine.send, None)
                 else:
-                    suspended_until = client.run(client.coroutine.throw, Expired(timer))
+                    suspended_until = client.run(client.coroutine.throw, due.expire())
             except StopIteration:
                 client.is_done = True
                 client.resumes_at = -1
                 del self._clients[client]
-                continue
-            self._entries = number = self._entries + 1
-            client.resumes_at = number
-            if suspended_until != inf:
-                heappush(queue, (suspended_until, number, client, None))
+            else:
+                self.suspend(client, suspended_until)

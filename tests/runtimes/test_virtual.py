@@ -536,10 +536,9 @@ def test_a_client_that_never_begins_in_the_past() -> None:
     coroutine.close()
 
 
-def test_calls_that_end_in_time_leave_no_entries_of_their_limits_behind() -> None:
-    """Their limits would be in the queue for as long as they last, and every step would be slower for it."""
+def _lengths_of_the_queue(policy: Policy[Any]) -> list[int]:
+    """Have 20 clients make 300 calls each; return how many entries there were after each of them."""
     with Simulation() as simulation:
-        policy = Timeout(10_000)
         lengths: list[int] = []
 
         async def call(ctx: Context) -> None:
@@ -552,8 +551,49 @@ def test_calls_that_end_in_time_leave_no_entries_of_their_limits_behind() -> Non
 
         for number in range(20):
             simulation.start(client(), after=number / 100)
-        assert simulation.run() == 300 + 19 / 100
-    assert max(lengths) <= 1001
+        simulation.run()
+    assert len(lengths) == 20 * 300
+    return lengths
+
+
+def test_calls_that_end_in_time_make_no_entries_for_their_limits() -> None:
+    """Those would be in the queue for as long as the limits last, and every step would be slower for it."""
+    assert max(_lengths_of_the_queue(Timeout(10_000).wrap(Retry(), Timeout(9_000)))) <= 20
+
+
+def test_waits_that_end_in_time_leave_few_entries_behind() -> None:
+    """Each leaves one, for the end that it was to have at the latest; they are dropped by and by."""
+    assert 500 < max(_lengths_of_the_queue(Bulkhead(19, queue=20, max_wait=100_000))) <= 1001
+
+
+def test_what_is_woken_at_the_instant_of_its_limit_is_cut_off() -> None:
+    """What ends at the instant of an outer limit belongs to that; and its clean-up may wait, past the limit."""
+    with Simulation() as simulation:
+        bulkhead, ends = Bulkhead(1, queue=1), []
+
+        async def hold(ctx: Context) -> None:
+            await simulation.sleep(2)
+
+        async def clean_up(ctx: Context) -> None:
+            try:
+                await simulation.execute(bulkhead, hold, ctx)
+            finally:
+                await simulation.sleep(3)
+
+        async def client() -> None:
+            with pytest.raises(TimeoutExceeded):
+                await simulation.execute(Timeout(2), clean_up)
+            ends.append(simulation.now())
+
+        async def first() -> None:
+            await simulation.execute(bulkhead, hold)
+            ends.append(simulation.now())
+
+        simulation.start(first())
+        simulation.start(client())
+        simulation.run()
+        assert bulkhead.stats().in_flight == 0
+    assert ends == [2, 5]
 
 
 def test_limits_that_still_count_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,4 +61,4 @@ class EngineRace(Race):
             self._alarm = None
         if due != inf:
             self._alarm = Alarm(self._ring)
-            self._engine.enter(due, self._engine.current, self._alarm)
+            self._engine.ring_at(due, self._alarm)

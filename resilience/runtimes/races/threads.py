@@ -20,7 +20,7 @@ from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import Expired, Plan, Timer, refuse_undeclared_race
 from resilience.runtimes.blocking import BLOCKING, drive, suspension
-from resilience.runtimes.engine import Alarm, Client, Engine, EngineRuntime, EngineWaiter
+from resilience.runtimes.engine import Alarm, Client, Engine, EngineRuntime, EngineWaiter, Entry, counts
 from resilience.runtimes.races.engine_race import EngineRace
 
 
@@ -98,7 +98,7 @@ class ThreadEngine(Engine):
             return False
         now = clock.now()
         if ends_at <= now:
-            self._take(*heappop(self._queue)[1:])
+            self._take(heappop(self._queue))
         elif now >= deadline:
             return True
         else:
@@ -106,15 +106,13 @@ class ThreadEngine(Engine):
             clock.wait(self._bell, None if seconds == inf else seconds)
         return False
 
-    def _take(self, number: int, client: Client, timer: Any) -> None:
-        if timer is None:
-            if client.resumes_at == number:
-                self._resume(client)
-        elif timer.is_armed:
-            if type(timer) is Alarm:
-                timer.ring()
+    def _take(self, entry: Entry) -> None:
+        if counts(entry):
+            _, _, client, due = entry
+            if type(due) is Alarm:
+                due.ring()
             else:
-                self._resume(client, Expired(timer))
+                self._resume(client, None if due is None else due.expire())
 
     def _resume(self, client: Client, error: BaseException | None = None) -> None:
         """Send a client on, with an error thrown into it, if there is one."""
@@ -135,8 +133,8 @@ class ThreadEngine(Engine):
             error = None  # no cycle: error -> traceback -> this frame -> error
         if type(until) is not float:
             self._resume(client, suspension(client.coroutine, "what a policy awaits"))
-        elif until != inf:
-            client.resumes_at = self.enter(until, client)
+        else:
+            self.suspend(client, until)
 
     def _drop(self, client: Client) -> None:
         client.is_done = True

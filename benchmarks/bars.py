@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.cells import Result
 from benchmarks.clients import AROUND
 from benchmarks.families import calls, clients, layers, limits, queues, repeats, scale, start, telemetry, threads
-from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK, UNIFIED
+from benchmarks.libraries import HAND_WRITTEN, HAND_WRITTEN_COUNTING, OURS, STACK, UNIFIED
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Bar:
 TELEMETRY = f"{telemetry.GROUP}: {telemetry.CELL}"
 
 BARS = (
-    Bar("sync, stack: five, deadline", BY_HAND, 0.9),
+    Bar("sync, stack: five, deadline", HAND_WRITTEN, 0.9),
     Bar("sync, stack: four", "resilix", 0.75),
     Bar("sync, stack: five, timeout", "best peer", 0.9),
     Bar("sync, one policy: retry", "resilix", 1.8),
@@ -63,7 +63,7 @@ BARS = (
     Bar("asyncio, one policy: rate", "nopanic", 0.9),
     Bar("asyncio, one policy: rate", "aiolimiter", 0.8),
     Bar("asyncio, stack: four", "resilix", 0.45),
-    Bar("asyncio, stack: five, timeout", BY_HAND, 0.65 if sys.version_info < (3, 12) else 0.8),
+    Bar("asyncio, stack: five, timeout", HAND_WRITTEN, 0.65 if sys.version_info < (3, 12) else 0.8),
     Bar("asyncio, stack: five, timeout", "resilix", 0.5),
     Bar("sync, failure: open circuit", "best peer", 1.0),
     Bar("asyncio, failure: open circuit", "best peer", 1.0),
@@ -71,13 +71,13 @@ BARS = (
     Bar("asyncio, failure: one retry", "itself", 3000, unit="ns"),
     Bar("sync, failure: through four", "itself", 3000, unit="ns"),
     Bar("asyncio, failure: through four", "itself", 3000, unit="ns"),
-    Bar("asyncio, time out: a timeout fires", BY_HAND, 1.0),
+    Bar("asyncio, time out: a timeout fires", HAND_WRITTEN, 1.0),
     Bar("sync, block: deadline", "nopanic", 0.95),
-    Bar("asyncio, block: deadline", BY_HAND, 1.1),
+    Bar("asyncio, block: deadline", HAND_WRITTEN, 1.1),
     Bar("sync, block: guard", "itself", 400, unit="ns"),
-    Bar(TELEMETRY, "Prometheus, by hand", 2.4, contestant="Prometheus"),
-    Bar(TELEMETRY, "OpenTelemetry, by hand", 1.6, contestant="OpenTelemetry"),
-    Bar(TELEMETRY, "a span, by hand", 1.3, contestant="a span"),
+    Bar(TELEMETRY, "Prometheus, hand-written", 2.4, contestant="Prometheus"),
+    Bar(TELEMETRY, "OpenTelemetry, hand-written", 1.6, contestant="OpenTelemetry"),
+    Bar(TELEMETRY, "a span, hand-written", 1.3, contestant="a span"),
     Bar(TELEMETRY, "itself", 1000, contestant="logging at INFO, with nothing to say", unit="ns"),
     Bar("sync, layer: cost", "itself", 110, contestant=layers.CUSTOM, unit="ns"),
     Bar("sync, layer: largest deviation from a straight line, %", "itself", 10, contestant=layers.CUSTOM, unit="%"),
@@ -88,7 +88,7 @@ BARS = (
     Bar(f"httpx, asyncio: {clients.ADDED}", "itself", 25, unit="us"),
     Bar(f"aiohttp: {clients.ADDED}", "itself", 20, unit="us"),
     Bar(f"ASGI application: {clients.ADDED}", "itself", 7, unit="us"),
-    Bar(f"SQLAlchemy, a transaction in SQLite: {clients.CALL}", BY_HAND, 1.3),
+    Bar(f"SQLAlchemy, a transaction in SQLite: {clients.CALL}", HAND_WRITTEN, 1.3),
     Bar(f"{threads.GROUP}: throughput of 16 / of 1", "itself", 0.8, at_least=True),
     Bar(f"{queues.GROUP}: {queues.WAITERS}", queues.ANYIO, 1.25),
     Bar(f"{queues.GROUP}: {queues.HANDOFFS}", queues.SEMAPHORE, 1.3),
@@ -140,7 +140,7 @@ def _opponent(bar: Bar, result: Result) -> str | None:
         case "best unified peer":
             return result.best(UNIFIED)
         case "best peer":
-            return result.best(set(result.samples) - {OURS, BY_HAND, BY_HAND_COUNTING, STACK})
+            return result.best(set(result.samples) - {OURS, HAND_WRITTEN, HAND_WRITTEN_COUNTING, STACK})
         case "itself":
             return result.best([bar.contestant])
     return result.best([bar.against])

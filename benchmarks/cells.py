@@ -68,7 +68,7 @@ class Cell:
     :param world: where it runs.
     :param entry: the entry of the libraries that does it.
     :param setting: what is done with that.
-    :param expected: what each call has to return. Nobody is timed who returns something else.
+    :param expected: what each call has to return. What returns something else is not timed.
     """
 
     group: str

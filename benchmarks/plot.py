@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.cells import Result
 from benchmarks.families import layers
-from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, OURS, STACK
+from benchmarks.libraries import HAND_WRITTEN, HAND_WRITTEN_COUNTING, OURS, STACK
 from benchmarks.report import Run
 
 PANELS = (
@@ -21,7 +21,7 @@ PANELS = (
 CHAINS = "chains of one to ten policies, blocking"
 
 #: Ours stands out, and hand-written code; the others are one shade.
-COLOURS = {OURS: "#0b6e4f", BY_HAND: "#555555", BY_HAND_COUNTING: "#555555"}
+COLOURS = {OURS: "#0b6e4f", HAND_WRITTEN: "#555555", HAND_WRITTEN_COUNTING: "#555555"}
 OTHERS = "#b8b8b8"
 
 SHORT = {STACK: "tenacity + ..."}
@@ -73,11 +73,11 @@ def _bars(axes: Any, result: Result) -> None:
 
 
 def _lines(axes: Any, results: dict[str, Result]) -> None:
-    for kind, style in ((layers.REAL, "-"), (layers.CUSTOM, "--"), (layers.BY_HAND, ":")):
+    for kind, style in ((layers.REAL, "-"), (layers.CUSTOM, "--"), (layers.HAND_WRITTEN, ":")):
         result = results.get(f"sync, chain: {kind}")
         if result is not None:
             costs = [result.median(length) / 1000 for length in result.samples]
-            colour = COLOURS[BY_HAND if kind == layers.BY_HAND else OURS]
+            colour = COLOURS[HAND_WRITTEN if kind == layers.HAND_WRITTEN else OURS]
             axes.plot(layers.LENGTHS, costs, style, color=colour, marker=".", label=kind)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)

@@ -19,7 +19,7 @@ from benchmarks.cells import Cell, Result, fine
 from benchmarks.families import CELLS, layers
 from benchmarks.functions import ANSWER, ATTEMPTS, FAILURE, FAILURES
 from benchmarks.handler.apps import HANDLERS
-from benchmarks.libraries import BY_HAND, OURS, Library
+from benchmarks.libraries import HAND_WRITTEN, OURS, Library
 from benchmarks.plot import PANELS
 from benchmarks.timing import ASYNCIO, SYNC, WORLDS, Effort, outcome
 
@@ -54,7 +54,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 
 
 def test_the_smoke_run_enters_every_cell(smoke: tuple[str, dict[str, Any]]) -> None:
-    """Every cell that anybody can look up in a table has been run by us."""
+    """Every cell of a table has been run by us."""
     measured = {(cell["group"], cell["cell"]): cell["samples"] for cell in smoke[1]["cells"]}
     for cell in CELLS:
         assert OURS in measured[cell.group, cell.name]
@@ -94,7 +94,7 @@ def test_every_web_handler_answers(tmp_path: Path) -> None:
 def test_a_run_reads_back_as_it_was_written() -> None:
     """The JSON holds all that the tables and the picture need."""
     run = report.Run(
-        {"python": "3"}, [Result("sync, stack", "four", "ns", {OURS: [412.0, 420.0], BY_HAND: [980.0, 1000.0]})]
+        {"python": "3"}, [Result("sync, stack", "four", "ns", {OURS: [412.0, 420.0], HAND_WRITTEN: [980.0, 1000.0]})]
     )
     again = report.Run.from_json(json.loads(json.dumps(run.to_json())))
     assert again.about == run.about
@@ -203,7 +203,7 @@ def test_each_round_times_everybody_once_in_an_order_of_its_own(monkeypatch: pyt
 
 
 def test_a_contestant_that_does_something_else_is_not_timed() -> None:
-    """Whoever returns a wrong result is an error of the benchmark, not a fast library."""
+    """A wrong result is an error of the benchmark, not a fast library."""
     library = Library("a fraud")
     library.enters("retry", SYNC, ASYNCIO)(lambda fn: lambda: ANSWER + 1)
     cell = Cell("sync, one policy", "retry", SYNC, entry="retry", setting=fine)
@@ -228,13 +228,15 @@ def test_bars_are_judged_against_whom_they_name() -> None:
         "sync, failure",
         "open circuit",
         "ns",
-        {OURS: [120.0], BY_HAND: [10.0], "nopanic": [100.0], "pybreaker": [999.0]},
+        {OURS: [120.0], HAND_WRITTEN: [10.0], "nopanic": [100.0], "pybreaker": [999.0]},
     )
-    five = Result("sync, stack", "five, deadline", "ns", {OURS: [70.0], BY_HAND: [100.0], "nopanic": [10.0]})
-    threads = Result("threads on one pipeline of four", "throughput of 16 / of 1", "", {OURS: [0.9], BY_HAND: [0.1]})
+    five = Result("sync, stack", "five, deadline", "ns", {OURS: [70.0], HAND_WRITTEN: [100.0], "nopanic": [10.0]})
+    threads = Result(
+        "threads on one pipeline of four", "throughput of 16 / of 1", "", {OURS: [0.9], HAND_WRITTEN: [0.1]}
+    )
     verdicts = {verdict.bar.cell: verdict for verdict in judge([refusal, five, threads])}
     assert [(it.opponent, it.value, it.met) for it in verdicts.values()] == [
-        (BY_HAND, 0.7, True),
+        (HAND_WRITTEN, 0.7, True),
         ("nopanic", 1.2, False),
         ("itself", 0.9, True),
     ]
@@ -258,7 +260,7 @@ def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyP
     found, missing = libraries.load()
     assert "resilix" in missing
     assert "resilix" not in {library.name for library in found}
-    assert {OURS, BY_HAND} <= {library.name for library in found}
+    assert {OURS, HAND_WRITTEN} <= {library.name for library in found}
 
 
 @pytest.mark.parametrize(("library", "world"), entries("retry at once"))
@@ -324,8 +326,8 @@ def test_the_performance_page_shows_the_run_that_it_is_from() -> None:
 
 def test_renewing_a_page_leaves_the_rest_of_it_alone() -> None:
     """Tables are known by their first heading; the text around them, and tables of other people, stay."""
-    old = Result("sync, stack", "four", "ns", {OURS: [412.0], BY_HAND: [980.0]})
-    new = Result("sync, stack", "four", "ns", {OURS: [305.0], BY_HAND: [980.0]})
+    old = Result("sync, stack", "four", "ns", {OURS: [412.0], HAND_WRITTEN: [980.0]})
+    new = Result("sync, stack", "four", "ns", {OURS: [305.0], HAND_WRITTEN: [980.0]})
     about = {"python": "CPython 3", "machine": "a machine", "rounds": 1, "versions": {}, "missing": []}
     text = "# Title\n\nSome text.\n\n{}\n\n| theirs |\n|---|\n| 1 |\n"
     page = report.refreshed(text.format(report.table([old])), [report.Run(about, [new])])

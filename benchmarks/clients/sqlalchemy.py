@@ -1,4 +1,4 @@
-"""SQLAlchemy with SQLite: a transaction that reads one number, as one writes it by hand and as a unit of work."""
+"""SQLAlchemy with SQLite: a transaction that reads one number, hand-written and as a unit of work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from benchmarks.clients import Functions, entry
 from benchmarks.clients.servers import Servers
 from benchmarks.functions import ANSWER, ATTEMPTS, SECONDS
-from benchmarks.libraries import BY_HAND, OURS
+from benchmarks.libraries import HAND_WRITTEN, OURS
 from benchmarks.timing import SYNC
 from resilience import Policy, Retry, Timeout
 from resilience.integrations.sqlalchemy import transient, unit_of_work
@@ -26,7 +26,7 @@ _QUESTION = select(literal(ANSWER))
 async def blocking(servers: Servers) -> AsyncIterator[Functions]:
     engine = create_engine("sqlite://")
 
-    def by_hand() -> int:
+    def hand_written() -> int:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with engine.begin() as connection:
@@ -45,6 +45,6 @@ async def blocking(servers: Servers) -> AsyncIterator[Functions]:
         return int(connection.scalar(_QUESTION) or 0)
 
     try:
-        yield {BY_HAND: by_hand, OURS: unit, LIMITED: limited}
+        yield {HAND_WRITTEN: hand_written, OURS: unit, LIMITED: limited}
     finally:
         engine.dispose()

@@ -15,7 +15,7 @@ from benchmarks import clients, timing
 from benchmarks.cells import Result, Wanted, check
 from benchmarks.clients import ALONE, AROUND, Client
 from benchmarks.clients.servers import Servers
-from benchmarks.libraries import BY_HAND, Library
+from benchmarks.libraries import HAND_WRITTEN, Library
 from benchmarks.timing import Effort
 
 CALL = "a call"
@@ -48,7 +48,7 @@ def _measure(client: Client, servers: Servers, libraries: list[Library], effort:
     if not samples:  # there is no such server here
         return
     yield Result(client.name, CALL, "ns", samples)
-    alone = samples[ALONE if ALONE in samples else BY_HAND]
+    alone = samples[ALONE if ALONE in samples else HAND_WRITTEN]
     added = {name: [(mine - its) / 1000 for mine, its in zip(it, alone, strict=True)] for name, it in samples.items()}
     yield Result(client.name, ADDED, "us", {name: it for name, it in added.items() if any(it)})
 

@@ -20,7 +20,7 @@ LENGTHS = range(1, 11)
 
 CUSTOM = "custom policies"
 REAL = "real policies"
-BY_HAND = "nested functions"
+HAND_WRITTEN = "nested functions"
 
 
 class Through(Policy):
@@ -46,7 +46,7 @@ def real(length: int, world: str) -> Callable[[], Any]:
     return Policy.wrap(*(kind() for kind in islice(cycle(kinds), length)))(answering(world))
 
 
-def by_hand(length: int, world: str) -> Callable[[], Any]:
+def hand_written(length: int, world: str) -> Callable[[], Any]:
     """Functions that call one another and do nothing else: less than any layer can cost."""
     function = answering(world)
     for _ in range(length):
@@ -68,7 +68,7 @@ def _around_task(inner: Callable[[], Any]) -> Callable[[], Any]:
     return outer
 
 
-CHAINS = {CUSTOM: custom, REAL: real, BY_HAND: by_hand}
+CHAINS = {CUSTOM: custom, REAL: real, HAND_WRITTEN: hand_written}
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:

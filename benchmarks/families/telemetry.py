@@ -120,7 +120,7 @@ def _prometheus() -> dict[str, Listening]:
         "Prometheus, attempts=False": lambda call: _subscribed(
             lambda: instrument(registry=apart, attempts=False), call
         ),
-        "Prometheus, by hand": manually,
+        "Prometheus, hand-written": manually,
     }
 
 
@@ -161,7 +161,7 @@ def _opentelemetry() -> dict[str, Listening]:
         "OpenTelemetry, attempts=False": lambda call: _subscribed(
             lambda: instrument(meter_provider=apart, attempts=False), call
         ),
-        "OpenTelemetry, by hand": manually,
+        "OpenTelemetry, hand-written": manually,
         "a span": lambda call: nullcontext(traced),
-        "a span, by hand": spanned,
+        "a span, hand-written": spanned,
     }

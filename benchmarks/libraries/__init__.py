@@ -56,16 +56,16 @@ F = TypeVar("F", bound=Protect)
 
 #: The name under which our own library runs.
 OURS = "resilience"
-BY_HAND = "by hand"
-BY_HAND_COUNTING = "by hand, counting permits"
+HAND_WRITTEN = "hand-written"
+HAND_WRITTEN_COUNTING = "hand-written, counting permits"
 STACK = "tenacity + breaker + semaphore + timeout"
 
 #: Peers that have all of a retry, a breaker, a bulkhead, a fallback and a timeout.
 UNIFIED = ("resilix", "nopanic", "pyresilience", "interlock", "grelmicro", "hyx")
 
 _MODULES = (
-    "ours by_hand by_hand_tasks resilix nopanic pyresilience interlock hyx tenacity stamina backoff pybreaker "
-    "circuitbreaker aiobreaker aiolimiter cachetools grelmicro stack"
+    "ours hand_written hand_written_tasks resilix nopanic pyresilience interlock hyx tenacity stamina backoff "
+    "pybreaker circuitbreaker aiobreaker aiolimiter cachetools grelmicro stack"
 ).split()
 
 

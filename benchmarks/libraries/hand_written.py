@@ -19,11 +19,11 @@ from time import monotonic, sleep
 from typing import Any
 
 from benchmarks.functions import ATTEMPTS, BASE, CAP, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS
-from benchmarks.libraries import BY_HAND, BY_HAND_COUNTING, Library
+from benchmarks.libraries import HAND_WRITTEN, HAND_WRITTEN_COUNTING, Library
 from benchmarks.timing import SYNC
 
-library = Library(BY_HAND)
-counting = Library(BY_HAND_COUNTING)
+library = Library(HAND_WRITTEN)
+counting = Library(HAND_WRITTEN_COUNTING)
 
 deadline_of_call: ContextVar[float | None] = ContextVar("deadline", default=None)
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.functions import ATTEMPTS, FAILURE, FAILURES, LIMIT, OPEN_FOR, SECONDS, TOO_SHORT
-from benchmarks.libraries.by_hand import Refused, deadline_of_call, delay_after, library
+from benchmarks.libraries.hand_written import Refused, deadline_of_call, delay_after, library
 from benchmarks.timing import ASYNCIO, TRIO
 
 __all__ = ["library"]

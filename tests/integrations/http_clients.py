@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,10 +22,12 @@ from typing import Any
 import aiohttp
 import httpx
 import httpx2
+import pytest
 import requests
 import urllib3
 
 from resilience import Policy, Retry
+from resilience.clock import clock as process_clock
 from resilience.integrations.aiohttp import resilience_middleware
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
@@ -239,3 +241,12 @@ CLIENTS: list[HTTPClient] = [
     *(kind(world) for kind in (Httpx, Httpx2) for world in ("asyncio", "trio")),
     Aiohttp(),
 ]
+
+
+@contextlib.contextmanager
+def process_clock_ahead(seconds: float) -> Iterator[None]:
+    """Let the process clock be ahead of what it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = process_clock.now
+        patch.setattr(process_clock, "now", lambda: now() + seconds)
+        yield

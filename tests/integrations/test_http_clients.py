@@ -26,15 +26,15 @@ from resilience import (
     deadline,
     events,
 )
-from resilience.clock import clock as process_clock
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus, standard
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
 from resilience.runtimes.blocking import drive
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.contention.beside import until
-from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient
+from tests.integrations.http_clients import BLOCKING, CLIENTS, QUICK, HTTPClient, process_clock_ahead
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
+from tests.integrations.upload_bodies import SlowFile
 
 
 @pytest.fixture(params=CLIENTS, ids=repr)
@@ -338,20 +338,6 @@ async def test_each_hop_of_a_redirect_has_attempts_of_its_own(server: FlakyServe
     assert {it.headers["X-A"] for it in server.requests} == {"1"}
 
 
-class SlowFile(io.BytesIO):
-    """A file whose reading waits for the test."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.is_read = threading.Event()
-        self.let_go = threading.Event()
-
-    def read(self, size: int | None = -1) -> bytes:
-        self.is_read.set()
-        assert self.let_go.wait(PATIENCE)
-        return super().read(size)
-
-
 @pytest.mark.parametrize("policy", [QUICK, Stubborn()], ids=["retry", "stubborn"])
 async def test_a_file_that_is_still_being_read_is_not_sent_again(
     server: FlakyServer, blocking_client: HTTPClient, policy: Policy[Any]
@@ -526,15 +512,6 @@ async def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(PATIENCE):
             assert type(await attempt(send("GET", url, timeout=0.05))) is DeadlineExceeded
-
-
-@contextlib.contextmanager
-def process_clock_ahead(seconds: float) -> Any:
-    """Let the process clock be ahead of what it was."""
-    with pytest.MonkeyPatch.context() as patch:
-        now = process_clock.now
-        patch.setattr(process_clock, "now", lambda: now() + seconds)
-        yield
 
 
 @pytest.mark.parametrize(

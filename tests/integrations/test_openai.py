@@ -153,14 +153,6 @@ def test_the_server_may_say_whether_to_try_again(server: FlakyServer, status: in
     assert len(server.requests) == requests
 
 
-@pytest.mark.parametrize("fault", ["reset", "close"])
-def test_a_broken_connection_is_tried_again(server: FlakyServer, fault: Any) -> None:
-    """The SDK's connection errors are failures."""
-    server.script(PATH, Answer(fault=fault), llm.completion())
-    with protected(server.url, SOON) as client:
-        assert text(ask(client)) == "fine"
-
-
 def test_a_server_that_is_not_there_opens_the_circuit(server: FlakyServer) -> None:
     """A refusal of a policy comes out as itself, never wrapped into an error of the SDK."""
     with protected(unused_url(), CircuitBreaker(2)) as client:
@@ -394,15 +386,6 @@ def test_an_open_file_is_sent_again_from_where_it_stood(server: FlakyServer) -> 
     with protected(server.url, SOON) as client:
         client.post("/upload", content=file, cast_to=object)
     assert [it.body for it in server.requests] == [b"the content", b"the content"]
-
-
-def test_an_upload_is_sent_whole_each_time(server: FlakyServer) -> None:
-    """Files in a form, too."""
-    server.script("/v1/files", llm.openai_error(503), llm.reply({"id": "f1"}))
-    with protected(server.url, SOON) as client:
-        assert client.files.create(file=("name", io.BytesIO(b"the content")), purpose="batch").id == "f1"
-    assert len(server.requests) == 2
-    assert all(b"the content" in it.body for it in server.requests)
 
 
 class Pipe(io.BytesIO):

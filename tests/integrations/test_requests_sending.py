@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,9 @@ from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter
 from resilience.runtimes.blocking import drive
-from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, file_in_the_middle, note
+from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
-from tests.integrations.upload_bodies import ITERATORS, ONCE
+from tests.integrations.upload_bodies import SlowFile
 
 # --- what may be sent again -------------------------------------------------------------------
 
@@ -99,13 +97,6 @@ def test_bodies_that_are_sent_again_whole(server: FlakyServer, session: Make, op
     assert [it.body for it in server.requests] == [expected] * 3
 
 
-def test_a_file_is_wound_back_to_where_it_stood(server: FlakyServer, session: Make, tmp_path: Path) -> None:
-    """Not to its beginning: only what was behind the position at first is sent, each time."""
-    with file_in_the_middle(b"x" * 100_000, tmp_path / "file") as file:
-        assert session().put(server.script("/", 503, 200), data=file).status_code == 200
-    assert [it.body for it in server.requests] == [b"x" * 100_000] * 2
-
-
 def test_an_upload_is_sent_again_whole(server: FlakyServer, session: Make) -> None:
     """A multipart form is text in memory by the time it is sent."""
     response = session().put(server.script("/", 503, 200), files={"f": ("name", io.BytesIO(b"content"))})
@@ -150,25 +141,6 @@ def test_bodies_that_are_sent_once(server: FlakyServer, session: Make, answer: A
     assert [it.body for it in server.requests] == [b"once"]
 
 
-@pytest.mark.parametrize("name", ITERATORS)
-def test_a_redirect_does_not_send_an_iterator_that_is_used_up(server: FlakyServer, session: Make, name: str) -> None:
-    """requests would hand it on."""
-    url = server.script("/from", Answer(307, {"Location": "/to"}))
-    with pytest.raises((NotRepeatable, requests.exceptions.UnrewindableBodyError)):
-        session().put(url, data=ITERATORS[name]())
-    assert [(it.path, it.body) for it in server.requests] == [("/from", ONCE)]
-
-
-def test_a_pipe_is_sent_once(server: FlakyServer, session: Make) -> None:
-    """A file that cannot be wound back is as good as a generator."""
-    reader, writer = os.pipe()
-    with open(reader, "rb") as file:
-        os.write(writer, b"once")
-        os.close(writer)
-        assert session().put(server.script("/", 503, 200), data=file).status_code == 503
-    assert [it.body for it in server.requests] == [b"once"]
-
-
 def test_the_body_of_a_response_is_sent_once(server: FlakyServer, session: Make) -> None:
     """Passed on as it comes, it can be read but once, although it tells where it stands."""
     source = session().get(server.script("/source", Answer(body=b"once")), stream=True)
@@ -185,21 +157,6 @@ def test_a_body_that_fails_is_not_the_networks_fault(server: FlakyServer, sessio
 
     with pytest.raises(ZeroDivisionError):
         session(Retry(3, on=Exception, backoff=[0])).put(server.url, data=body())
-
-
-class SlowFile(io.BytesIO):
-    """A file whose reading waits for the test."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.is_read = threading.Event()
-        self.let_go = threading.Event()
-
-    @override
-    def read(self, size: int | None = -1) -> bytes:
-        self.is_read.set()
-        assert self.let_go.wait(PATIENCE)
-        return super().read(size)
 
 
 class Hesitating:

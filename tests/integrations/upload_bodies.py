@@ -6,8 +6,11 @@ import io
 import itertools
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
+
+from tests.integrations.servers import PATIENCE
 
 #: What each of them holds.
 ONCE = b"once"
@@ -115,3 +118,17 @@ FILES: dict[str, Callable[[], Any]] = {
     "spooled": spooled,
     "seekable stream": SeekableStream,
 }
+
+
+class SlowFile(io.BytesIO):
+    """A file whose reading waits for the test."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.is_read = threading.Event()
+        self.let_go = threading.Event()
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.is_read.set()
+        assert self.let_go.wait(PATIENCE)
+        return super().read(size)

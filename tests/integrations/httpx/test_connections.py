@@ -14,37 +14,19 @@ import pytest
 from resilience import (
     Fallback,
     Policy,
-    RetriesExhausted,
     Retry,
     Timeout,
     TimeoutExceeded,
 )
-from resilience.integrations.http import TransientStatus
 from resilience.integrations.httpx import ResilienceTransport
 from tests.integrations.httpx.conftest import (
     NO_TLS,
-    PATIENT,
     QUICK,
     Kit,
     Tick,
     dripping,
 )
 from tests.integrations.servers import Answer, FlakyServer
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [Fallback(on=TransientStatus, handler=lambda failure, ctx: None), Retry(2, backoff=[0], wrap=True)],
-    ids=["fallback", "wrapped"],
-)
-async def test_a_response_that_nobody_gets_is_closed(kit: Kit, server: FlakyServer, policy: Policy[Any]) -> None:
-    """One that a fallback answered for, or that is inside of another error."""
-    url = server.script("/", Answer(503, body=b"x" * 1_000_000))
-    inner = kit.network(limits=kit.library.Limits(max_connections=1))
-    async with kit.client(policy, inner) as client:
-        for _ in range(3):
-            error = await client.failure("GET", url, timeout=PATIENT)
-            assert isinstance(error, (TypeError, RetriesExhausted))
 
 
 async def test_a_fallback_answers_with_a_response(kit: Kit, server: FlakyServer) -> None:

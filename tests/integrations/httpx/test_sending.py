@@ -193,18 +193,6 @@ def test_a_body_that_is_used_up_is_not_sent_again(sync_kit: Kit, server: FlakySe
     assert b"payload" in request.body
 
 
-async def test_a_generator_that_nobody_has_begun_is_still_there(kit: Kit, server: FlakyServer) -> None:
-    """Where no connection could be made, the whole body goes out with the next attempt."""
-    url = server.script("/", 200)
-
-    def fail() -> None:
-        raise kit.library.ConnectError("not yet")
-
-    async with kit.client(QUICK, kit.network_that_first(fail)) as client:
-        assert (await client.post(url, content=kit.chunks(b"pay", b"load"))).status_code == 200
-    assert [it.body for it in server.requests] == [b"payload"]
-
-
 async def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit, server: FlakyServer) -> None:
     """The same request, once there is a server."""
 
@@ -240,21 +228,3 @@ async def test_an_iterator_that_a_timeout_kept_from_being_sent_can_be_sent(tasks
             await client.post(url, content=body, timeout=None)
         assert (await client.post(server.url, content=body)).status_code == 200
     assert [it.body for it in server.requests] == [ONCE]
-
-
-def test_a_redirect_does_not_send_what_is_used_up(sync_kit: Kit, server: FlakyServer) -> None:
-    """The client hands the next hop the same stream; by itself it would send it empty."""
-    url = server.script("/from", Answer(307, {"Location": "/to"}))
-    with sync_kit.library.Client(
-        transport=sync_kit.transport(QUICK, sync_kit.network()), follow_redirects=True
-    ) as client:
-        for body in (Unsized(b"payload"), iter([b"payload"])):
-            with pytest.raises(sync_kit.library.StreamConsumed):
-                client.put(url, content=body)
-        assert client.put(url, content=b"payload").status_code == 200
-    assert [(it.path, it.body) for it in server.requests] == [
-        ("/from", b"payload"),
-        ("/from", b"payload"),
-        ("/from", b"payload"),
-        ("/to", b"payload"),
-    ]

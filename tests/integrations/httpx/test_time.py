@@ -95,17 +95,6 @@ async def test_a_timeout_that_is_not_ours_stays_the_clients(some_kit: Kit, serve
         assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
 
 
-def test_a_late_response_makes_room_for_the_next_attempt(sync_kit: Kit, server: FlakyServer) -> None:
-    """With one connection, the second attempt waits for that of the first one, which nobody reads."""
-    limits = sync_kit.library.Limits(max_connections=1)
-    inner = sync_kit.network_that_first(lambda: time.sleep(0.25), after=True, limits=limits)
-    policy = Policy.wrap(Retry(18, backoff=[0]), Timeout(0.15))
-    with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
-        assert client.get(server.url, timeout=None).content == b"ok"
-        server.wait_until(lambda: Timeout.abandoned() == 0)
-        assert not [it for it in inner._pool.connections if not it.is_idle() and not it.is_closed()]
-
-
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_attempt_that_was_left_behind_before_it_sent_sends_nothing(
     sync_kit: Kit, server: FlakyServer, method: str

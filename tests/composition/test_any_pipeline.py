@@ -125,7 +125,7 @@ def scene(names: list[str], fails_at_first: bool) -> Scene:
 
 @pytest.mark.parametrize("way", WAYS)
 @given(names=st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6), fails_at_first=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_pipeline_that_is_cancelled_anywhere_is_as_it_was(way: str, names: list[str], fails_at_first: bool) -> None:
     """No permit, no probe's slot, no count, no answer and no ambient context is left of the call."""
     sweep(partial(scene, names, fails_at_first), way)

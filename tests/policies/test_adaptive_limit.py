@@ -536,7 +536,7 @@ class InUse(RuleBasedStateMachine):
 
 
 TestInUse = InUse.TestCase
-TestInUse.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestInUse.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
 # --- a server under load -------------------------------------------------------------------------

@@ -135,4 +135,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCache.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

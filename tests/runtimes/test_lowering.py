@@ -146,7 +146,7 @@ CASES: Any = given(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @CASES
 def test_a_random_policy_does_the_same_in_every_way(observer: Observer, **case: Any) -> None:
     """Bodies of any statements, in pipelines with our own policies."""

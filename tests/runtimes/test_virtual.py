@@ -285,7 +285,7 @@ def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() ->
     assert not any(it.is_done for it in clients)
 
 
-def test_a_breaker_protects_a_service_from_a_thousand_clients() -> None:
+def test_a_breaker_protects_a_service_from_a_hundred_clients() -> None:
     """It opens once, and lets one probe through every open period until the service is back."""
     calls: list[float] = []
     breaker = CircuitBreaker(FailureRatio(0.5, window=10), open_for=30)
@@ -305,12 +305,12 @@ def test_a_breaker_protects_a_service_from_a_thousand_clients() -> None:
             states.append(breaker.state)
             await simulation.sleep(simulation.rng.uniform(1, 3))
 
-    simulated(*[client] * 1000)
+    simulated(*[client] * 100)
     outage = [at for at in calls if 110 <= at < 200]
     assert len(outage) == 3  # at about 131, 161 and 191
     assert breaker.stats().opened == 4
     assert breaker.state is CircuitState.CLOSED
-    assert len([at for at in calls if at > 230]) > 20_000
+    assert len([at for at in calls if at > 230]) > 2_000
 
 
 def test_a_deadline_and_the_ambient_context_are_each_clients_own() -> None:

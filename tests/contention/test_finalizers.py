@@ -93,8 +93,9 @@ def test_calls_that_are_thrown_away_give_their_permits_back(threads: int) -> Non
         bounded(lambda: asyncio.run(work()), threads)
     stats = bulkhead.stats()
     assert (stats.in_flight, stats.queued) == (0, 0)
-    for _ in range(3):
-        bulkhead.slot().__enter__()
+    slots = [bulkhead.slot() for _ in range(3)]
+    for slot in slots:
+        slot.__enter__()
     assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
 
 

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import httpx
 import pytest
 
 from resilience import (
-    BulkheadFull,
-    CircuitBreaker,
     CircuitOpen,
     CircuitState,
     DeadlineExceeded,
@@ -173,26 +170,6 @@ def test_each_host_has_a_breaker_of_its_own(server: FlakyServer) -> None:
     assert set(policies.policies) == {server.url, healthy.url}
 
 
-def test_each_host_has_a_bulkhead_of_its_own(server: FlakyServer) -> None:
-    """The calls to one that is slow do not take the places of the others."""
-    held = threading.Event()
-    server.script("/", Answer(200, hold=held))
-    with (
-        flaky_server() as healthy,
-        client_of(standard(concurrency=1, **QUICK)) as client,
-        ThreadPoolExecutor(1) as executor,
-    ):
-        first = executor.submit(client.get, server.url)
-        try:
-            server.wait_until(lambda: server.requests)
-            with pytest.raises(BulkheadFull):
-                client.get(server.url)
-            assert client.get(healthy.url).status_code == 200
-        finally:
-            held.set()
-        assert first.result(PATIENT).status_code == 200
-
-
 def test_a_host_is_scheme_name_and_port() -> None:
     """Written in whatever way."""
     made: list[str] = []
@@ -222,35 +199,6 @@ def test_a_host_is_scheme_name_and_port() -> None:
         "http://[::1]:8000",
         "https://www.example.org:443",
     ]
-
-
-def test_the_number_of_hosts_is_bounded() -> None:
-    """The one that was not asked for the longest time goes first."""
-    hosts = PerHost(lambda origin: CircuitBreaker(5, name=origin), max_hosts=2)
-    first = hosts.for_host("http://a/")
-    hosts.for_host("http://b/")
-    assert hosts.for_host("http://a/") is first
-    hosts.for_host("http://c/")
-    assert list(hosts.policies) == ["http://a:80", "http://c:80"]
-    assert hosts.for_host("http://a/") is first
-
-
-def test_threads_that_ask_at_once_get_the_same_policy() -> None:
-    """Two breakers for one host would each know half."""
-    barrier = threading.Barrier(8)
-
-    def make(origin: str) -> Policy[Any]:
-        time.sleep(0.01)
-        return CircuitBreaker(5)
-
-    hosts = PerHost(make)
-
-    def ask(number: int) -> Policy[Any]:
-        barrier.wait(PATIENT)
-        return hosts.for_host("http://a/")
-
-    with ThreadPoolExecutor(8) as executor:
-        assert len({id(it) for it in executor.map(ask, range(8))}) == 1
 
 
 def test_what_makes_no_policy_is_refused() -> None:

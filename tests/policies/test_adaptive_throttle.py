@@ -176,19 +176,6 @@ async def test_what_is_still_running_counts_for_nothing(world: World) -> None:
     assert seen == [ThrottleStats(0.0, 0, 0, 0)]
 
 
-async def test_a_call_that_ends_otherwise_counts_for_nothing(tasks_world: World) -> None:
-    """Cancelled, interrupted, or closed."""
-    import anyio
-
-    throttle = AdaptiveThrottle()
-    with anyio.move_on_after(0.001):
-        await throttle.aexecute(lambda ctx: anyio.sleep(10))
-    assert counts(throttle) == (0, 0, 0)
-    with pytest.raises(KeyboardInterrupt):
-        await throttle.aexecute(Script(KeyboardInterrupt()).function())
-    assert counts(throttle) == (0, 0, 0)
-
-
 async def test_what_a_predicate_raises_comes_out_and_nothing_is_counted(world: World) -> None:
     for throttle in (AdaptiveThrottle(on=lambda error: 1 / 0 > 0), AdaptiveThrottle(on_result=lambda it: 1 / 0)):
         ending = Boom() if throttle.settings()["on_result"] is None else "fine"

@@ -532,28 +532,6 @@ def test_a_call_without_a_key_is_a_misuse() -> None:
         pipeline.call(len, [])
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"ttl": 0}, ValueError),
-        ({"ttl": -1}, ValueError),
-        ({"ttl": float("nan")}, ValueError),
-        ({"ttl": "5"}, TypeError),
-        ({"max_size": 0}, ValueError),
-        ({"stale": -1}, ValueError),
-        ({"errors_ttl": 0}, ValueError),
-        ({"keep_errors": 5}, TypeError),
-        ({"store": []}, TypeError),
-        ({"key": "url"}, TypeError),
-        ({"name": ""}, ValueError),
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(settings: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=next(iter(settings))):
-        made(**settings)
-
-
 def test_it_is_one_for_all_who_use_it() -> None:
     cache = Cache(60, stale=5, name="users")
     for make in (copy.copy, copy.deepcopy, pickle.dumps):

@@ -12,15 +12,10 @@ import pytest
 
 from resilience import (
     Chaos,
-    CircuitBreaker,
-    CircuitState,
     Context,
     DeadlineExceeded,
     Failure,
-    Retry,
     Success,
-    Timeout,
-    TimeoutExceeded,
     events,
 )
 from resilience.testing import Simulation, seeded, virtual_time
@@ -136,13 +131,6 @@ async def test_it_calls_an_action_before_the_call(world: World) -> None:
 # --- time ----------------------------------------------------------------------------------------
 
 
-async def test_a_timeout_around_cuts_a_delay_off(world: World) -> None:
-    chaos = Chaos(delay=60)
-    with chaos.injecting(1.0):
-        told = await world.attempt(Timeout(0.01, name="mine").wrap(chaos), Script("fine").function())
-    assert (type(told), told.policy) == (TimeoutExceeded, "mine")
-
-
 @pytest.mark.parametrize(("delay", "slept"), [(5, [3]), (3, [3]), (2, [2])])
 async def test_a_delay_ends_at_the_deadline(world: World, clock: FakeClock, delay: int, slept: list[int]) -> None:
     """One that fits is followed by the call."""
@@ -155,26 +143,6 @@ async def test_a_delay_ends_at_the_deadline(world: World, clock: FakeClock, dela
         assert (type(told), told.policy, script.calls) == (DeadlineExceeded, "havoc", 0)
     else:
         assert told == "fine"
-
-
-async def test_a_budget_that_cuts_nothing_off_ends_it_likewise(world: World, clock: FakeClock) -> None:
-    chaos = Chaos(delay=60)
-    with chaos.injecting(1.0):
-        told = await world.attempt(Timeout(2, cooperative=True).wrap(chaos), Script("fine").function())
-    assert isinstance(told, TimeoutExceeded)
-    assert clock.sleeps == [2]
-
-
-async def test_a_call_that_is_cancelled_in_a_delay_is_not_made(tasks_world: World) -> None:
-    """And nothing is left behind: the next one is."""
-    import anyio
-
-    chaos = Chaos(delay=60)
-    script = Script("fine")
-    with chaos.injecting(1.0), anyio.move_on_after(0.001):
-        await chaos.aexecute(script.function())
-    assert script.calls == 0
-    assert await chaos.aexecute(script.function()) == "fine"
 
 
 # --- when it is on -------------------------------------------------------------------------------
@@ -336,19 +304,6 @@ def test_it_can_be_repeated(source: str) -> None:
 
 
 # --- with others, and what is told ---------------------------------------------------------------
-
-
-async def test_the_policies_around_it_have_to_cope(world: World) -> None:
-    """A retry repeats what it injects, a breaker counts it."""
-    chaos = Chaos(error=ConnectionError, rng=Draws(0.0, 0.9))
-    breaker = CircuitBreaker(1)
-    with chaos.injecting(0.5):
-        pipeline = Retry(2, backoff=[0]).wrap(chaos)
-        assert await world.attempt(pipeline, Script("fine").function()) == "fine"
-    with chaos.injecting(1.0):
-        chaos._rng = Draws(0.0)
-        await world.attempt(breaker.wrap(chaos), Script("fine").function())
-    assert breaker.state is CircuitState.OPEN
 
 
 @pytest.mark.parametrize("effect", ["error", "result", "delay", "action"])

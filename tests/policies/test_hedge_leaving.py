@@ -30,7 +30,7 @@ from resilience import (
 )
 from resilience.runtimes.workers import pool
 from resilience.testing import virtual_time
-from tests.conftest import Boom, Virtual, Watched, World, drive, no_collector
+from tests.conftest import Virtual, World, drive
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
@@ -141,28 +141,6 @@ def test_cancelled_in_asyncio_while_a_loser_unwinds() -> None:
         loser = 0  # it cleans up in the caller's own task, which is cancelled
         assert round(asyncio.run(main()), 6) == 0.5
         assert (len(ended), answer.closed) == (1, 2)
-
-
-@pytest.mark.parametrize("after", [0.05, 0.15, 0.25])
-def test_cancelled_in_trio(after: float) -> None:
-    """All attempts are; no group comes out."""
-    ended: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        try:
-            await trio.sleep(0.2)
-            raise ConnectionError
-        finally:
-            ended.append(ctx.hedge)
-
-    async def main() -> None:
-        with trio.move_on_after(after) as scope:
-            await Hedge(0.1).aexecute(fn)
-        assert scope.cancelled_caught
-
-    with virtual_time():
-        trio.run(main)
-    assert sorted(ended) == ([0] if after < 0.1 else [0, 1])
 
 
 def test_cancelled_in_trio_while_a_loser_unwinds() -> None:
@@ -337,22 +315,10 @@ def test_at_the_cap_nothing_begins_beside_the_first_attempt(threads: World, monk
 
     def fn(ctx: Context) -> int:
         monkeypatch.setattr(pool, "most", lambda: 0)
-        time.sleep(0.05)
+        time.sleep(0.25)
         return ctx.hedge
 
-    assert Hedge(0.01, budget=None).execute(fn) == 0
-
-
-def test_the_first_answer_of_many_threads_wins(threads: World) -> None:
-    """`Hedge(0)` answers with the quickest attempt, not with the one that ends last."""
-
-    def fn(ctx: Context) -> int:
-        time.sleep(0.01 if ctx.hedge == 2 else 0.5)
-        return ctx.hedge
-
-    began = time.monotonic()
-    assert Hedge(0, hedges=3, budget=None).execute(fn) == 2
-    assert time.monotonic() - began < 0.4
+    assert Hedge(0.2, budget=None).execute(fn) == 0
 
 
 def test_an_interrupt_in_a_policy_leaves_nothing_held(threads: World) -> None:
@@ -539,29 +505,6 @@ def test_many_races_of_a_trio_run_share_one_task() -> None:
 
 
 # --- nothing is left -------------------------------------------------------------------------------------
-
-
-async def test_no_call_leaves_a_cycle_behind(world: World) -> None:
-    """Good or failed, hedged or not."""
-    watched = Watched()
-
-    async def good(ctx: Context) -> object:
-        return watched.watch(Boom())
-
-    async def fails(ctx: Context) -> None:
-        watched.fail()
-
-    async def fails_twice(ctx: Context) -> None:
-        await world.sleep(0.02)
-        watched.fail()
-
-    with no_collector():
-        for hedge in (Hedge(5, on=Boom), Hedge(), Hedge(5, on=Boom, eager=True), Hedge(0.005, on=Boom, budget=None)):
-            for fn in (good, fails, fails_twice):
-                await world.attempt(hedge, fn)
-        await world.sleep(0.01)
-        assert watched.seen >= 12
-        assert watched.alive == []
 
 
 def test_exact_totals_in_threads_and_two_loops() -> None:

@@ -217,7 +217,7 @@ class BreakerInUse(RuleBasedStateMachine):
 
 
 TestBreakerInUse = BreakerInUse.TestCase
-TestBreakerInUse.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+TestBreakerInUse.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 
 
 # --- a bulkhead ------------------------------------------------------------------------------
@@ -367,4 +367,4 @@ class BulkheadInUse(RuleBasedStateMachine):
 
 
 TestBulkheadInUse = BulkheadInUse.TestCase
-TestBulkheadInUse.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+TestBulkheadInUse.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)

@@ -296,16 +296,6 @@ def test_who_can_never_begin_after_a_resize_leaves_and_holds_up_no_other() -> No
     assert arrivals.refused == {"b": (1, None)}
 
 
-async def test_a_cancellation_leaves_no_trace(tasks_world: World, virtual: VirtualClock) -> None:
-    """The queue is as it was, and the turn is that of the next."""
-    limiter = RateLimiter(Rate(1, burst=1))
-    await works(tasks_world, limiter)
-    with anyio.move_on_after(0.5) as scope:
-        await works(tasks_world, limiter)
-    assert scope.cancelled_caught
-    assert limiter.stats() == RateLimiterStats(0, 0.5, 0)
-
-
 # --- pauses, and what the other side says ------------------------------------------------------
 
 
@@ -509,17 +499,6 @@ def test_what_can_never_begin_is_told_without_seconds(heard: list[Any]) -> None:
 
 
 # --- what is told ------------------------------------------------------------------------------
-
-
-async def test_a_refusal_is_an_event(world: World, virtual: VirtualClock, heard: list[Any]) -> None:
-    limiter = RateLimiter(1, max_wait=0, name="partner")
-    await works(world, limiter)
-    await works(world, limiter)
-    (refused,) = [it for it in heard if isinstance(it, events.CallRejected)]
-    assert (refused.policy, refused.reason, refused.retry_after, refused.waited, refused.shadow) == (
-        *("partner", "RateLimited", 1.0, 0.0),
-        False,
-    )
 
 
 def test_it_tells_how_long_one_had_waited(heard: list[Any]) -> None:

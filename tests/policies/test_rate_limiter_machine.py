@@ -230,4 +230,4 @@ class LimiterInUse(RuleBasedStateMachine):
 
 
 TestLimiterInUse = LimiterInUse.TestCase
-TestLimiterInUse.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestLimiterInUse.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

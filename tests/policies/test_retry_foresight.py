@@ -17,7 +17,6 @@ from resilience import (
     Context,
     Pipeline,
     Rejected,
-    RetriesExhausted,
     Retry,
 )
 from tests.conftest import Boom, FakeClock, Script, World
@@ -141,14 +140,6 @@ async def test_a_result_that_is_not_good_enough_comes_back_at_once(world: World,
     assert (clock.sleeps, breaker.state) == ([], OPEN)
 
 
-async def test_with_wrap_the_failure_is_wrapped(world: World, clock: FakeClock) -> None:
-    pipeline = Pipeline(Retry(5, on=Boom, backoff=[8], wrap=True), CircuitBreaker(1, open_for=30))
-    error = await world.attempt(pipeline, Script(Boom()).function())
-    assert isinstance(error, RetriesExhausted)
-    assert error.attempts == 1
-    assert isinstance(error.__cause__, Boom)
-
-
 async def test_a_half_open_circuit_is_not_foreseen(world: World, clock: FakeClock) -> None:
     """Nothing says when a probe will end: the Retry waits and asks."""
     breaker = CircuitBreaker(1, open_for=30)
@@ -165,10 +156,11 @@ async def test_a_half_open_circuit_is_not_foreseen(world: World, clock: FakeCloc
 async def refused_after(world: World, clock: FakeClock, *failures: Exception) -> Any:
     """Return what comes out where the attempts fail so, and the next one is refused."""
     bulkhead = Bulkhead(1)
+    taken = bulkhead.slot()
 
     def takes_it(event: Any) -> None:
         if event.attempt == len(failures):
-            bulkhead.slot().__enter__()
+            taken.__enter__()
 
     retry = Retry(5, on=Boom, backoff=[1], on_retry=takes_it)
     return await world.attempt(Pipeline(retry, bulkhead), Script(*failures).function())
@@ -265,20 +257,6 @@ async def test_the_cap_can_be_set(world: World, clock: FakeClock, cap: Any, slee
     retry = Retry(2, on=Boom, backoff=[1], max_retry_after=cap)
     await world.attempt(retry, Script(Asks(60), "fine").function())
     assert clock.sleeps == sleeps
-
-
-async def test_a_result_that_asks_for_a_day_comes_back(world: World, clock: FakeClock) -> None:
-    result = Asks(86_400)  # any object with the attribute
-    retry = Retry(3, on_result=lambda value: True, backoff=[1])
-    assert await world.attempt(retry, answers(result)) is result
-    assert clock.sleeps == []
-
-
-def answers(result: Any) -> Any:
-    async def fn(ctx: Context) -> Any:
-        return result
-
-    return fn
 
 
 async def test_the_own_backoff_may_be_longer_than_the_cap(world: World, clock: FakeClock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import Context, Failure, Retry, Success, events
+from resilience import Context, Failure, Retry, events
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Other, Response, Told, bad, run
@@ -31,13 +31,6 @@ async def test_on_retry_is_called_before_each_wait_and_never_after_the_last_fail
     assert (two.attempt, two.delay, two.outcome, at_two) == (2, 2, Failure(errors[1]), 1001)
     assert (one.policy, one.operation, one.properties["tenant"], one.time) == ("reader", "read", 7, 1000)
     assert isinstance(one, events.RetryScheduled)
-
-
-async def test_on_retry_hears_of_results_too(world: World, clock: FakeClock) -> None:
-    """The outcome is then the `Success` that was not good enough."""
-    told: list[Any] = []
-    await run(world, Retry(on_result=lambda it: it < 3, backoff=[0], on_retry=told.append), Script(1, 2, 3))
-    assert [event.outcome for event in told] == [Success(1), Success(2)]
 
 
 async def test_on_retry_is_not_called_for_a_wait_that_does_not_fit(world: World, clock: FakeClock) -> None:

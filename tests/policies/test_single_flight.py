@@ -443,12 +443,6 @@ def test_what_a_key_function_raises_comes_out_and_is_an_outcome() -> None:
     assert Fallback("answer").wrap(SingleFlight(key=key)).call(str.upper, "a") == "answer"
 
 
-@pytest.mark.parametrize("key", [3, "url"])
-def test_a_key_that_cannot_be_called_is_refused(key: Any) -> None:
-    with pytest.raises(TypeError, match="key"):
-        SingleFlight(key=key)
-
-
 def test_it_is_one_for_all_who_use_it() -> None:
     flight = SingleFlight(name="users")
     for make in (copy.copy, copy.deepcopy, pickle.dumps):

@@ -281,7 +281,7 @@ class CircuitAgainstModel(RuleBasedStateMachine):
 
 
 TestCircuitAgainstModel = CircuitAgainstModel.TestCase
-TestCircuitAgainstModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestCircuitAgainstModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 # --- one rule each, in a few words -----------------------------------------------------------
 

@@ -188,7 +188,7 @@ class CrowdForLong(RuleBasedStateMachine):
 
 
 TestCrowdForLong = CrowdForLong.TestCase
-TestCrowdForLong.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestCrowdForLong.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

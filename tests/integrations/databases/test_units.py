@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from resilience import Fallback, Policy, Retry, Timeout, deadline, events
+from resilience import Policy, Retry, Timeout, deadline, events
 from resilience.integrations.dbapi import OutcomeUnknown, unit_of_work
 from resilience.testing import recording
-from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes, sqlite_error
+from tests.integrations.databases.sqlite import AGAIN, PATIENCE, connecting, note, notes
 
 
 def test_a_unit_is_called_without_its_connection(path: Path) -> None:
@@ -40,25 +40,6 @@ def test_a_unit_is_the_operation_of_its_execution(path: Path) -> None:
     with recording(events.ExecutionFinished) as recorder:
         unit_of_work(AGAIN, connecting(path))(note)("a")
     assert [event.operation for event in recorder.events] == ["note"]
-
-
-def test_each_attempt_has_a_connection_of_its_own_which_is_closed(path: Path) -> None:
-    """Nothing of a failed transaction is left in the next."""
-    connections = []
-
-    @unit_of_work(AGAIN, connecting(path))
-    def add(connection: sqlite3.Connection) -> int:
-        connections.append(connection)
-        note(connection, f"attempt {len(connections)}")
-        if len(connections) < 3:
-            raise sqlite_error(sqlite3.SQLITE_BUSY)
-        return len(connections)
-
-    assert add() == 3
-    assert notes(path) == ["attempt 3"]
-    for connection in connections:
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            connection.execute("select 1")
 
 
 class LosesConnection:
@@ -174,16 +155,6 @@ def test_the_error_of_the_unit_comes_out_of_a_connection_that_is_closed() -> Non
     unit = unit_of_work(Retry(1), lambda: sqlite3.connect(":memory:"))(work)
     with deadline(PATIENCE), pytest.raises(ValueError, match="mine"):
         unit()
-
-
-def test_a_fallback_answers_for_the_unit(path: Path) -> None:
-    """As for any other call."""
-
-    @unit_of_work(Fallback("none"), connecting(path))
-    def read(connection: sqlite3.Connection) -> str:
-        raise sqlite_error(sqlite3.SQLITE_BUSY)
-
-    assert read() == "none"
 
 
 def test_closing_that_fails_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,13 +10,15 @@ changes nothing any more. Times are those of the store, where it has a clock.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 from resilience.clock import clock
+from resilience.errors import Misuse
 from resilience.shared import MemoryStore
 
 
@@ -83,17 +85,24 @@ class _Row(NamedTuple):
     until: float
 
 
+#: So many entries are no burden.
+_FEW: Final = 1000
+
+
 @final
 class MemoryClaims:
     """Claims in a mapping, on the process clock."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self._look_at = _FEW  # at how many entries it looks for what is over
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
         """Take the key for `lease` seconds, if it is free."""
         with self._store.lock:
             now = clock.now()
+            if len(self._store.entries) >= self._look_at:
+                self._drop_locked(now)
             row: _Row | None = self._store.entries.get(key)
             if row is not None and row.until > now:
                 return Claim(False, row.fingerprint, row.result, row.until - now)
@@ -114,12 +123,19 @@ class MemoryClaims:
             if row is not None and row.token == token:
                 del self._store.entries[key]
 
+    def _drop_locked(self, now: float) -> None:
+        """Drop what is over. Next when there is twice as much as is left now, so that many claims pay for it."""
+        entries = self._store.entries
+        for key in [key for key, row in entries.items() if isinstance(row, _Row) and row.until <= now]:
+            del entries[key]
+        self._look_at = max(_FEW, 2 * len(entries))
+
 
 # --- in a database ---
 
 _TABLE = "resilience_once"
 _CREATE = (
-    f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(255) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
+    f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(64) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
     "fingerprint VARCHAR(64) NOT NULL, result TEXT, ends_at DOUBLE PRECISION NOT NULL)"
 )
 _INSERT = f"INSERT INTO {_TABLE} (name, token, fingerprint, result, ends_at) VALUES (?, ?, ?, NULL, ?)"
@@ -132,9 +148,19 @@ _FINISH = f"UPDATE {_TABLE} SET result = ?, ends_at = ? WHERE name = ? AND token
 _GIVE_UP = f"DELETE FROM {_TABLE} WHERE name = ? AND token = ?"
 
 
+#: The parameters of a statement in each `paramstyle` of the DB-API, by their number.
+_PARAMETERS = {"qmark": "?", "numeric": ":{}", "named": ":p{}", "format": "%s", "pyformat": "%s"}
+
+
+class StoreMisuse(Misuse, TypeError):
+    """What a store was given opens no connection of a DB-API driver."""
+
+
 @final
 class DbApiClaims:
-    """Claims in a table of a database, by any DB-API driver that takes parameters by place.
+    """Claims in a table of a database, by any DB-API driver.
+
+    Keys are kept as digests: they may be of any length, and databases differ in which texts they take for the same.
 
     :param connect: opens a connection, for one step; or a connection of its own, for use in one thread.
     """
@@ -145,15 +171,15 @@ class DbApiClaims:
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
         """Take the key for `lease` seconds, if it is free. The time is that of this machine."""
-        return self._step(lambda run: self._claim(run, key, token, fingerprint, lease))  # type: ignore[no-any-return]
+        return self._step(lambda run: self._claim(run, _digest(key), token, fingerprint, lease))  # type: ignore[no-any-return]
 
     def finish(self, key: str, token: str, result: str, keep: float) -> None:
         """Keep the result for `keep` seconds, if the claim still holds."""
-        self._step(lambda run: run(_FINISH, result, time.time() + keep, key, token))
+        self._step(lambda run: run(_FINISH, result, time.time() + keep, _digest(key), token))
 
     def give_up(self, key: str, token: str) -> None:
         """Free the key, if the claim still holds."""
-        self._step(lambda run: run(_GIVE_UP, key, token))
+        self._step(lambda run: run(_GIVE_UP, _digest(key), token))
 
     def _claim(self, run: Callable[..., Any], key: str, token: str, fingerprint: str, lease: float) -> Claim:
         now = time.time()
@@ -163,7 +189,7 @@ class DbApiClaims:
             return Claim(True)
         [(holder, theirs, result, ends_at)] = found
         if ends_at > now:
-            return Claim(False, theirs, result, ends_at - now)
+            return Claim(False, theirs or "", result, ends_at - now)  # Oracle keeps an empty text as NULL
         taken = run(_TAKE_OVER, token, fingerprint, now + lease, key, holder, ends_at).rowcount == 1
         return Claim(taken, fingerprint)
 
@@ -175,22 +201,19 @@ class DbApiClaims:
             return self._in_transaction(connection, step)
 
     def _in_transaction(self, connection: Any, step: Callable[[Callable[..., Any]], Any]) -> Any:
-        module: Any = sys.modules[type(connection).__module__.partition(".")[0]]
-        place = {"qmark": "?", "format": "%s", "pyformat": "%s"}[module.paramstyle]
+        driver = _driver_of(connection)
 
         def run(statement: str, *values: object) -> Any:
             cursor = connection.cursor()
-            cursor.execute(statement.replace("?", place), values)
+            cursor.execute(*_bound(driver.paramstyle, statement, values))
             return cursor
 
         if not self._has_table:
-            run(_CREATE)
-            connection.commit()
-            self._has_table = True
+            self._make_table(connection, run, driver.Error)
         try:
             answer = step(run)
             connection.commit()
-        except module.IntegrityError:  # another one has inserted the key since: it is there now
+        except driver.IntegrityError:  # another one has inserted the key since: it is there now
             connection.rollback()
             answer = step(run)
             connection.commit()
@@ -198,6 +221,44 @@ class DbApiClaims:
             connection.rollback()
             raise
         return answer
+
+    def _make_table(self, connection: Any, run: Callable[..., Any], error: type[Exception]) -> None:
+        try:
+            run(_SELECT, "")  # there already, perhaps made by one who may: the user of a service often may not
+        except error:
+            connection.rollback()
+            try:
+                run(_CREATE)
+            except error:
+                connection.rollback()
+                run(_SELECT, "")  # if another process has made it at the same time
+        connection.commit()
+        self._has_table = True
+
+
+def _driver_of(connection: Any) -> Any:
+    """Return the module of a connection's driver: a pool of SQLAlchemy wraps it, a user may have subclassed it."""
+    for kind in type(getattr(connection, "driver_connection", connection)).__mro__:
+        names = kind.__module__.split(".")
+        for length in range(len(names), 0, -1):
+            module = sys.modules.get(".".join(names[:length]))
+            if hasattr(module, "paramstyle") and hasattr(module, "IntegrityError"):
+                return module
+    raise StoreMisuse(
+        f"the store of Once must be a function that opens a connection of a DB-API driver (such as "
+        f"`lambda: sqlite3.connect(path)`), not one that returns {connection!r}"
+    )
+
+
+def _bound(style: str, statement: str, values: tuple[object, ...]) -> tuple[str, Any]:
+    """Write the parameters of a statement as a driver wants to have them."""
+    head, *rest = statement.split("?")
+    text = head + "".join(f"{_PARAMETERS[style].format(number)}{part}" for number, part in enumerate(rest, 1))
+    return text, {f"p{number}": value for number, value in enumerate(values, 1)} if style == "named" else values
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # --- in redis ---

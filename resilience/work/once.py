@@ -16,8 +16,9 @@ import hashlib
 import json
 import logging
 import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from typing import Any, Never, Protocol, TypeVar, final
+from typing import Any, Final, Never, Protocol, TypeVar, final
 
 from typing_extensions import override
 
@@ -33,6 +34,9 @@ from resilience.work.claims import Claim, ClaimStore, Store, as_claim_store
 T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("resilience")
+
+#: What a result begins with that a serializer has made bytes of: stores keep text.
+_BYTES: Final = "base64:"
 
 
 class KeyInUse(Rejected):
@@ -60,7 +64,7 @@ class Once(Policy[Never]):
     """Make the call for a key once. Who comes with the key again gets the result of the first call.
 
     :param store: where claims and results are: a mapping or `MemoryStore` (in this process), a function that opens a
-        DB-API connection (SQLite, PostgreSQL, MySQL), or a client of `redis` or `redis.asyncio`.
+        DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
     :param key: called with exactly what the function is called with; returns the idempotency key, a text or a number.
     :param payload: called likewise; returns what has to be the same where the key is, as the serializer writes it.
     :param lease: how many seconds a claim holds, 60 by default: more than the longest call takes. A cancelled or dead
@@ -80,6 +84,8 @@ class Once(Policy[Never]):
     >>> pay.call("paid {1} for {0}".format, "order-7", 5), pay.call("never".format, "order-7", 5)
     ('paid 5 for order-7', 'paid 5 for order-7')
     """
+
+    _resilience_streams = False
 
     def __init__(
         self,
@@ -124,7 +130,7 @@ class Once(Policy[Never]):
         except Exception:
             await self._tell(ctx, "give_up", key, token)
             raise
-        await self._tell(ctx, "finish", key, token, self._serializer.dumps(result), self._keep)
+        await self._tell(ctx, "finish", key, token, self._as_text(result), self._keep)
         return result
 
     def _key_of(self, ctx: Context) -> str:
@@ -144,9 +150,17 @@ class Once(Policy[Never]):
         if claim.fingerprint != fingerprint:
             raise KeyMismatch(f"{self.name}: this key was used before, with another payload")
         if claim.result is not None:
-            return self._serializer.loads(claim.result)
+            return self._from_text(claim.result)
         report_refusal(self.name, ctx, "KeyInUse", claim.remaining)
         raise KeyInUse("a call with this key is under way", policy=self.name, retry_after=claim.remaining)
+
+    def _as_text(self, result: object) -> str:
+        kept = self._serializer.dumps(result)
+        return f"{_BYTES}{b64encode(kept).decode()}" if isinstance(kept, bytes) else str(kept)
+
+    def _from_text(self, text: str) -> Any:
+        is_text = not text.startswith(_BYTES)
+        return self._serializer.loads(text if is_text else b64decode(text.removeprefix(_BYTES)))
 
     async def _ask(self, ctx: Context, step: str, *arguments: object) -> Any:
         try:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from resilience import Fallback, Pipeline, Rejected, Retry, Timeout, events
 from resilience.shared import MemoryStore
@@ -265,6 +269,125 @@ def test_how_it_is_shown() -> None:
         MemoryStore(5)  # type: ignore[arg-type]
 
 
+# --- drivers of databases ---
+
+
+def drivers_connect(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, inside: str = "") -> Callable[[], Any]:
+    """Return what connects by a driver of this `paramstyle`, to a database that takes "a" and "A" for the same text.
+
+    :param inside: where in the driver's package the class of its connections is.
+    """
+    driver: Any = ModuleType("some_driver")
+    driver.paramstyle, driver.Error, driver.IntegrityError = style, sqlite3.Error, sqlite3.IntegrityError
+    monkeypatch.setitem(sys.modules, "some_driver", driver)
+
+    class Cursor(sqlite3.Cursor):
+        def execute(self, statement: str, parameters: Any = ()) -> Any:
+            assert isinstance(parameters, dict) is (style == "named")
+            numbers = count(1)
+            while style in ("format", "pyformat") and "%s" in statement:
+                statement = statement.replace("%s", f"?{next(numbers)}", 1)
+            if style == "numeric":
+                statement = statement.replace(":", "?")
+            return super().execute(statement.replace("PRIMARY KEY", "PRIMARY KEY COLLATE NOCASE"), parameters)
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, factory: Any = None) -> Any:
+            return super().cursor(Cursor)
+
+    Connection.__module__ = f"some_driver{inside}"
+    return lambda: sqlite3.connect(path / "once.db", factory=Connection)
+
+
+@pytest.mark.parametrize("style", ["qmark", "numeric", "named", "format", "pyformat"])
+def test_a_driver_of_any_paramstyle_will_do(style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = Once(drivers_connect(style, tmp_path, monkeypatch), key=by_order, payload=lambda order, amount: amount)
+    assert [once.call(lambda order, amount: amount, "a", 5) for _ in range(2)] == [5, 5]
+    with pytest.raises(KeyMismatch):
+        once.call(max, "a", 6)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            once.call(lambda order, amount: amount // 0, "b", 1)
+
+
+@pytest.mark.parametrize("inside", ["", ".connector.connection"])
+def test_keys_are_told_apart_whatever_the_database_takes_for_the_same(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = Once(drivers_connect("format", tmp_path, monkeypatch, inside), key=by_order)
+    keys = ["order", "ORDER", "order ", "o" * 300, "o" * 301, "nul \0", "half \udc80"]
+    assert [once.call(str.title, key) for key in keys] == [key.title() for key in keys]
+
+
+def test_a_pool_may_hand_out_connections_in_a_wrapping(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'once.db'}")
+    once = Once(engine.raw_connection, key=by_order)
+    assert [once.call(str.upper, "a") for _ in range(2)] == ["A", "A"]
+    assert once.call(lambda order: "other", "a") == "A"
+    engine.dispose()
+
+
+def test_what_is_no_connection_of_a_driver_is_a_mistake(tmp_path: Path) -> None:
+    """And no outage of the store, which a policy would answer."""
+
+    class Foreign:
+        def cursor(self) -> None: ...
+        def commit(self) -> None: ...
+        def close(self) -> None: ...
+
+    for store in (Foreign(), Foreign):
+        with pytest.raises(TypeError, match="opens a connection of a DB-API driver"):
+            Fallback("no").wrap(Once(store, key=by_order)).call(str, "a")
+
+
+def test_two_processes_that_make_the_table_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In PostgreSQL, `CREATE TABLE IF NOT EXISTS` fails for the second one."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "once.db")
+
+    other = Once(connect, key=by_order)
+    late = claims.DbApiClaims(connect)
+    bound = claims._bound
+
+    def overtaken(style: str, statement: str, values: Any) -> Any:
+        if statement == claims._CREATE and not overtaken_by:
+            overtaken_by.append(1)
+            other.call(str.upper, "a")
+            return "CREATE TABLE resilience_once (name)", ()  # which fails, as it is there
+        return bound(style, statement, values)
+
+    overtaken_by: list[int] = []
+    monkeypatch.setattr(claims, "_bound", overtaken)
+    assert Once(late, key=by_order).call(str.lower, "a") == "A"
+    assert overtaken_by == [1]
+
+
+def test_bytes_of_a_serializer_are_kept_as_well(tmp_path: Path) -> None:
+    once = Once(lambda: sqlite3.connect(tmp_path / "once.db"), key=by_order, serializer=pickle)
+    assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2
+
+
+def test_what_is_over_leaves_the_memory(clocks: FakeClock) -> None:
+    """Not with each claim, which would take long: where there is twice as much as was needed."""
+    entries: dict[str, Any] = {"of another part": 1}
+    once = Once(entries, key=by_order, keep=10)
+    for number in range(1500):
+        once.call(str, str(number))
+    assert len(entries) == 1501
+    clocks.advance(10)
+    for number in range(1500, 2000):
+        once.call(str, str(number))
+    assert len(entries) == 501
+    assert entries["of another part"] == 1
+    assert once.call(lambda order: "kept", "1600") == "1600"
+
+
+def test_it_stands_around_no_stream() -> None:
+    with pytest.raises(TypeError, match="Once cannot stand around a stream"):
+        Once({}, key=by_order).streaming()
+
+
 def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
     """The second finds that it is there, and what it says."""
 
@@ -277,7 +400,7 @@ def test_two_processes_that_insert_a_key_at_once(tmp_path: Path) -> None:
     def overtaken(run: Any, *arguments: Any) -> Claim:
         if not steps:
             steps.append(other.claim("key", "theirs", "print", 30))
-            return run(claims._INSERT, "key", "ours", "print", 0.0)  # as it would, had it looked before
+            return run(claims._INSERT, arguments[0], "ours", "print", 0.0)  # as it would, had it looked before
         return claim(run, *arguments)
 
     late._claim = overtaken  # type: ignore[method-assign]

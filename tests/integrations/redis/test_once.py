@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
@@ -47,3 +48,10 @@ def test_one_call_for_each_key(server: RedisServer) -> None:
             once.call(lambda order, amount: once.call(pay, order, amount), "c", 1)
         assert caught.value.retry_after is not None
         assert 55 < caught.value.retry_after <= 60
+
+
+def test_bytes_of_a_serializer_are_kept_as_well(server: RedisServer) -> None:
+    for decodes in (False, True):
+        with redis.Redis.from_url(f"redis://127.0.0.1:{server.port}", decode_responses=decodes) as client:
+            once = Once(client, key=lambda order: order, serializer=pickle, name=f"pickled-{decodes}")
+            assert [once.call(lambda order: {1, 2}, "a") for _ in range(2)] == [{1, 2}] * 2

@@ -7,7 +7,7 @@ import functools
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any, Final, Protocol, final
+from typing import Any, Protocol, final
 
 from resilience.clock import clock
 from resilience.context import BareContext, Context
@@ -21,9 +21,7 @@ from resilience.record import Record
 from resilience.runtimes.base import PassiveTimer, Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.streams.runtime import StreamRuntime
-from resilience.streams.source import Closed, Opened, within
-
-END: Final[Any] = object()
+from resilience.streams.source import END, Closed, Opened, close_all, pulls, within
 
 
 class Settings(Protocol):
@@ -41,44 +39,36 @@ class Settings(Protocol):
 
 
 @types.coroutine
-def steps(run: Callable[..., Any], coroutine: Any, error: BaseException | None = None) -> Generator[Any, Any, Any]:
-    """Await a coroutine in other context variables, until it ends or has opened a source.
+def steps(
+    run: Callable[..., Any], coroutine: Any, error: BaseException | None = None, out: Any = END
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine in other context variables, until it ends, has opened a source or brought an item.
 
     :param run: runs a function in those variables.
     :param error: what is thrown into it first.
+    :param out: what it is suspended with, if it has been sent on already.
     """
-    sent = None
+    sent, step = None, coroutine
     try:
         while True:
-            try:
-                out = run(coroutine.send, sent) if error is None else run(coroutine.throw, error)
-            except StopIteration as done:
-                return done.value
-            error = sent = None
-            if type(out) is Opened:
-                return out
+            if out is END:
+                try:
+                    out = run(step.send, sent) if error is None else run(step.throw, error)
+                except StopIteration as done:
+                    return done.value
+                error = sent = None
+                if type(out) is Opened:
+                    return out
             try:
                 sent = yield out  # for the event loop
+            except GeneratorExit as thrown:
+                # Before 3.13, to close what awaits `asend()` does not close the generator.
+                error, step = thrown, getattr(coroutine, "gi_yieldfrom", None) or coroutine
             except BaseException as thrown:  # a cancellation, say: for what the coroutine waits in
                 error = thrown
+            out = END
     finally:
         error = None  # no cycle: error -> traceback -> this frame -> error
-
-
-async def _anext(items: Any) -> Any:
-    try:
-        # Not awaited itself: to close a coroutine that awaits `asend()` does not close the generator, before 3.13.
-        return await steps(_here, items.__anext__().__await__())
-    except StopAsyncIteration:
-        return END
-
-
-def _here(step: Callable[[Any], Any], argument: Any) -> Any:
-    return step(argument)
-
-
-def _next(items: Any) -> Any:
-    return next(items, END)
 
 
 @final
@@ -106,50 +96,70 @@ class Driver:
         #: Runs a function in the variables of the stream. Made with the rest by the first pull.
         self.run: Callable[..., Any]
         self._opened: Opened | None = None
+        self._pulls: Any = None  # in tasks, those of what is open
+        self._quick: Callable[[], Any] | None = None  # what `take` is, once the source has brought an item
         self._answer: Any = None  # the iterator of another value that stands in for the stream
+        self._answer_of: Any = None  # that value
         self._is_over = False
         self.is_busy: bool = False
-        #: Begins a pull, once the source has brought an item; None where there is more to do for it.
+        #: Takes the next item of a source that has brought one, in tasks until the event loop is to wait for it.
+        #: None where there is more to do.
         self.take: Callable[[], Any] | None = None
 
-    async def pull(self) -> Any:
-        """Return the next item, or `END`."""
+    async def pull(self, is_taken: bool = False, error: BaseException | None = None) -> Any:
+        """Return the next item, or `END`.
+
+        :param is_taken: whether `take` was called, which has found no other item.
+        :param error: what it has raised.
+        """
         if self._is_over:
             return END
         if self.is_busy:
             self.refuse()
-        self.is_busy = True
+        self.is_busy, self.take = True, None
         try:
             if not self._has_begun:
                 await self._begin()
             item = END
             while item is END and self._opened is not None:
-                item = await self._pull_from(self._opened)
-            return await self._pull_answer() if item is END and self._answer is not None else item
+                item = await self._pull_from(self._opened, is_taken, error)
+                is_taken, error = False, None
+            if item is END and self._answer is not None:
+                item = await self._pull_answer()
+            elif self._opened is not None:
+                self.take = self._quick
+            return item
         finally:
             self.is_busy = False
-
-    async def go_on(self, error: BaseException | None) -> Any:
-        """Return the next item after a quick pull that has brought none, but an error or the end of the source."""
-        try:
-            await self._advance(error)
-        finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
-        return await self.pull()
 
     def refuse(self) -> None:
         """Raise, as another thread or task waits for an item."""
         raise RuntimeError("an item of this stream is being waited for already")
 
+    async def wait(self, out: Any) -> Any:
+        """Return what `take` would have returned, had it not to wait in the event loop first: with `out`, now."""
+        take, self.take, self.is_busy = self.take, None, True
+        try:
+            return await steps(self.run, self._pulls, out=out)
+        finally:
+            self.take, self.is_busy = take, False
+
     async def close(self) -> None:
         """End the stream, which the consumer leaves. Where it has had an item, the call has ended well."""
         if self.is_busy:
             self.refuse()
-        if self._opened is not None and self.runtime.items:
-            await self._advance(Closed())
-        elif not self._is_over and self._has_begun:
-            self._end(None if self._answer is not None else GeneratorExit())
-        self._is_over = True
+        self.runtime.leave()
+        try:
+            if self._opened is not None and self.runtime.items:
+                await self._advance(Closed())
+            elif not self._is_over and self._has_begun:
+                self._end(None if self._answer is not None else GeneratorExit())
+        except Closed:  # a policy has called once more
+            pass
+        finally:
+            self._is_over = True
+            await self._close_answer()
 
     async def _begin(self) -> None:
         executed, host = self._streaming.policy, self.runtime.host
@@ -169,68 +179,68 @@ class Driver:
         self._chain = self._streaming.stage(ctx)
         await self._advance(None)
 
-    async def _pull_from(self, opened: Opened) -> Any:
+    async def _pull_from(self, opened: Opened, is_taken: bool, error: BaseException | None) -> Any:
         """Return the next item of an open source; `END` where the chain was sent on instead."""
         try:
-            item = await self._next_of(opened)
-            if item is not END:
-                self.runtime.hand_out(item)
-                if self.runtime.items == 1:
-                    self._report_opened(opened.ctx)
-                self.take = self._quick(opened)
-                return item
-        except BaseException as error:
+            if error is None and not is_taken:
+                item = await self._next_of(opened)
+                if item is not END:
+                    if self.runtime.items == 1:
+                        self._report_opened(opened.ctx)
+                    return item
+        except BaseException as raised:
+            error = raised
+        try:
             await self._advance(error)
-            return END
-        await self._advance(None)
+        finally:
+            error = None  # no cycle: error -> traceback -> this frame -> error
         return END
-
-    def _quick(self, opened: Opened) -> Callable[[], Any] | None:
-        ctx, items, idle = opened.ctx, opened.items, self._streaming.idle
-        if self._streaming.resume:
-            return None
-        is_limited = idle != inf or isinstance(ctx._timer, PassiveTimer)
-        if self.runtime.host is BLOCKING:
-            return None if is_limited else functools.partial(self.run, next, items, END)
-        if is_limited:
-            return lambda: within(ctx, clock.now() + idle, idle, _anext, items)
-        begin = items.__anext__
-        return begin if type(items) is types.AsyncGeneratorType else lambda: begin().__await__()
 
     def _report_opened(self, ctx: Context) -> None:
         elapsed = clock.now() - self._began
         emit(StreamOpened, self._streaming.policy.name, ctx, attempt=ctx.attempt, elapsed=elapsed)
 
     async def _next_of(self, opened: Opened) -> Any:
-        streaming, blocking = self._streaming, self.runtime.host is BLOCKING
-        until, limit = inf, streaming.idle
+        if self.runtime.host is not BLOCKING:
+            return END if await steps(self.run, self._pulls) is None else opened.item
+        until, limit = inf, self._streaming.idle
         if opened.is_first:
             opened.is_first = False
-            until, limit = opened.first_until, streaming.first
+            until, limit = opened.first_until, self._streaming.first
         elif limit != inf:
             until = clock.now() + limit
-        step = _next if blocking else _anext
-        return await steps(self.run, within(opened.ctx, until, limit, step, opened.items))
+        item = await within(opened.ctx, until, limit, functools.partial(opened.run, next, opened.items), END)
+        if item is not END:
+            self.runtime.hand_out(item)
+        return item
 
     async def _advance(self, error: BaseException | None) -> None:
         """Send the chain on, or throw the error into it, until a source is open or the chain ends."""
         was_open = self._opened is not None
-        self._opened = self.take = None
+        self._opened = self._pulls = self._quick = self.take = None
         try:
             out = await steps(self.run, self._chain, error)
             if type(out) is Opened:
-                self._opened = out
+                self._open(out)
             elif self.runtime.items and isinstance(error, Exception):
                 raise error  # a value cannot stand in for a stream that has begun
             elif self.runtime.items or (was_open and error is None and out is None):
                 self._end(None)
             else:
-                self._answer = self._items_of(out)
+                self._answer_of, self._answer = out, self._items_of(out)
         except BaseException as raised:
-            self._end(raised)
+            self._end(None if type(raised) is Closed else raised)
             raise
         finally:
             error = None  # no cycle: error -> traceback -> this frame -> error
+
+    def _open(self, opened: Opened) -> None:
+        streaming, self._opened = self._streaming, opened
+        if self.runtime.host is not BLOCKING:
+            self._pulls = pulls(opened, self.runtime, streaming.first, streaming.idle)
+            self._quick = functools.partial(self.run, self._pulls.send, None)
+        elif streaming.idle == inf and not streaming.resume and not isinstance(opened.ctx._timer, PassiveTimer):
+            self._quick = functools.partial(opened.run, next, opened.items, END)
 
     def _items_of(self, answer: Any) -> Any:
         if self.runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
@@ -240,19 +250,39 @@ class Driver:
         return iter(answer)
 
     async def _pull_answer(self) -> Any:
+        item, error = END, None
         try:
             is_plain = isinstance(self._answer, Iterator)
             item = next(self._answer, END) if is_plain else await _anext(self._answer)
-        except BaseException as error:
-            self._end(error)
+        except BaseException as raised:
+            error = raised
             raise
-        if item is END:
-            self._end(None)
-        else:
-            self.runtime.items += 1
+        finally:
+            if item is END:
+                self._end(error)
+                error = None  # no cycle: error -> traceback -> this frame -> error
+                await self._close_answer()
+        self.runtime.items += 1
         return item
 
+    async def _close_answer(self) -> None:
+        if self._answer is not None:
+            answer, source = self._answer, self._answer_of
+            self._answer = self._answer_of = None
+            await close_all(self.runtime, source, answer)
+
     def _end(self, error: BaseException | None) -> None:
-        self._is_over, self._answer = True, None
+        self._is_over = True
         if self._record is not None:
             end_execution(self._record, self._ctx, None, error, self.runtime.items)
+
+
+async def _anext(items: Any) -> Any:
+    try:
+        return await steps(_here, items.__anext__().__await__())
+    except StopAsyncIteration:
+        return END
+
+
+def _here(step: Callable[[Any], Any], argument: Any) -> Any:
+    return step(argument)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Generator
-from typing import Any, Never, TypeVar, final
+from collections.abc import AsyncGenerator, Generator
+from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
 from resilience.runtimes.blocking import drive
-from resilience.streams.driver import END, Driver, steps
+from resilience.streams.driver import Driver
+from resilience.streams.source import END, Opened
 
 T = TypeVar("T")
 
@@ -24,25 +25,24 @@ class Stream(Generator[T, None, None]):
 
     @override
     def __next__(self) -> T:
-        driver = self._driver
-        if driver.take is None:
-            item = drive(driver.pull())
-        else:
+        driver, is_taken, failed = self._driver, self._driver.take is not None, None
+        if driver.take is not None:
             if driver.is_busy:
                 driver.refuse()
-            driver.is_busy, failed = True, None
             try:
+                driver.is_busy = True
                 item = driver.take()
+                if item is not END:
+                    driver.runtime.items += 1
+                    return item  # type: ignore[no-any-return]
             except BaseException as error:
                 failed = error
-            driver.is_busy = False
-            if failed is None and item is not END:
-                driver.runtime.items += 1
-                return item  # type: ignore[no-any-return]
-            try:
-                item = drive(driver.go_on(failed))
             finally:
-                failed = None
+                driver.is_busy = False
+        try:
+            item = drive(driver.pull(is_taken, failed))
+        finally:
+            failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopIteration
         return item  # type: ignore[no-any-return]
@@ -76,11 +76,23 @@ class AsyncStream(AsyncGenerator[T, None]):
         self._driver = driver
 
     @override
-    def __anext__(self) -> Awaitable[T]:  # type: ignore[override]
-        return self._pull() if self._driver.take is None else _QuickPull(self._driver)
-
-    async def _pull(self) -> T:
-        item = await self._driver.pull()
+    async def __anext__(self) -> T:
+        driver, is_taken, failed = self._driver, self._driver.take is not None, None
+        if driver.take is not None:
+            try:
+                out = driver.take()
+                if type(out) is not Opened:
+                    out = await driver.wait(out)
+                if out is not None:
+                    return out.item  # type: ignore[no-any-return]
+            except StopIteration:
+                pass
+            except BaseException as error:
+                failed = error
+        try:
+            item = await driver.pull(is_taken, failed)
+        finally:
+            failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
             raise StopAsyncIteration
         return item  # type: ignore[no-any-return]
@@ -98,48 +110,6 @@ class AsyncStream(AsyncGenerator[T, None]):
     async def aclose(self) -> None:
         """End the stream: give back what the policies hold, and close the source."""
         await self._driver.close()
-
-
-@final
-class _QuickPull:
-    """The next item of a source that has brought one: straight from there, without a coroutine of ours."""
-
-    __slots__ = ("_driver",)
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        driver, failed = self._driver, None
-        if driver.is_busy:
-            driver.refuse()
-        driver.is_busy = True
-        try:
-            item = yield from steps(driver.run, driver.take())  # type: ignore[misc]
-            if item is not END:
-                driver.runtime.items += 1
-                return item
-        except StopAsyncIteration:
-            pass
-        except BaseException as error:
-            failed = error
-        finally:
-            driver.is_busy = False
-        try:
-            return (yield from _after(driver, failed).__await__())
-        finally:
-            failed = None
-
-
-async def _after(driver: Driver, error: BaseException | None) -> Any:
-    """Return the next item after a quick pull that has brought none, but an error or the end of the source."""
-    try:
-        item = await driver.go_on(error)
-    finally:
-        error = None  # no cycle: error -> traceback -> this frame -> error
-    if item is END:
-        raise StopAsyncIteration
-    return item
 
 
 def _refuse_value(method: str, value: object) -> None:

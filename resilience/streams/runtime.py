@@ -56,13 +56,20 @@ class StreamRuntime(Runtime):
         self.items: int = 0
         #: What the function is called with the next time, besides its own arguments.
         self.keywords: dict[str, Any] = {}
+        #: Whether the consumer has closed the stream.
+        self.is_left: bool = False
 
     def hand_out(self, item: Any) -> None:
         """Note an item before the consumer has it."""
+        self.is_repeatable: bool = False  # what `resume` raises comes out
         self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}
         self.items += 1
         self.is_answerable: bool = False
-        self.is_repeatable: bool = bool(self.resume)
+        self.is_repeatable = bool(self.resume)
+
+    def leave(self) -> None:
+        """Note that the consumer wants no more: nothing is called again."""
+        self.is_left, self.is_repeatable = True, False
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:

@@ -1,11 +1,13 @@
-"""The innermost stage of a stream: it opens the source, and suspends the whole chain with it."""
+"""The innermost stage of a stream: it opens the source, and suspends the chain with it. And how items are pulled."""
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import types
 from collections.abc import Callable, Generator, Iterable
 from math import inf
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from resilience.ambient import leave_ambient, set_ambient
 from resilience.callables import close_coroutine, is_awaitable, name_of
@@ -16,30 +18,38 @@ from resilience.endings import end_attempt
 from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
 from resilience.innermost import raise_if_expired, refuse_mismatch
-from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer
-from resilience.runtimes.blocking import BLOCKING, BlockingTimer
+from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Runtime
+from resilience.runtimes.blocking import BLOCKING, BlockingTimer, drive
 from resilience.runtimes.tasks import TASKS
+from resilience.streams.runtime import StreamRuntime
+
+#: What a pull brings where there is no other item.
+END: Final[Any] = object()
 
 
 class Closed(BaseException):
-    """The consumer wants no more. Only the innermost stage takes it."""
+    """The consumer wants no more. Only the innermost stage takes it; it raises it, should it be called once more."""
 
 
 @final
 class Opened:
-    """A source that is open: what the chain is suspended with.
+    """A source that is open: what the chain is suspended with, and in tasks what its `pulls` are with each item.
 
     :param first_until: the instant until which the first item has to come.
+    :param run: runs a function in the variables of the source, in blocking code, where those of the chain are in use.
     """
 
-    __slots__ = ("ctx", "first_until", "is_first", "items")
+    __slots__ = ("ctx", "first_until", "is_first", "item", "items", "run")
 
-    def __init__(self, items: Any, ctx: Context, first_until: float) -> None:
+    def __init__(self, items: Any, ctx: Context, first_until: float, run: Callable[..., Any]) -> None:
         self.items: Any = items
         self.ctx: Context = ctx
         self.first_until: float = first_until
+        self.run: Callable[..., Any] = run
         #: Whether the next pull is the first one.
         self.is_first: bool = True
+        #: What the last pull has brought.
+        self.item: Any = None
 
 
 @types.coroutine
@@ -49,15 +59,18 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 
 async def keep_open(first: float, ctx: Context) -> None:
     """Open the source and keep it open. What a pull raises is thrown in here."""
-    record, timer, opened = ctx._info.record, ctx._timer, None
+    record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
+    if runtime.is_left:
+        raise Closed
     now = clock.now()
     began = now if subscribers.calls else None
     if record is not None:
         record.begin_attempt()
     token = set_ambient(ctx)
+    run = contextvars.copy_context().run  # of the source: a worker enters these, while the chain is in its own
     try:
-        opened = await within(ctx, now + first, first, _open, ctx)
-        await _suspend_with(Opened(opened[1], ctx, now + first))
+        opened = await within(ctx, now + first, first, functools.partial(_open, run), ctx)
+        await _suspend_with(Opened(opened[1], ctx, now + first, run))
     except Closed:
         pass
     except BaseException as error:
@@ -68,12 +81,25 @@ async def keep_open(first: float, ctx: Context) -> None:
     finally:
         leave_ambient(token)
         if opened is not None:  # pragma: no branch (out of `finally`)
-            await _close(ctx.runtime, *opened)
+            if runtime.host is BLOCKING:
+                _close_in(run, runtime, *opened)
+            else:
+                await close_all(runtime, *opened)
     if record is not None:
         end_attempt(record, ctx, began, None, None)
 
 
-async def _close(runtime: Any, source: Any, items: Any) -> None:
+def _close_in(run: Callable[..., Any], runtime: Runtime, source: Any, items: Any) -> None:
+    def close() -> None:
+        drive(close_all(runtime, source, items))
+
+    try:
+        run(close)
+    except RuntimeError:  # a worker is in these variables, in a pull that was walked away from
+        close()
+
+
+async def close_all(runtime: Runtime, source: Any, items: Any) -> None:
     """Close the iterator of the items, and what it iterates over, which holds the connection of many clients."""
     if getattr(items, "gi_running", False):  # a worker is in a pull that was walked away from: closed when dropped
         return
@@ -86,12 +112,15 @@ async def _close(runtime: Any, source: Any, items: Any) -> None:
             source.cancel()
 
 
-def _open(ctx: Context) -> Any:
+def _open(run: Callable[..., Any], ctx: Context) -> Any:
     """Call what the context carries; return that, and the iterator of its items; in tasks an awaitable of both."""
     runtime: Any = ctx.runtime
     function, arguments = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments
     try:
-        source = function(*arguments, **ctx._keywords, **runtime.keywords)
+        if runtime.host is BLOCKING:
+            source = run(function, *arguments, **ctx._keywords, **runtime.keywords)
+        else:
+            source = function(*arguments, **ctx._keywords, **runtime.keywords)
     except TypeError as error:
         refuse_mismatch(ctx, error)
         raise
@@ -142,9 +171,47 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
         with TASKS.timer(deadline):
             if clock.now() < deadline:
                 return await step(argument)
+    raise _too_late(timer, until, limit)
+
+
+@types.coroutine
+def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> Generator[Any, Any, None]:
+    """Pull the items in tasks: suspend with the source each time it has brought one, and end where it ends.
+
+    What the source waits in, the event loop is given in between. `yield from`, and not one pull after another by hand:
+    to catch the `StopIteration` that each would end with costs as much as all the rest.
+    """
+    begin, is_native = opened.items.__anext__, type(opened.items) is types.AsyncGeneratorType
+    timer = opened.ctx._timer if isinstance(opened.ctx._timer, PassiveTimer) else None
+    limit, until, is_noted = first, opened.first_until, False
+    while True:
+        item = END
+        try:
+            if limit == inf and timer is None:
+                item = yield from (begin() if is_native else begin().__await__())
+            else:
+                deadline = until if timer is None else min(until, timer.deadline)
+                with TASKS.timer(deadline):
+                    if clock.now() < deadline:
+                        item = yield from (begin() if is_native else begin().__await__())
+        except StopAsyncIteration:
+            return
+        if item is END:
+            raise _too_late(timer, until, limit)
+        if is_noted and not runtime.resume:
+            runtime.items += 1
+        else:
+            runtime.hand_out(item)
+            is_noted = True
+        opened.item = item
+        yield opened
+        limit, until = idle, inf if idle == inf else clock.now() + idle
+
+
+def _too_late(timer: PassiveTimer | None, until: float, limit: float) -> BaseException:
     if timer is not None and timer.deadline <= until:
-        raise Expired(timer)
-    raise TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
+        return Expired(timer)
+    return TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
 
 
 def _abandonable(timer: PassiveTimer | None) -> int:

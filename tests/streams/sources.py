@@ -42,6 +42,7 @@ class Source:
                 if isinstance(step, BaseException):
                     raise step
                 yield step
+            await self.world.sleep(0)
         finally:
             self.closed += 1
 

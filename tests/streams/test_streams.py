@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import gc
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -80,6 +82,16 @@ async def test_what_resume_raises_is_raised(world: World) -> None:
     assert got == []
     assert isinstance(error, AttributeError)
     assert source.closed == 1
+
+
+async def test_what_resume_raises_is_not_retried(world: World) -> None:
+    """As what a predicate raises: to call anew would bring the same item."""
+    source = Source(world, [1, "two"])
+    stream = streamed(world, Pipeline(Fallback([]), retry(on=Exception)), source, resume={"after": lambda item: -item})
+    got, error = await outcome(stream)
+    assert got == [1]
+    assert isinstance(error, TypeError)
+    assert len(source.calls) == source.closed == 1
 
 
 async def test_a_policy_of_the_users_own_cannot_answer_a_stream_that_has_begun(world: World) -> None:
@@ -183,6 +195,68 @@ async def test_one_that_is_closed_before_its_first_item_has_not_been_a_call(worl
     await stream.close()
     assert await stream.all() == []
     assert source.calls == []
+
+
+async def test_nothing_is_called_again_for_who_has_left(world: World) -> None:
+    """Neither by a Retry, which sees None as the result, nor by a policy of the user's own."""
+
+    class Again(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await call(ctx)
+            return await call(ctx)
+
+    for policy in (retry(on_result=lambda result: result is None), Again()):
+        bulkhead, source = Bulkhead(1), Source(world, [1, 2])
+        stream = streamed(world, Pipeline(policy, bulkhead), source, resume={"after": lambda item: item})
+        assert await stream.next() == 1
+        await stream.close()
+        assert len(source.calls) == source.closed == 1
+        assert bulkhead.stats().in_flight == 0
+        assert await stream.all() == []
+
+
+@pytest.mark.parametrize("end", ["left", "failed", "exhausted"])
+async def test_what_stands_in_is_closed_as_a_source_is(world: World, end: str) -> None:
+    closed: list[str] = []
+
+    def fail() -> None:
+        if end == "failed":
+            raise Boom
+
+    class Response:
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield 1
+                fail()
+            finally:
+                closed.append("items")
+
+        def close(self) -> None:
+            closed.append("response")
+
+    class AsyncResponse:
+        async def __aiter__(self) -> AsyncIterator[int]:
+            try:
+                yield 1
+                fail()
+            finally:
+                await world.sleep(0)
+                closed.append("items")
+
+        async def aclose(self) -> None:
+            closed.append("response")
+
+    response = Response() if world.blocking else AsyncResponse()
+    stream = streamed(world, Fallback(handler=lambda failure, ctx: response), Source(world, [Boom()]))
+    assert await stream.next() == 1
+    if end == "failed":
+        with pytest.raises(Boom):
+            await stream.next()
+    elif end == "exhausted":
+        assert await stream.all() == []
+    await stream.close()
+    assert closed == ["items", "response"]
+    assert await stream.all() == []
 
 
 async def test_an_answer_may_be_left(world: World) -> None:
@@ -350,6 +424,63 @@ def test_a_thread_waits_in_a_queue_until_the_limit_around_it(threads: World) -> 
         next(Pipeline(Timeout(5), patient).streaming().call(lambda: [1]))
 
 
+VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+
+
+@pytest.mark.parametrize("limits", [{}, {"first": 5}, {"idle": 5}], ids=repr)
+async def test_what_a_source_sets_holds_between_two_pulls(world: World, limits: Any) -> None:
+    """On workers, too; and its consumer sees none of it."""
+
+    async def sets() -> AsyncIterator[int]:
+        token = VARIABLE.set(1)
+        try:
+            for _ in range(3):
+                yield VARIABLE.get()
+        finally:
+            VARIABLE.reset(token)
+            restored.append(VARIABLE.get())
+
+    def blocking() -> Iterator[int]:
+        token = VARIABLE.set(1)
+        try:
+            for _ in range(3):
+                yield VARIABLE.get()
+        finally:
+            VARIABLE.reset(token)
+            restored.append(VARIABLE.get())
+
+    restored: list[int] = []
+    for leaves in (False, True):
+        stream = Consumed(world, retry().streaming(**limits).call(blocking if world.blocking else sets))
+        assert [await stream.next(), await stream.next()] == [1, 1]
+        assert VARIABLE.get() == 0
+        await (stream.close() if leaves else stream.all())
+    assert restored == [0, 0]
+
+
+def test_what_a_pull_was_walked_away_from_is_closed_all_the_same(threads: World) -> None:
+    """That is how a connection lets go of the thread that reads from it."""
+
+    class Connection:
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            assert self.closed.wait(10)
+            raise StopIteration
+
+        def close(self) -> None:
+            self.closed.set()
+
+    connection = Connection()
+    with pytest.raises(TimeoutExceeded):
+        next(retry(1).streaming(first=0.02).call(lambda: connection))
+    assert connection.closed.is_set()
+
+
 async def test_a_cooperative_timeout_only_tells(world: World) -> None:
     async def left() -> AsyncIterator[float]:
         yield current_context().remaining()
@@ -360,6 +491,18 @@ async def test_a_cooperative_timeout_only_tells(world: World) -> None:
     streaming = Timeout(100, cooperative=True).streaming()
     stream = Consumed(world, streaming.call(blocking if world.blocking else left))
     assert 90 < await stream.next() <= 100
+
+
+async def test_nothing_is_opened_once_the_limit_is_over(world: World) -> None:
+    class Slow(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            time.sleep(0.03)
+            return await call(ctx)
+
+    source = Source(world, [1])
+    _, error = await outcome(streamed(world, Pipeline(Timeout(0.02), Slow()), source))
+    assert isinstance(error, TimeoutExceeded)
+    assert source.calls == []
 
 
 async def test_a_deadline_over_before_it_begins(world: World) -> None:
@@ -553,6 +696,13 @@ async def anext_of(stream: Any) -> Any:
     return await anext(stream)
 
 
+async def anext_or_none(pull: Any) -> Any:
+    try:
+        return await pull
+    except StopAsyncIteration:
+        return None
+
+
 def test_none_may_be_sent_as_to_a_generator() -> None:
     assert retry().streaming().call(iter, [1]).send(None) == 1
     assert asyncio.run(anext_sent(retry().streaming().call(paced, 0))) == 0
@@ -626,6 +776,44 @@ async def test_two_cannot_pull_at_once(in_asyncio: World) -> None:
         assert await first == 0.02
         await stream.aclose()
     assert bulkhead.stats().in_flight == 0
+
+
+async def test_a_pull_may_be_made_before_it_is_awaited(tasks_world: World) -> None:
+    for ends in (True, False):
+        stream = retry().streaming().call(Source(tasks_world, [1, 2, 3]).function)
+        assert await anext(stream, None) == 1
+        made = [stream.__anext__() for _ in range(4)]
+        if not ends:
+            await stream.aclose()
+        assert [await anext_or_none(it) for it in made] == ([2, 3, None, None] if ends else [None] * 4)
+
+
+async def test_a_pull_may_have_a_default(tasks_world: World) -> None:
+    stream = retry().streaming().call(Source(tasks_world, [1, 2]).function)
+    assert [await anext(stream, "no more") for _ in range(4)] == [1, 2, "no more", "no more"]
+
+
+async def test_who_waits_for_an_item_may_be_closed(in_asyncio: World) -> None:
+    """As a task is whose event loop has ended: the source ends where it waits, and permits come back."""
+    for limits in ({}, {"idle": 5.0}):
+        bulkhead, ended = Bulkhead(1), []
+
+        async def waits(ended: list[str] = ended) -> AsyncIterator[int]:
+            try:
+                yield 1
+                await asyncio.sleep(10)
+            except GeneratorExit:
+                ended.append("closed")
+                raise
+
+        stream = bulkhead.streaming(**limits).call(waits)
+        await anext(stream)
+        pull = anext_of(stream)
+        pull.send(None)
+        pull.close()
+        assert ended == ["closed"]
+        assert bulkhead.stats().in_flight == 0
+        assert await anext(stream, None) is None
 
 
 async def test_nor_where_the_first_item_is_waited_for(in_asyncio: World) -> None:

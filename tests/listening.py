@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 from typing import Any
 
 from resilience import (
@@ -19,6 +21,7 @@ from resilience import (
     Timeout,
     events,
 )
+from resilience.work import Supervisor
 from tests.conftest import Boom
 
 KINDS = (
@@ -79,6 +82,21 @@ def retry_without_budget() -> Retry:
     budget = RetryBudget(0, saved=1)
     budget.withdraw()
     return Retry(2, on=Boom, budget=budget)
+
+
+def park_a_task(name: str = "feed") -> None:
+    """Have a supervisor give a task up, in an event loop of its own."""
+
+    async def task() -> None:
+        raise Boom("secret")
+
+    async def main() -> None:
+        async with Supervisor(max_restarts=0, name="feeds") as supervisor:
+            supervisor.start_soon(task, name=name)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    thread.join()
 
 
 def fails(ctx: Context) -> None:

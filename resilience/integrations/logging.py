@@ -26,12 +26,12 @@ def log_events(
 
     :param logger: a logger or an adapter; ``logging.getLogger("resilience.events")`` by default.
     :param levels: kinds of events whose level differs from the usual one; None for no line. An opened circuit is an
-        error; timeouts, refusals and retries that give up are warnings; retries and fallbacks are infos; how an
-        execution ended, cancelled ones included, is for debugging. Whether that is logged is decided when this is
-        called: else each call would pay for it.
+        error, and so is a task that a `Supervisor` has given up; timeouts, refusals and retries that give up are
+        warnings; retries and fallbacks are infos; how an execution ended, cancelled ones included, is for debugging.
+        Whether that is logged is decided when this is called: else each call would pay for it.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval. The others
-        are counted, and the next event after the interval (or the end) says how many there were. Changes of circuits
-        are always written.
+        are counted, and the next event after the interval (or the end) says how many there were. Changes of circuits,
+        and tasks that are given up, are always written.
     :param interval: its length in seconds.
     :param messages: whether the messages of errors are written, cut to 200 characters; else only their classes. They
         can hold anything that a client puts into them.

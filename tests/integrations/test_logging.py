@@ -16,7 +16,7 @@ from resilience.integrations.logging import log_events
 from resilience.integrations.telemetry.sentences import _RAN_OUT
 from resilience.testing import script
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import everything
+from tests.listening import everything, park_a_task
 
 LOGRECORD = set(vars(logging.makeLogRecord({})))
 
@@ -56,6 +56,30 @@ def extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 # --- words and levels ------------------------------------------------------------------------
+
+
+def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
+    """However many there are; `name` would be that of the logger."""
+    log.begin(repeats=1)
+    for name in ("feed", "poll\nforged"):
+        park_a_task(name)
+    assert log.lines == [
+        "ERROR feeds: gave feed up after 0 restarts; the last failure was Boom",
+        "ERROR feeds: gave poll\\nforged up after 0 restarts; the last failure was Boom",
+    ]
+    assert extra(log.records[0]) == {
+        "kind": "parked",
+        "policy": "feeds",
+        "task": "feed",
+        "restarts": 0,
+        "error_type": "tests.conftest.Boom",
+    }
+
+
+def test_a_task_that_is_given_up_with_its_message(log: Log) -> None:
+    log.begin(messages=True)
+    park_a_task()
+    assert log.lines == ["ERROR feeds: gave feed up after 0 restarts; the last failure was Boom: secret"]
 
 
 async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, clock: FakeClock, log: Log) -> None:

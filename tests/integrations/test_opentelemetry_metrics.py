@@ -29,7 +29,7 @@ from resilience import (
 from resilience.integrations.opentelemetry import instrument
 from resilience.integrations.telemetry import DURATION_BUCKETS, INSTRUMENTS
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import retry_without_budget
+from tests.listening import park_a_task, retry_without_budget
 
 
 class Measured:
@@ -74,6 +74,7 @@ async def test_names_units_and_descriptions_are_those_of_the_instruments(
     for _ in range(2):
         kept.call(str, 1)
     list(Retry().streaming().call(iter, [1]))
+    park_a_task()
     await world.attempt(Hedge(5, on=Boom, eager=True), Script(Boom()).function())
     for _ in range(2):
         await world.execute(pipeline, Script(Boom()).function())

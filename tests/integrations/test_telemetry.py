@@ -37,7 +37,7 @@ from resilience.integrations.telemetry import (
 )
 from resilience.outcome import Failure, Success
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.listening import retry_without_budget
+from tests.listening import park_a_task, retry_without_budget
 
 
 @pytest.fixture
@@ -90,6 +90,7 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     for _ in range(2):
         cache.call(str, 1)
     [*Retry().streaming().call(iter, [1])]
+    park_a_task()
     throttle = AdaptiveThrottle()
     limiter = RateLimiter(1)
     taken += list(Observed(throttle, limiter, cache, keyed).gauges())

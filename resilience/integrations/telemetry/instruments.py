@@ -99,6 +99,7 @@ FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of
 INJECTIONS = _count("call", "chaos.injections", "Calls that a Chaos has done something to.", *_WHERE, "effect")
 CACHE_ANSWERS = _count("call", "cache.answers", _ANSWERED, *_WHERE, "how")
 STREAM_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
+PARKED = _count("task", "supervisor.parked", "Tasks that a Supervisor has given up.", "policy")
 TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
 
 _STATE = "1 for the state that a circuit is in, 0 for the others."
@@ -120,6 +121,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     *(FIRST_ITEM, STREAM_ITEMS, CACHE_ANSWERS, CACHE_SIZE, KEYS),
     *(HEDGES, HEDGED_CALLS),
     *(RETRIES, GIVE_UPS, BUDGET_SPENT, TIMEOUTS, REJECTIONS, SHADOW_REJECTIONS, FALLBACKS, INJECTIONS, TRANSITIONS),
+    PARKED,
     *(CIRCUIT_STATE, IN_FLIGHT, QUEUED, LIMIT, REJECTION_RATE, RATE_QUEUED, NEXT_TURN, ABANDONED),
 )
 
@@ -190,6 +192,7 @@ _COUNTERS: dict[type[Event], Instrument] = {
     events.ChaosInjected: INJECTIONS,
     events.CacheUsed: CACHE_ANSWERS,
     events.CircuitChanged: TRANSITIONS,
+    events.Parked: PARKED,
 }
 
 #: The text of each label of a counter.

@@ -34,6 +34,7 @@ DEFAULT_LEVELS: dict[type[Event], int | None] = {
     events.ChaosInjected: logging.WARNING,  # it was on purpose, but readers of the other lines should know
     events.CacheUsed: logging.DEBUG,
     events.StreamOpened: logging.DEBUG,
+    events.Parked: logging.ERROR,  # a part of the process does not work any more
     events.ExecutionFinished: logging.DEBUG,
 }
 #: What happens in calls that are well. To listen to it has a cost, so it is asked once whether there is a line for it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from resilience.events import CircuitChanged, Event
+from resilience.events import CircuitChanged, Event, Parked
 from resilience.integrations.telemetry.words import Fact, Line
 
 Key: TypeAlias = tuple[object, ...]
@@ -21,7 +21,7 @@ _MOST = 1000
 
 def key_of(event: Event) -> Key | None:
     """Return what lines have in common that are repeats of one another; None for a kind that is never left out."""
-    if isinstance(event, CircuitChanged):
+    if isinstance(event, (CircuitChanged, Parked)):
         return None
     return type(event), event.pipeline, event.policy, event.operation
 

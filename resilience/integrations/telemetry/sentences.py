@@ -94,6 +94,11 @@ def _opened(event: events.StreamOpened) -> str:
     return f"the first item came in attempt {event.attempt}, after {event.elapsed:.3g} s"
 
 
+def _parked(event: events.Parked) -> str:
+    times = "1 restart" if event.restarts == 1 else f"{event.restarts} restarts"
+    return f"gave {event.name} up after {times}; the last failure was {_what_of(event.last)}"
+
+
 def _finished(event: events.ExecutionFinished) -> str:
     if event.outcome is None:
         return f"cancelled {_CANCELLED[event.cancelled_by or 'caller']}, {_spent(event)}"
@@ -118,6 +123,7 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
     events.ChaosInjected: _injected,
     events.CacheUsed: _answered,
     events.StreamOpened: _opened,
+    events.Parked: _parked,
     events.ExecutionFinished: _finished,
 }
 
@@ -162,7 +168,10 @@ def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
 
 def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:
     """Name what failed by its class, without the module, and its HTTP status where it has one."""
-    outcome: Any = event.outcome
+    return _what_of(event.outcome)
+
+
+def _what_of(outcome: Any) -> str:
     if not isinstance(outcome, Failure):
         return "a result that was not good enough"
     status = status_of(outcome.error)

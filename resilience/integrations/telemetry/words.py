@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from resilience.circuit_state import CircuitState
-from resilience.events import CallFinished, Event, ExecutionFinished, TimedOut
+from resilience.events import CallFinished, Event, ExecutionFinished, Parked, TimedOut
 from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe_error
 
 _LEFT_OUT = frozenset({"policy", "operation", "time", "properties", "pipeline", "outcome", "by_deadline", "shadow"})
@@ -48,19 +48,25 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     found |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
     if getattr(event, "shadow", False):
         found["shadow"] = True
+    if isinstance(event, Parked):
+        found["task"] = found.pop("name")  # in a record of `logging`, that is the name of the logger
     if isinstance(event, TimedOut):
         found["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):
         found |= ending(event)
-    elif (outcome := getattr(event, "outcome", None)) is not None:
+    elif (outcome := _outcome_of(event)) is not None:
         found["error_type"] = error_type(outcome)
-    if messages and isinstance(failure := getattr(event, "outcome", None), Failure):
+    if messages and isinstance(failure := _outcome_of(event), Failure):
         found["error"] = describe_error(failure.error)[:LONGEST_MESSAGE]
     if not messages:
         found.pop("last_failure", None)
     values = ((name, value.value if isinstance(value, CircuitState) else value) for name, value in found.items())
     known = {name: value for name, value in values if isinstance(value, (str, int, float)) and value not in ("", inf)}
     return {name: printable(value) if isinstance(value, str) else value for name, value in known.items()}
+
+
+def _outcome_of(event: Event) -> Outcome[Any] | None:
+    return event.last if isinstance(event, Parked) else getattr(event, "outcome", None)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from resilience.events.dispatch import announce, subscribers
 from resilience.events.kinds import CallFinished, Canceller, ExecutionFinished
 from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
 from resilience.record import Record
-from resilience.runtimes.blocking import Suspended
+from resilience.runtimes.driving import Suspended
 
 
 def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:

@@ -31,7 +31,8 @@ from resilience.innermost import NOT_ENTERED, enter, enter_awaitable, enter_driv
 from resilience.outcome import StoppedIteration
 from resilience.record import Record
 from resilience.runtimes.base import Runtime
-from resilience.runtimes.blocking import BLOCKING, Suspended, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import Suspended, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 

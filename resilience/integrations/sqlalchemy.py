@@ -27,7 +27,7 @@ from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import is_undone
 from resilience.integrations.dbapi.limits import LIMIT_OF_POSTGRESQL, SQLiteLimits, shorter_limit
 from resilience.integrations.dbapi.units import ABORTED
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine

@@ -14,7 +14,8 @@ from resilience.matching import Matcher
 from resilience.outcome import Failure
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.runtimes.base import Runtime
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 
 _BLOCK = "write `for attempt in retry.attempts():` and in it `with attempt:` around the work"

@@ -25,7 +25,8 @@ from resilience.policies.guard import Guard
 from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.circuit import Closed, Isolated, Open
 from resilience.state.trips import ConsecutiveFailures, Trip, as_trip

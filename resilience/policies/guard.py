@@ -10,7 +10,8 @@ from resilience.clock import clock
 from resilience.outcome import Failure
 from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit
 from resilience.runtimes.base import Runtime
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.circuit import Closed
 

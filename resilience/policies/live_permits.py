@@ -18,7 +18,8 @@ from resilience.context import Context, waits_until
 from resilience.errors import DeadlineExceeded, Rejected
 from resilience.events.dispatch import report_refusal
 from resilience.runtimes.base import Runtime, Waiter
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.permits import GONE, WAITING, Permits, Ticket
 

@@ -21,7 +21,8 @@ from resilience.matching import asked_delay
 from resilience.policies.rate import Rate, in_words, meter_of, positive
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.rates import SAME, Quota
 from resilience.state.turns import Turn, Turns, Units, Woken

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
-from types import CoroutineType
 from typing import Any, TypeVar, final
 
 from typing_extensions import override
@@ -20,7 +19,6 @@ from typing_extensions import override
 from resilience import checks
 from resilience.callables import close_coroutine, is_awaitable, refuse_awaitable
 from resilience.clock import FOREVER, clock
-from resilience.errors import SuspensionMisuse
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import (
@@ -34,6 +32,7 @@ from resilience.runtimes.base import (
     late,
     refuse_undeclared_race,
 )
+from resilience.runtimes.driving import drive
 
 T = TypeVar("T")
 
@@ -148,7 +147,7 @@ class BlockingRuntime(Runtime):
         from resilience.runtimes.races.threads import run_race  # where none races, it is not needed
 
         refuse_undeclared_race(ctx)
-        run_race(call, ctx, plan)
+        run_race(self, call, ctx, plan)
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
@@ -192,49 +191,3 @@ class BlockingRuntime(Runtime):
 
 
 BLOCKING: BlockingRuntime = BlockingRuntime()
-
-
-@final
-class Suspended(GeneratorExit):
-    """Ends the policies around a lowered one that has suspended, as closing their coroutines does where it is driven.
-
-    :param error: what is raised at the end of the execution.
-    """
-
-    def __init__(self, error: SuspensionMisuse) -> None:
-        super().__init__(error)
-        self.error: SuspensionMisuse = error
-
-
-def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
-    """Run an awaitable, usually a coroutine, in which nothing is left to wait for, and return its result.
-
-    A suspension is a bug: something in it awaited more than its `call` and the runtime. A user's `StopIteration`,
-    which no coroutine may raise, comes out in its carrier.
-
-    :param lowered: the policy that awaits it, where its method is a plain function: then the bug comes as `Suspended`.
-    """
-    coroutine: Any = awaitable if isinstance(awaitable, CoroutineType) else _awaited(awaitable)
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    error = suspension(coroutine, coroutine.__qualname__ if lowered is None else type(lowered).__qualname__)
-    coroutine.close()
-    raise error if lowered is None else Suspended(error)
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
-
-
-def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:
-    """Return the error that names the innermost policy in what has suspended, or else `culprit`."""
-    while isinstance(coroutine, CoroutineType):
-        code, frame = coroutine.cr_code, coroutine.cr_frame
-        if code.co_name == "around" and frame is not None:
-            culprit = type(frame.f_locals[code.co_varnames[0]]).__qualname__
-        coroutine = coroutine.cr_await
-    return SuspensionMisuse(
-        f"{culprit} suspended in blocking code: a policy may await only its call and what ctx and ctx.runtime offer"
-    )

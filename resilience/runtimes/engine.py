@@ -12,7 +12,8 @@ longer counts, because the client was woken or cut off before, is passed over wh
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import copy_context
 from heapq import heappush
 from math import inf
 from typing import Any, TypeAlias, final
@@ -29,7 +30,7 @@ from resilience.runtimes.base import (
     Waiter,
     refuse_undeclared_race,
 )
-from resilience.runtimes.blocking import BlockingRuntime
+from resilience.runtimes.races import Race
 
 
 @types.coroutine
@@ -174,8 +175,6 @@ class EngineRuntime(Runtime):
 
     @override
     async def race(self, call: Callable[..., Any], ctx: Any, plan: Plan[Any]) -> None:
-        from resilience.runtimes.races.engine_race import EngineRace
-
         refuse_undeclared_race(ctx)
         await EngineRace(self._engine, call, plan).run()
 
@@ -185,14 +184,6 @@ class EngineRuntime(Runtime):
             return await self._host.run(function, *args)
         finally:
             del args  # they hold the failure: no cycle where the handler raises it again
-
-    @override
-    async def run_within(
-        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
-    ) -> Any:
-        if isinstance(self._host, BlockingRuntime):  # the thread of a race: no entry of its queue could interrupt it
-            return await self._host.run_within(seconds, function, policy)
-        return await super().run_within(seconds, function, policy, outer)
 
     @override
     async def close(self, resource: object) -> None:
@@ -242,3 +233,53 @@ class Engine:
         """Send a client on that waits."""
         if waiter.waits:
             self.suspend(waiter.client, self.now())
+
+
+class EngineRace(Race):
+    """A race of clients of an engine: in a simulation, and, each in an engine of its own, in threads."""
+
+    def __init__(self, engine: Engine, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
+        super().__init__(engine.runtime, call, plan)
+        self._engine = engine
+        self._variables = copy_context()
+        self._alarm: Alarm | None = None
+
+    @override
+    def _begin(self) -> Any:
+        ctx = super()._begin()
+        if ctx is not None and ctx.runtime is not self._runtime:
+            ctx = ctx.child()
+            ctx.runtime = self._runtime
+        return ctx
+
+    @override
+    async def _run_cuttable(self, number: int, ctx: Any) -> None:
+        timer = EngineTimer(self._engine, inf)
+        self._running[number] = timer.fire
+        timer.start()
+        try:
+            await self._attempt(number, ctx)
+        except BaseException as error:
+            if not timer.stop(error):
+                raise
+        else:
+            timer.stop(None)
+
+    @override
+    def _start(self, number: int, ctx: Any) -> None:
+        self._engine.add(self._as_client(number, ctx), self._variables.copy().run, self._engine.now())
+
+    async def _as_client(self, number: int, ctx: Any) -> None:
+        try:
+            await self._attempt_beside(number, ctx)
+        finally:
+            self._one_ended()
+
+    @override
+    def _ring_at(self, due: float) -> None:
+        if self._alarm is not None:
+            self._alarm.is_armed = False
+            self._alarm = None
+        if due != inf:
+            self._alarm = Alarm(self._ring)
+            self._engine.ring_at(due, self._alarm)

@@ -7,7 +7,7 @@ from typing import Never, TypeVar, final
 
 from typing_extensions import override
 
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 from resilience.streams.driver import Driver
 from resilience.streams.source import END, Opened
 

@@ -19,7 +19,8 @@ from resilience.errors import ArgumentMisuse, AwaitableMisuse, TimeoutExceeded
 from resilience.events.dispatch import subscribers
 from resilience.innermost import raise_if_expired, refuse_mismatch
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTimer, Runtime
-from resilience.runtimes.blocking import BLOCKING, BlockingTimer, drive
+from resilience.runtimes.blocking import BLOCKING, BlockingTimer
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.runtime import StreamRuntime
 

@@ -19,7 +19,8 @@ from resilience.errors import Rejected
 from resilience.events.dispatch import report_refusal
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime, Waiter
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 
 T = TypeVar("T")

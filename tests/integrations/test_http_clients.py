@@ -28,7 +28,7 @@ from resilience import (
 )
 from resilience.integrations.http import TRANSIENT_STATUSES, NotRepeatable, Rules, TransientStatus, standard
 from resilience.integrations.wire import ENVOY_EXPECTED_TIMEOUT, Propagation
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 from resilience.work import IdempotencyKey
 from tests.conftest import FakeClock
 from tests.contention.beside import until

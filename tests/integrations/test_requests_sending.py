@@ -19,7 +19,7 @@ from resilience import (
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.requests import ResilienceAdapter
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, attempt, note
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer, unused_url
 from tests.integrations.upload_bodies import SlowFile

@@ -19,7 +19,7 @@ from resilience.callables import maybe_await
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.integrations.dbapi.drivers import is_of, is_sqlite
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 from resilience.runtimes.workers import Job, pool
 
 #: Seconds between two interruptions once the deadline has passed: the next statement is not to run either.

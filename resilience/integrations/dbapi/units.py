@@ -31,7 +31,7 @@ from resilience.integrations.dbapi.drivers import is_aborted, is_of
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, is_undone
 from resilience.integrations.dbapi.limits import StatementLimits
 from resilience.policy import Policy
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 P = ParamSpec("P")
 T = TypeVar("T")

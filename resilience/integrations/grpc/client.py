@@ -14,7 +14,7 @@ from resilience.execution import aprotect, protect
 from resilience.integrations.grpc.answers import Answer, aio_answer
 from resilience.integrations.grpc.calls import KINDS, Call, Calls, Kind, Side
 from resilience.policy import Policy
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 __all__ = ["PolicyInterceptor", "aio_interceptors"]
 

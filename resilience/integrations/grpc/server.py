@@ -18,7 +18,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from resilience.callables import maybe_await
 from resilience.integrations.grpc.calls import Kind
 from resilience.integrations.wire import Acceptance, Steps, budget, ran_out
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from resilience.checks import Duration

@@ -48,7 +48,8 @@ from resilience.integrations.http.rules import NotRepeatable, TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
 from resilience.policy import Policy
-from resilience.runtimes.blocking import BLOCKING, drive
+from resilience.runtimes.blocking import BLOCKING
+from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.work.idempotency import key_for
 

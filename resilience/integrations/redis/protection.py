@@ -17,7 +17,7 @@ from resilience.callables import maybe_await
 from resilience.errors import DeadlineExceeded
 from resilience.integrations.redis.retrying import TOO_LATE, AsyncPolicyRetry, PolicyDriven, PolicyRetry
 from resilience.policy import Policy
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from resilience.integrations.redis.commands import Command

@@ -25,7 +25,7 @@ from resilience.context import waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 
 if TYPE_CHECKING:
     from resilience.context import Context

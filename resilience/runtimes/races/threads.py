@@ -18,15 +18,14 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
-from resilience.runtimes.base import Expired, Plan, Timer, refuse_undeclared_race
-from resilience.runtimes.blocking import BLOCKING, drive, suspension
-from resilience.runtimes.engine import Alarm, Client, Engine, EngineRuntime, EngineWaiter, Entry, counts
-from resilience.runtimes.races.engine_race import EngineRace
+from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
+from resilience.runtimes.driving import drive, suspension
+from resilience.runtimes.engine import Alarm, Client, Engine, EngineRace, EngineRuntime, EngineWaiter, Entry, counts
 
 
-def run_race(call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
+def run_race(host: Runtime, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
     """Run a race of blocking code to its end."""
-    engine = ThreadEngine()
+    engine = ThreadEngine(host)
     try:
         engine.run_to_end(ThreadRace(engine, call, plan).run(), ctx._timer)
     finally:
@@ -48,9 +47,9 @@ class ThreadRace(EngineRace):
 class ThreadEngine(Engine):
     """An engine on the process clock, for one race in one thread. Other threads may wake what waits in it."""
 
-    def __init__(self) -> None:
-        super().__init__(BLOCKING)
-        self.runtime: EngineRuntime = RacingRuntime(self, BLOCKING)
+    def __init__(self, host: Runtime) -> None:
+        super().__init__(host)
+        self.runtime: EngineRuntime = RacingRuntime(self, host)
         self._woken: deque[EngineWaiter] = deque()
         self._bell = threading.Lock()
         self._bell.acquire()
@@ -161,9 +160,15 @@ class RacingRuntime(EngineRuntime):
         refuse_undeclared_race(ctx)
         await ThreadRace(self._engine, call, plan).run()
 
+    @override
+    async def run_within(
+        self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
+    ) -> Any:
+        return await self._host.run_within(seconds, function, policy)  # no entry of the queue could interrupt it
+
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
         """Make the job of calling the function, in a copy of the variables of now."""
-        return RacingJob(self.waiter(), function, arguments, keywords)
+        return RacingJob(self.waiter(), self._host, function, arguments, keywords)
 
     async def done(self, job: RacingJob, policy: str) -> Any:
         """Have a worker do the job, and return what comes out; walk away from it where this is cut off."""
@@ -186,17 +191,19 @@ class RacingRuntime(EngineRuntime):
 class RacingJob(workers.Job):
     """A function of a race on its worker."""
 
-    __slots__ = ("waiter",)
+    __slots__ = ("host", "waiter")
 
     def __init__(
         self,
         waiter: EngineWaiter,
+        host: Runtime,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> None:
         super().__init__(function, arguments, keywords)
         self.waiter: EngineWaiter = waiter
+        self.host: Runtime = host
 
     @override
     def deliver(self) -> None:
@@ -206,6 +213,6 @@ class RacingJob(workers.Job):
     def drop(self) -> None:
         """Close the result, which came too late."""
         try:
-            drive(BLOCKING.close(self._value))
+            drive(self.host.close(self._value))
         finally:
             super().drop()

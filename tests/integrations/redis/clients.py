@@ -15,7 +15,7 @@ import redis.cluster
 
 from resilience import CircuitOpen, Policy
 from resilience.integrations.redis import protect
-from resilience.runtimes.blocking import drive
+from resilience.runtimes.driving import drive
 from tests.integrations.redis.server import RedisServer
 
 #: Much longer than anything here takes, and much shorter than a hang.

@@ -260,14 +260,6 @@ async def test_a_connection_in_the_manner_of_asyncpg_is_awaited_and_entered(task
     assert pool.out == []
 
 
-async def test_the_whole_client_is_wrapped_without_naming_its_methods(tasks_world: World) -> None:
-    """`get` of the session and `acquire` of the pool are found."""
-    async with quick().aproxy(Session(Boom(), 200)).get("a") as response:
-        assert response.status == 200
-    async with quick().aproxy(Pool(failures=1)).acquire() as connection:
-        assert await connection.execute("x") == "did x"
-
-
 async def test_what_a_block_raises_is_not_the_policys_affair(tasks_world: World) -> None:
     """Entering is the call; the block itself is not repeated, and its error reaches the client's `__aexit__`."""
     session = Session(200, 200)

@@ -187,20 +187,6 @@ async def test_what_a_proxy_of_an_asynchronous_client_enters_is_called_by_the_cl
     assert [called and called[1:] for called in seeing.called] == [(("u",), {"params": 1}), (("v",), {})]
 
 
-async def test_a_policy_may_decide_by_what_is_called(world: World) -> None:
-    """By function, arguments or keywords: that needs nothing but the context."""
-
-    class Cached(Policy[str]):
-        async def around(self, call: Any, ctx: Context) -> Any:
-            assert ctx.called is not None
-            return "cached" if ctx.called.arguments == ("known",) else await call(ctx)
-
-    function = world.native(fetch)
-    cached = Cached()
-    assert await finished(cached.call(function, "known")) == "cached"
-    assert await finished(cached.call(function, "new")) == (("new",), {})
-
-
 def test_in_a_simulation_it_is_the_modelled_function() -> None:
     """And its one argument the context."""
     seeing = Seeing()
@@ -336,18 +322,6 @@ def test_a_block_is_no_call() -> None:
     assert [(event.operation, event.called) for event in seen] == [(None, None), ("op", None)]
 
 
-async def test_a_context_that_is_kept_says_what_it_was_of(world: World) -> None:
-    """After its execution, too: whoever keeps it keeps the function."""
-    kept: list[Context] = []
-
-    async def fn(ctx: Context) -> None:
-        kept.append(ctx)
-
-    function = world.native(fn)
-    await world.execute(Retry(), function)
-    assert kept[0].called == (function, (kept[0],), {})
-
-
 # --- the operation -----------------------------------------------------------------------------
 
 
@@ -416,21 +390,6 @@ def test_the_operation_is_by_default_the_qualified_name_of_what_is_called(functi
     assert found == name or isinstance(function, type) or type(function) is type(len)
 
 
-async def test_the_operation_of_a_local_function_says_where_it_stands(world: World) -> None:
-    """As Python does; the same in every way to call it."""
-    seeing = Seeing()
-
-    async def fn(*args: Any) -> None: ...
-
-    function = world.native(fn)
-    await finished(seeing.call(function))
-    await finished(seeing.execute(function))
-    decorated: Any = seeing(function)
-    await finished(decorated())
-    where = test_the_operation_of_a_local_function_says_where_it_stands.__qualname__
-    assert seeing.operations == [f"{where}.<locals>.fn"] * 3
-
-
 async def test_an_operation_that_the_caller_names_stands(world: World) -> None:
     """In every policy, attempt and event; also an empty one."""
     for given in ("get-user", ""):
@@ -465,23 +424,6 @@ async def test_a_nested_execution_has_its_own_name_and_inherits_only_a_given_one
     functions = [called and called.function for called in outer.called]
     assert functions == [function] * 3
     assert {called and called.function for called in inner.called}.isdisjoint(functions)
-
-
-async def test_what_a_handler_executes_has_its_own_name_too(world: World) -> None:
-    """It is a nested execution, under the context of the one that failed."""
-    seeing = Seeing()
-
-    async def instead(ctx: Context) -> str:
-        return "instead"
-
-    def handler(failure: object, ctx: Context) -> Any:
-        return seeing.execute(world.native(instead))
-
-    async def fn(ctx: Context) -> None:
-        raise Boom
-
-    assert await world.execute(Fallback(handler=handler), fn) == "instead"
-    assert seeing.operations == [instead.__qualname__]
 
 
 def test_a_context_shows_its_operation_and_no_argument() -> None:

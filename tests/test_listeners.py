@@ -326,11 +326,9 @@ async def test_what_a_listener_raises_is_logged_and_changes_nothing(
     assert type(heard[0]).__name__ in caplog.text
 
 
-@pytest.mark.parametrize("how", CALLBACKS)
+@pytest.mark.parametrize("how", [it for it in CALLBACKS if it != "subscribe"])
 async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: str) -> None:
     """Ctrl-C may come while a listener runs; it is not the listener's error."""
-    if how == "subscribe":
-        return
 
     def interrupted(event: object) -> None:
         raise KeyboardInterrupt

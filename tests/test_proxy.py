@@ -236,9 +236,6 @@ class Namespace:
     def parse(self, x: str) -> str:
         return self._client._note("parse", x)
 
-    async def acreate(self, x: str) -> str:
-        return self._client._note("acreate", x)
-
     def __len__(self) -> int:
         return 7
 
@@ -277,18 +274,6 @@ def test_the_rest_of_a_namespace_is_the_clients_own() -> None:
     log.failures = 1
     with pytest.raises(Boom):
         client.chat.completions.create("x")
-
-
-async def test_dotted_names_reach_asynchronous_methods(tasks_world: World) -> None:
-    """With `proxy` and with `aproxy`."""
-    client, log = nested(failures=2)
-
-    one = await quick().proxy(client, "chat.completions.acreate").chat.completions.acreate("x")
-    log.failures = 2
-    assert [one, await quick().aproxy(client, "chat.completions.acreate").chat.completions.acreate("y")] == [
-        "acreate x",
-        "acreate y",
-    ]
 
 
 # --- the client behind it ----------------------------------------------------------------------

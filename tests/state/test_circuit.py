@@ -312,17 +312,6 @@ def test_a_success_from_before_does_not_close() -> None:
     assert it.period.state is HALF_OPEN
 
 
-def test_a_failure_from_before_does_not_open() -> None:
-    """Nor does its failure open one that has closed since."""
-    it = circuit()
-    slow = admitted(it, 0.0)
-    half_open(it)
-    it.record(admitted(it, 30.0), None, 0.0, 30.0)
-    assert it.period.state is CLOSED
-    assert it.record(slow, "Boom: late", 31.0, 31.0) == []
-    assert it.period.state is CLOSED
-
-
 def test_a_probe_of_an_earlier_half_open_period_moves_nothing() -> None:
     """Half-open, open, half-open again: two periods, two epochs."""
     it = circuit(opens_for=5.0, probes=2)
@@ -424,13 +413,3 @@ def test_a_circuit_that_has_closed_opens_for_the_first_period_again(by_hand: boo
     assert it.period.state is CLOSED
     [opened] = it.record(admitted(it, 6.0), "Boom: no", 0.0, 6.0)
     assert opened.retry_after == 5.0
-
-
-def test_an_isolated_circuit_refuses_for_ever() -> None:
-    """No time is long enough: only a hand closes it."""
-    it = circuit()
-    it.isolate()
-    assert it.admit(1e9)[0] is None
-    assert it.isolate() == []
-    assert [(move.old, move.new) for move in it.close()] == [(ISOLATED, CLOSED)]
-    assert it.admit(1e9)[0] is not None

@@ -17,12 +17,9 @@ import trio.testing
 from resilience import (
     Bulkhead,
     CircuitBreaker,
-    CircuitOpen,
-    DeadlineExceeded,
     Retry,
     Timeout,
     TimeoutExceeded,
-    deadline,
 )
 from resilience.clock import clock as process_clock
 from resilience.runtimes import workers
@@ -71,33 +68,6 @@ async def test_a_script_hangs_and_then_raises(world: World) -> None:
         with pytest.raises(Boom):
             await call(Retry(1), scripted(world, hang(5, then=Boom())))
         assert clock.now() == 5
-
-
-async def test_an_open_period_passes_in_virtual_time(world: World) -> None:
-    """The breaker refuses until the time is over, and not a moment longer."""
-    fetch = scripted(world, Boom(), "fine")
-    with virtual_time() as clock:
-        breaker = CircuitBreaker(1, open_for=30)
-
-        seen: list[object] = []
-        for step in (0.0, 0.0, 29.0, 1.0):
-            clock.advance(step)
-            try:
-                seen.append(await call(breaker, fetch))
-            except (Boom, CircuitOpen) as error:
-                seen.append(type(error))
-        assert seen == [Boom, CircuitOpen, CircuitOpen, "fine"]
-
-
-async def test_a_deadline_is_kept_in_virtual_time(world: World) -> None:
-    """A wait that does not fit in the budget is not begun; one that fits takes its time from it."""
-    fetch = scripted(world, Boom(), Boom(), "too late")
-
-    with virtual_time() as clock:
-        with pytest.raises(Boom), deadline(100):
-            await call(Retry(on=Boom, backoff=[60]), fetch)
-        assert clock.now() == 60
-    assert [it.remaining for it in fetch.calls] == [100, 40]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -439,16 +409,3 @@ def test_a_patience_that_is_no_duration_is_refused() -> None:
     """Like every other duration."""
     with pytest.raises(ValueError, match="patience must be more than zero"), virtual_time(patience=0):
         pass
-
-
-def test_a_budget_cuts_a_block_off_in_virtual_time() -> None:
-    """`async with deadline(...)` ends at its instant."""
-
-    async def main() -> None:
-        async with deadline(30):
-            await asyncio.sleep(3600)
-
-    with virtual_time() as clock:
-        with pytest.raises(DeadlineExceeded):
-            asyncio.run(main())
-        assert clock.now() == 30

@@ -111,13 +111,6 @@ def test_an_idle_http_server_does_not_hang_a_test_whose_patience_is_longer_than_
         process_clock.sleep(60)
 
 
-def test_a_server_that_is_left_out_holds_up_no_time() -> None:
-    """`ignore` names the thread, and the clock jumps."""
-    with idle_server() as server, virtual_time(patience=0.6, ignore=[server]) as clock:
-        process_clock.sleep(60)
-        assert clock.now() == 60
-
-
 @pytest.mark.parametrize("pattern", ["poller-7", "poller-*", "*-7"])
 def test_a_thread_is_left_out_by_its_name(pattern: str) -> None:
     """`*` stands for anything, as the numbers in names are not known beforehand."""

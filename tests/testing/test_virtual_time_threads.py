@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from resilience import Bulkhead, BulkheadFull, Retry, Timeout, TimeoutExceeded
+from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, virtual_time
 from tests.conftest import Boom
@@ -97,21 +97,6 @@ def test_work_that_comes_by_a_queue_is_done_before_time_goes_on() -> None:
     with virtual_time() as clock:
         in_threads(consumes, produces)
     assert at == list(range(20))
-
-
-def test_a_bulkheads_queue_wait_ends_in_virtual_time() -> None:
-    """`max_wait` passes while the other thread holds the permit."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=10)
-    refused: list[float] = []
-
-    def waits() -> None:
-        with pytest.raises(BulkheadFull):
-            bulkhead.call(script("never"))
-        refused.append(clock.now())
-
-    with virtual_time() as clock, bulkhead.slot():
-        in_threads(waits)
-    assert refused == [10]
 
 
 def test_an_abandoned_function_goes_on_when_its_time_comes() -> None:

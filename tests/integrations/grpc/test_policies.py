@@ -61,12 +61,6 @@ class TestRetry:
         assert "3 attempts" in caught.value.__notes__[0]
         assert len(dependency.seen) == 3
 
-    def test_leaves_other_statuses_alone(self, client: Client, dependency: Dependency) -> None:
-        """INTERNAL is an answer."""
-        dependency.steps = [INTERNAL]
-        assert status(lambda: client.call(NOW, "One")) is INTERNAL
-        assert len(dependency.seen) == 1
-
     def test_repeats_nothing_after_the_first_reply_of_a_stream(self, client: Client, dependency: Dependency) -> None:
         """The caller has it already; the error comes where it happened."""
         dependency.steps = [[b"a", UNAVAILABLE]]

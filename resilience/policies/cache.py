@@ -25,9 +25,9 @@ from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
-from resilience.events.dispatch import report_use
+from resilience.events.dispatch import report_use, subscribers
 from resilience.matching import Matcher, On
-from resilience.outcome import Failure, Outcome, StoppedIteration, Success
+from resilience.outcome import StoppedIteration
 from resilience.policies.flights import Flights, copy_of
 from resilience.policies.keys import Key, key_in_words, key_of, optional_key
 from resilience.policy import Call, Policy
@@ -61,12 +61,15 @@ class CacheStats:
 
 @final
 class Entry:
-    """What is kept for a key. Instants are on the process clock."""
+    """What is kept for a key: a value, or an error. Instants are on the process clock."""
 
-    __slots__ = ("fresh_until", "is_used", "next_try", "outcome", "stale_until")
+    __slots__ = ("error", "fresh_until", "is_used", "next_try", "stale_until", "value")
 
-    def __init__(self, outcome: Outcome[Any], fresh_until: float, stale_until: float) -> None:
-        self.outcome: Outcome[Any] = outcome
+    def __init__(
+        self, fresh_until: float, stale_until: float, *, value: object = None, error: Exception | None = None
+    ) -> None:
+        self.value: Any = value
+        self.error: Exception | None = error
         self.fresh_until: float = fresh_until
         self.stale_until: float = stale_until
         #: When it may be refreshed, after a refresh that failed.
@@ -143,6 +146,7 @@ class Cache(Policy[Never]):
         self.name: str = name or "Cache"
         self._flights = Flights(self.name)
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = threading.RLock()
         self._hits, self._stales, self._misses = Counter(), Counter(), Counter()
         self._settings = {
@@ -194,10 +198,11 @@ class Cache(Policy[Never]):
         assert entry is not None
         entry.is_used = True
         (self._hits if how == "fresh" else self._stales).add()
-        report_use(self.name, ctx, how)
-        if isinstance(entry.outcome, Failure):
-            raise _without_frames(entry.outcome.error)
-        return entry.outcome.value
+        if subscribers.caches or ctx._info.listeners:
+            report_use(self.name, ctx, how)
+        if entry.error is not None:
+            raise _without_frames(entry.error)
+        return entry.value
 
     def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None) -> bool:
         """After a call that failed: whether the old value is the answer. If not, it is a miss."""
@@ -218,18 +223,16 @@ class Cache(Policy[Never]):
             return self._answered.handles(error)
         if self._kept is not None and type(error) is not StoppedIteration and self._kept.handles(error):
             until = now + self._errors_ttl
-            self._keep(key, Entry(Failure(_without_frames(error)), until, until))
+            self._keep(key, Entry(until, until, error=_without_frames(error)))
         return False
 
     # --- what is kept ---
 
-    def _find(self, key: Hashable) -> Entry | None:
-        """Return what is kept for a key. A store that raises, or gives what is none of ours, holds nothing."""
-        if self._store is None:
-            return self._entries.get(key)
+    def _ask_store(self, key: Hashable) -> Entry | None:
+        """Return what a store keeps for a key. One that raises, or gives what is none of ours, holds nothing."""
         try:
             with self._lock:
-                entry = self._store.get(key)
+                entry = self._store.get(key)  # type: ignore[union-attr]
             return entry if isinstance(entry, Entry) else None
         except Exception:
             logger.exception("the store of %s raised; the call is made", self.name)
@@ -239,7 +242,7 @@ class Cache(Policy[Never]):
         ttl = _seconds(self._ttl(value)) if callable(self._ttl) else self._ttl
         if ttl > 0:
             fresh_until = clock.now() + ttl
-            self._keep(key, Entry(Success(value), fresh_until, fresh_until + self._stale))
+            self._keep(key, Entry(fresh_until, fresh_until + self._stale, value=value))
 
     def _keep(self, key: Hashable, entry: Entry) -> None:
         """Keep an entry, unless its key was forgotten since the call began."""

@@ -52,7 +52,10 @@ class Flights:
         """Return the part of one caller, as a block around its call."""
         if not ctx.runtime.is_shareable:  # where another policy has handed its call on; else `streaming` has refused it
             raise ArgumentMisuse(f"{self.policy} cannot stand around a stream: items that were handed out are gone")
-        return Flight(self, key, ctx)
+        flight = Flight()  # written out: an `__init__` would be 5 % of the flight
+        flight._flights, flight._key, flight._ctx = self, key, ctx
+        flight._followers = []
+        return flight
 
     def is_current(self, key: Hashable) -> bool:
         """Whether this code runs inside the call under way for this key: false once the key was forgotten."""
@@ -95,6 +98,10 @@ class Flight:
     #: Whether this caller makes the call.
     leads: bool = False
 
+    _flights: Flights
+    _key: Hashable
+    _ctx: Context
+    _followers: list[Flight]
     _is_over = False  # a follower that comes now comes too late
     _has_landed = False
     _has_result = False
@@ -104,17 +111,17 @@ class Flight:
     _traceback: TracebackType | None = None
     _waiter: Waiter
 
-    def __init__(self, flights: Flights, key: Hashable, ctx: Context) -> None:
-        self._flights = flights
-        self._key = key
-        self._ctx = ctx
-        self._followers: list[Flight] = []
-
     def __enter__(self) -> Self:
         if self._token is None:
             # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
-            self._token = _around.set((*(it for it in _around.get() if not it._is_over), self))
-            self._join()
+            around = _around.get()
+            try:
+                self._token = _around.set((*_still_under_way(around), self) if around else (self,))
+                self._join()
+            except BaseException as error:  # an interrupt, or a key that cannot be compared: this block has no end
+                _around.set(around)
+                self.__exit__(None, error, None)
+                raise
         return self
 
     def _join(self) -> Flight:
@@ -205,6 +212,11 @@ class Flight:
 
 #: The calls under way that this code runs inside of.
 _around: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
+
+
+def _still_under_way(flights: tuple[Flight, ...]) -> list[Flight]:
+    """Leave out what is over: a task may outlive the call that it was begun in, and begin others."""
+    return [it for it in flights if not it._is_over]
 
 
 def copy_of(error: Exception) -> Exception:

@@ -25,6 +25,7 @@ import resilience
 from resilience import (
     Bulkhead,
     BulkheadFull,
+    Cache,
     CircuitBreaker,
     CircuitState,
     Fallback,
@@ -32,9 +33,11 @@ from resilience import (
     Rate,
     RateLimiter,
     Retry,
+    SingleFlight,
     Timeout,
     TimeoutExceeded,
 )
+from resilience.policies.flights import _around
 from resilience.runtimes import workers
 from tests.conftest import Boom
 
@@ -134,6 +137,24 @@ def interrupted(scene: str, at: int) -> int:
     if at:
         assert [type(error) for error in came_out] == [KeyboardInterrupt]
         assert breaker.state in CircuitState
+    return interruptions.count
+
+
+@pytest.mark.parametrize("make", [SingleFlight, lambda: Cache(60)], ids=["single flight", "cache"])
+def test_an_interrupt_anywhere_leaves_no_call_under_way(make: Callable[[], SingleFlight | Cache]) -> None:
+    """Whoever asked for the same later would wait for it for ever."""
+    interrupted_in_flight(make, 0)
+    number = interrupted_in_flight(make, 0)
+    assert number > 20
+    assert [at for at in range(1, number + 1) if interrupted_in_flight(make, at) != at] == []
+
+
+def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> int:
+    policy = make()
+    with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
+        policy.call(int)
+    assert policy._flights.leaders == {}, f"a call is under way after an interrupt at place {at}"
+    assert _around.get() == (), f"the next call is inside it after an interrupt at place {at}"
     return interruptions.count
 
 

@@ -436,6 +436,20 @@ def test_a_key_function_that_cannot_take_the_arguments_is_a_misuse() -> None:
         Fallback("no").wrap(SingleFlight(key=lambda url: url)).call(max, 1, 2)
 
 
+def test_what_the_comparison_of_keys_raises_comes_out() -> None:
+    class Key:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            raise Boom
+
+    flight = SingleFlight(key=lambda *_: Key())
+    with pytest.raises(Boom):
+        flight.call(lambda: flight.call(lambda: "same hash"))
+    assert _around.get() == ()
+
+
 def test_what_a_key_function_raises_comes_out_and_is_an_outcome() -> None:
     def key(url: str) -> str:
         raise TypeError("from inside")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -107,21 +106,6 @@ async def test_inside_a_function_the_ambient_context_is_its_own(world: World, cl
     assert same == [True, True]
 
 
-async def test_a_function_that_takes_no_context_finds_it(world: World) -> None:
-    """`call`, decorators and proxies pass only the function's own arguments."""
-
-    async def fn(word: str) -> tuple[str, str | None, bool]:
-        return word, current_context().operation, current_context().remaining() <= 5.0
-
-    async def main() -> object:
-        with deadline(5.0):
-            if world.blocking:
-                return Retry().call(world.native(fn), "hello")
-            return await Retry().acall(fn, "hello")
-
-    assert await main() == ("hello", fn.__qualname__, True)
-
-
 async def test_a_nested_execution_inherits_deadline_operation_and_properties(world: World, clock: FakeClock) -> None:
     """Without a word in between: somebody else's library, called inside, obeys the same budget."""
     seen: list[Context] = []
@@ -156,18 +140,6 @@ async def test_an_explicit_context_inside_a_budget_holds_as_long_as_the_earlier_
     assert seen[0].remaining() == left
     assert seen[0].operation == "own"
     assert own.remaining() == (INF if given is None else given), "the caller's own context is not changed"
-
-
-async def test_a_nested_retry_gives_up_at_the_outer_deadline(world: World, clock: FakeClock) -> None:
-    """No sleep that cannot pay off, whoever set the limit."""
-    script = Script(Boom("no"))
-
-    async def outer(ctx: Context) -> None:
-        await world.execute(Retry(None, on=Boom, backoff=[2.0]), script.function())
-
-    assert isinstance(await world.attempt(Timeout(5.0, cooperative=True), outer), Boom)
-    assert clock.sleeps == [2.0, 2.0]
-    assert script.calls == 3
 
 
 async def test_the_ambient_context_follows_into_tasks(tasks_world: World) -> None:
@@ -317,9 +289,3 @@ def test_remaining_seconds_cross_from_one_world_to_another(clock: FakeClock) -> 
             return ctx.remaining()
 
         assert World(name).run(main) == 3000.0
-
-
-def test_the_deadline_is_infinite_not_merely_large() -> None:
-    """`math.isinf` is how one asks for "no limit"."""
-    assert math.isinf(Context().deadline)
-    assert math.isinf(Context().remaining())

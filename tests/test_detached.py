@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from datetime import timedelta
@@ -138,22 +137,6 @@ async def test_a_clean_up_in_a_task_that_was_cut_off(tasks_world: World, limits:
     assert cleaned == ["cleaned"] * 2
 
 
-async def test_without_it_the_clean_up_does_not_begin(tasks_world: World) -> None:
-    """This is what it is for."""
-    outcomes: list[Any] = []
-
-    async def fn(ctx: Context) -> None:
-        try:
-            await anyio.sleep(10)
-        finally:
-            with deadline(LONG):
-                outcomes.append(await Retry().acapture(left))
-
-    with pytest.raises(TimeoutExceeded):
-        await Timeout(SHORT).aexecute(fn)
-    assert isinstance(outcomes[0].error, DeadlineExceeded)
-
-
 async def test_a_clean_up_that_hangs_is_cut_off_by_its_own_limit(tasks_world: World) -> None:
     """Shielded without a limit it would hold up the caller for ever."""
     errors: list[BaseException] = []
@@ -218,17 +201,6 @@ async def test_a_background_task_outlives_the_deadline_that_it_was_begun_under(t
 
         await Retry().aexecute(begins, Context(timeout=SHORT))
     assert seen == [INF]
-
-
-def test_a_task_of_asyncio_that_is_begun_in_the_block_is_detached_as_well() -> None:
-    """It copies the variables as they are there."""
-
-    async def main() -> float:
-        with deadline(SHORT), detached():
-            task = asyncio.create_task(Retry().aexecute(left))
-        return await task
-
-    assert asyncio.run(main()) == INF
 
 
 async def test_the_timer_of_a_task_does_not_reach_what_is_detached_in_another(tasks_world: World) -> None:

@@ -187,33 +187,6 @@ async def test_the_words_mean_the_same_in_every_policy(world: World, clock: Fake
 
 
 @each_policy
-def test_a_predicate_sees_a_stop_iteration_as_itself(case: Case) -> None:
-    """Not the carrier in which it has to travel through a coroutine."""
-    seen: list[Exception] = []
-
-    def on(error: Exception) -> bool:
-        seen.append(error)
-        return False
-
-    stop = StopIteration("last")
-
-    def raising(ctx: object) -> None:
-        raise stop
-
-    ignored: list[Exception] = []
-
-    def ignore(error: Exception) -> bool:
-        ignored.append(error)
-        return False
-
-    with pytest.raises(StopIteration) as caught:
-        case.make(on=on, ignore=ignore).execute(raising)
-    assert caught.value is stop
-    assert seen == [stop]
-    assert set(ignored) == {stop}
-
-
-@each_policy
 @pytest.mark.parametrize("word", ["on", "ignore", "on_result"])
 async def test_what_a_predicate_raises_comes_out(world: World, clock: FakeClock, case: Case, word: str) -> None:
     """Predicates decide: one that raises has decided nothing, and its own error is what the caller gets."""

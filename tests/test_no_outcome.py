@@ -386,25 +386,6 @@ def test_what_a_handler_raises_comes_out_also_where_it_is_a_stop_iteration() -> 
         assert caught.value is stop
 
 
-def test_a_protected_next_still_ends_a_loop() -> None:
-    """The everyday form of the rule."""
-
-    class Pages:
-        def __init__(self) -> None:
-            self.left = [1, 2, 3]
-
-        def __iter__(self) -> Pages:
-            return self
-
-        @Timeout(5.0).wrap(quick())
-        def __next__(self) -> int:
-            if not self.left:
-                raise StopIteration
-            return self.left.pop(0)
-
-    assert list(Pages()) == [1, 2, 3]
-
-
 async def test_in_asynchronous_code_a_stop_iteration_is_what_python_makes_of_it(tasks_world: World) -> None:
     """A coroutine may not raise one: it becomes a `RuntimeError`, which is a failure like others."""
 

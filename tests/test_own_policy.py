@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from resilience import (
-    CircuitBreaker,
     Context,
     DeadlineExceeded,
     Policy,
@@ -159,15 +158,6 @@ async def test_a_policy_of_ones_own_that_waits_is_limited_by_a_timeout_around(wo
         assert (type(error), script.calls) == (TimeoutExceeded, 0)
     error = await world.attempt(Retry().wrap(Gate()), Script("never").function(), Context(timeout=0.02))
     assert type(error) is DeadlineExceeded
-
-
-async def test_a_policy_of_ones_own_composes_with_ours(world: World, clock: FakeClock) -> None:
-    """In the middle of a pipeline, decorating, as a proxy."""
-    pipeline = Retry(2, on=Boom, backoff=[0]).wrap(Twice(), CircuitBreaker(9), Timeout(5.0))
-    script = Script("first", Boom("no"), "third", "fourth")
-
-    assert await world.execute(pipeline, script.function()) == "fourth"
-    assert script.calls == 4
 
 
 async def test_a_policy_may_extend_another_of_the_users_own(world: World) -> None:

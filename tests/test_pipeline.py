@@ -99,14 +99,6 @@ def test_a_pipeline_wraps_further_and_is_not_changed_by_it() -> None:
     assert cab.policies == (c, a, b)
 
 
-def test_one_policy_makes_a_pipeline_as_well() -> None:
-    """For the sake of a name or of listeners."""
-    [a] = tags("a")
-    assert a.wrap().policies == (a,)
-    assert Policy.wrap(a).policies == (a,)
-    assert a.wrap(name="alone").name == "alone"
-
-
 # --- shared state ----------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ from resilience import (
     Policy,
     Success,
     Timeout,
-    current_context,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.functions import Later, quick
@@ -113,34 +112,6 @@ async def test_aexecute_takes_whatever_returns_an_awaitable(tasks_world: World) 
     assert calls[:3] == [1, 2, 3]
 
 
-async def test_a_context_may_be_passed_by_position_and_by_name(world: World) -> None:
-    """`execute(fn, ctx=None)`, and so for its siblings."""
-
-    def fn(ctx: Context) -> str | None:
-        return ctx.operation
-
-    async def afn(ctx: Context) -> str | None:
-        return ctx.operation
-
-    async def main() -> list[Any]:
-        ctx = Context(operation="op")
-        if world.blocking:
-            return [
-                quick().execute(fn, ctx),
-                quick().execute(fn, ctx=ctx),
-                quick().capture(fn, ctx).unwrap(),
-                quick().capture(fn, ctx=ctx).unwrap(),
-            ]
-        return [
-            await quick().execute(afn, ctx),
-            await quick().aexecute(afn, ctx=ctx),
-            (await quick().acapture(afn, ctx)).unwrap(),
-            (await quick().acapture(afn, ctx=ctx)).unwrap(),
-        ]
-
-    assert await main() == ["op"] * 4
-
-
 async def test_results_of_every_kind_come_out_as_they_are(world: World) -> None:
     """Nothing is taken for "no result": falsy values, exceptions and outcomes as values."""
     pipeline = Fallback("x").wrap(quick(), CircuitBreaker(), Bulkhead(1), Timeout(5.0))
@@ -188,22 +159,6 @@ async def test_call_hands_over_every_argument_whatever_its_name(world: World) ->
 
     for got in await main():
         assert got == ((1, 2), {"fn": 3, "self": 4, "ctx": 5, "policy": 6})
-
-
-async def test_call_hands_over_no_context(world: World) -> None:
-    """A callable without parameters stays one; inside, the context can be found."""
-    seen: list[int] = []
-
-    async def fn() -> None:
-        seen.append(current_context().attempt)
-        raise Boom
-
-    with pytest.raises(Boom):
-        if world.blocking:
-            quick().call(world.native(fn))
-        else:
-            await quick().acall(fn)
-    assert seen == [1, 2, 3]
 
 
 async def test_the_same_arguments_are_handed_over_in_every_attempt(world: World, clock: FakeClock) -> None:
@@ -273,15 +228,3 @@ def test_capture_raises_a_misuse() -> None:
         quick().capture(lambda ctx: coroutine(ctx))
     with nothing_is_left_unawaited(), pytest.raises(TypeError, match="await"):
         quick().capture(coroutine)
-
-
-async def test_executions_nest_without_end(world: World) -> None:
-    """A pipeline inside itself is just another execution."""
-    pipeline = quick().wrap(Timeout(5.0, cooperative=True))
-    depth: list[int] = []
-
-    async def fn(ctx: Context) -> Any:
-        depth.append(1)
-        return "bottom" if len(depth) == 20 else await world.execute(pipeline, fn)
-
-    assert await world.execute(pipeline, fn) == "bottom"

@@ -252,19 +252,11 @@ def executing(policy: Policy[Any], fn: Any = work, as_before: Callable[[], None]
 
 def each_alone() -> dict[str, Callable[[], Scene]]:
     def breaker() -> Scene:
-        it = one_failure_short()
-        return executing(it, work, lambda: still_one_failure_short(it))
-
-    def breaker_on_everything() -> Scene:
         it = one_failure_short(on=BaseException, on_result=lambda value: False)
         return executing(it, work, lambda: still_one_failure_short(it))
 
     def probe() -> Scene:
         it = about_to_probe()
-        return executing(it, work, lambda: still_about_to_probe(it))
-
-    def one_of_many_probes() -> Scene:
-        it = about_to_probe(probes=1, probe_successes=1, probe_timeout=LONG)
         return executing(it, work, lambda: still_about_to_probe(it))
 
     def bulkhead() -> Scene:
@@ -356,10 +348,8 @@ def each_alone() -> dict[str, Callable[[], Scene]]:
         "cooperative": lambda: executing(Timeout(LONG, cooperative=True)),
         "fallback": lambda: executing(Fallback("instead", on=BaseException)),
         "breaker": breaker,
-        "breaker-on-everything": breaker_on_everything,
         "probe": probe,
         "probe-of-the-users": probe_of_the_users,
-        "one-of-many-probes": one_of_many_probes,
         "bulkhead": bulkhead,
     }
 
@@ -385,18 +375,7 @@ def with_failures() -> dict[str, Callable[[], Scene]]:
 
         return executing(Fallback(handler=answer), fail_at_first)
 
-    def permit_in_each_attempt() -> Scene:
-        bulkhead = Bulkhead(1)
-        return executing(
-            Policy.wrap(Retry(3, on=Boom, backoff=[0.0001]), bulkhead), fail_at_first, lambda: all_free(bulkhead)
-        )
-
-    return {
-        "retry": retry,
-        "discarding": discarding,
-        "handler": handler,
-        "permit-in-each-attempt": permit_in_each_attempt,
-    }
+    return {"retry": retry, "discarding": discarding, "handler": handler}
 
 
 def all_together() -> dict[str, Callable[[], Scene]]:
@@ -764,26 +743,3 @@ def test_an_interrupt_in_a_queue_leaves_it_or_passes_the_permit_on(
     waiter.join(5)
     assert behind == ["got in"]
     all_free(bulkhead)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_an_interrupt_of_the_function_leaves_everything_as_it_was(kind: type[BaseException]) -> None:
-    """In the first attempt, and in the second; on a worker, and in the calling thread."""
-    for cooperative in (False, True):
-        for attempt in (1, 2):
-            breaker, bulkhead = one_failure_short(on=BaseException), Bulkhead(1)
-
-            def fn(ctx: Context, attempt: int = attempt) -> None:
-                raise kind() if ctx.attempt == attempt else Boom()
-
-            pipeline = Policy.wrap(
-                Fallback("instead", on=BaseException),
-                breaker,
-                bulkhead,
-                Retry(on=BaseException, backoff=[0]),
-                Timeout(LONG, cooperative=cooperative),
-            )
-            with pytest.raises(kind):
-                pipeline.execute(fn)
-            still_one_failure_short(breaker)
-            all_free(bulkhead)

@@ -207,7 +207,7 @@ def stopping(world: World, script: Script) -> Callable[..., Any]:
     return fn
 
 
-@pytest.mark.parametrize("place", ["alone", "outermost", "middle", "innermost"])
+@pytest.mark.parametrize("place", ["alone", "outermost", "innermost"])
 @pytest.mark.parametrize("name", OURS)
 async def test_a_policy_does_the_same_handed_on_as_where_it_stands(
     world: World, clock: FakeClock, name: str, place: str
@@ -218,7 +218,7 @@ async def test_a_policy_does_the_same_handed_on_as_where_it_stands(
         others = [Fallback("answered", on=KeyError), CircuitBreaker(99)]
         if place == "alone":
             return Pipeline(policy)
-        others.insert(["outermost", "middle", "innermost"].index(place), policy)
+        others.insert(0 if place == "outermost" else 2, policy)
         return Pipeline(*others)
 
     expected = await course(world, pipeline(OURS[name]()), clock)

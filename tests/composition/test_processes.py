@@ -185,34 +185,30 @@ def test_a_call_of_another_thread_is_not_waited_for_in_the_child(policy: str) ->
 
 
 @forks
-@pytest.mark.parametrize(
-    ("held", "use"),
-    [
-        ("breaker", "breaker.isolate(), breaker.close(), breaker.stats(), breaker.call(int)"),
-        ("bulkhead", "bulkhead.stats(), bulkhead.call(int), bulkhead.resize(3)"),
-        ("limiter", "limiter.stats(), limiter.call(int), limiter.resize(3), limiter.reset(), limiter.pause(0)"),
-        ("limit", "limit.stats(), limit.call(int), limit.reset()"),
-        ("throttle", "throttle.stats(), throttle.call(int), throttle.reset()"),
-        ("chaos", "chaos.on(), chaos.is_on, chaos.call(int), chaos.off()"),
-        ("cache", "cache.call(int), cache.forget(1), cache.clear(), cache.stats()"),
-        ("flight", "flight.call(int), flight.forget(1), flight.stats()"),
-        ("keyed", "keyed.call(int), keyed.forget(1), keyed.policies, keyed.stats()"),
-        ("events.dispatch.subscribers", "events.subscribe(print, events.TimedOut)()"),
-    ],
-)
-def test_a_lock_that_another_thread_held_is_free_in_the_child(held: str, use: str) -> None:
+def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
     """However short it is held: among many forks one comes at that moment, and the child would wait for ever."""
     forked(
-        f"""
-        breaker, bulkhead = CircuitBreaker(1), Bulkhead(1)
-        throttle, chaos, limiter = AdaptiveThrottle(), Chaos(result=0), RateLimiter(10)
-        limit = AdaptiveLimit(1, initial=1)
-        cache, flight, keyed = Cache(60), SingleFlight(), Keyed(lambda key: Retry(), lambda *args: len(args))
-        thread = beside(lambda: take(*locks_of({held})))
-        in_child(lambda: [{use}])
-        let_go.set()
-        thread.join()
-        {use}
+        """
+        keyed = Keyed(lambda key: Retry(), lambda *args: len(args))
+        uses = {
+            CircuitBreaker(1): lambda it: (it.isolate(), it.close(), it.stats(), it.call(int)),
+            Bulkhead(1): lambda it: (it.stats(), it.call(int), it.resize(3)),
+            RateLimiter(10): lambda it: (it.stats(), it.call(int), it.resize(3), it.reset(), it.pause(0)),
+            AdaptiveLimit(1, initial=1): lambda it: (it.stats(), it.call(int), it.reset()),
+            AdaptiveThrottle(): lambda it: (it.stats(), it.call(int), it.reset()),
+            Chaos(result=0): lambda it: (it.on(), it.is_on, it.call(int), it.off()),
+            Cache(60): lambda it: (it.call(int), it.forget(1), it.clear(), it.stats()),
+            SingleFlight(): lambda it: (it.call(int), it.forget(1), it.stats()),
+            keyed: lambda it: (it.call(int), it.forget(1), it.policies, it.stats()),
+            events.dispatch.subscribers: lambda it: events.subscribe(print, events.TimedOut)(),
+        }
+        for it, use in uses.items():
+            inside.clear(), let_go.clear()
+            thread = beside(lambda: take(*locks_of(it)))
+            in_child(lambda: use(it))
+            let_go.set()
+            thread.join()
+            use(it)
         """
     )
 

@@ -84,21 +84,21 @@ class CacheMachine(RuleBasedStateMachine):
     def ask(self, key: str, kind: type[Exception] | None) -> None:
         self.number += 1
         outcome: Any = self.number if kind is None else kind(self.number)
-        held = self.known.get(key)
-        if held is not None and key not in self.cache._entries:  # dropped to make room: any but the newest may be
-            assert len(self.cache._entries) == self.size
-            held = self.known.pop(key, None) and None
         calls = self.calls
         try:
             got: Any = self.cache.call(self.fetch, key, outcome)
         except Exception as error:
             got = error
-        wanted, is_called = self.expected(key, held, outcome)
+        wanted, is_called = self.expected(key, self.known.get(key), outcome)
         assert self.calls - calls == is_called
         if isinstance(wanted, Exception):
             assert (type(got), got.args) == (type(wanted), wanted.args)
         else:
             assert got == wanted
+        for dropped in self.known.keys() - self.cache._entries.keys():  # to make room: any but the newest may be
+            assert dropped != key
+            assert len(self.cache._entries) == self.size
+            del self.known[dropped]
 
     def expected(self, key: str, held: Known | None, outcome: Any) -> tuple[Any, bool]:
         """Return what the caller has to get, and whether by a call; note what is kept of it."""

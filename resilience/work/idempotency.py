@@ -47,7 +47,7 @@ class IdempotencyKey(Policy[Never]):
 
     The HTTP integrations send it as `Idempotency-Key`, and may then repeat a POST. A key that the caller has given,
     `Context(properties={"idempotency_key": ...})`, is kept: one that you have stored outlives the process.
-    A nested execution gets a key of its own.
+    A nested execution gets a key of its own, but that of the caller is for everything inside.
 
     It stands in the pipeline that is executed, or, where another policy hands its call on to it (a `Keyed`), around
     what repeats the call. Elsewhere a second attempt is refused with a `TypeError`, as it would send another key.

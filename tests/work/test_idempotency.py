@@ -78,6 +78,22 @@ async def test_a_nested_execution_has_a_key_of_its_own(world: World) -> None:
     assert seen == ["outer-1", "inner-1", None]
 
 
+async def test_a_key_of_the_callers_own_is_for_everything_inside(world: World) -> None:
+    """Else a client inside, with a policy of its own, would send another one."""
+    seen: list[Any] = []
+
+    async def innermost(ctx: Context) -> None:
+        seen.append(key_for(ctx))
+
+    async def fn(ctx: Context) -> None:
+        await world.execute(numbered(), innermost)
+        await world.execute(twice(), innermost)
+        await world.execute(numbered(), innermost, Context(properties={"idempotency_key": "second"}))
+
+    await world.execute(numbered(), fn, Context(properties={"idempotency_key": "order-7"}))
+    assert seen == ["order-7", "order-7", "second"]
+
+
 def test_a_random_uuid_by_default() -> None:
     keys = {IdempotencyKey().execute(lambda ctx: ctx.properties["idempotency_key"]) for _ in range(10)}
     assert len(keys) == 10

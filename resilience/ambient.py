@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import TypeAlias
 
-from resilience.context import NO_KEYWORDS, BareContext, Context, derive
+from resilience.context import NO_KEYWORDS, BareContext, Context
+from resilience.info import BARE, NO_INFO
 from resilience.runtimes.base import Timer
 
 AmbientToken: TypeAlias = Token[Context | None]
@@ -79,12 +80,15 @@ def block_context(
     :param deadline: an instant on the process clock; it can only shorten what is there.
     """
     outer = inside or innermost_open(get_ambient()) or _NOWHERE
-    ends_at = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
-    attempt = outer.attempt if attempt is None else attempt
-    timer = None if outer._timer is None else timer_here(outer)
-    block: BlockContext = derive(outer, ends_at, attempt, timer, BlockContext)
+    block: BlockContext = BlockContext()
+    block.deadline = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
+    block.attempt = outer.attempt if attempt is None else attempt
+    block.runtime = outer.runtime
     block._function = block._arguments = None
     block._keywords = NO_KEYWORDS
+    block._info = outer._info if outer._info is not BARE else NO_INFO
+    block._executed = outer._executed
+    block._timer = None if outer._timer is None else timer_here(outer)
     block.is_over = False
     return block
 

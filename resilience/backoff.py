@@ -188,9 +188,10 @@ class _Given(Backoff):
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
-        if isinstance(self._source, tuple):
-            return chain(self._source, repeat(self._source[-1]))
-        return _computed(self._source.delays(rng) if isinstance(self._source, Backoff) else self._source())
+        source = self._source
+        if isinstance(source, tuple):
+            return chain(source, repeat(source[-1]))
+        return _computed(source.delays(rng) if isinstance(source, Backoff) else source())
 
 
 def _computed(values: Iterable[Duration]) -> Iterator[float]:

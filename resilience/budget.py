@@ -21,6 +21,8 @@ from resilience.runtimes.tasks import shielded_timer, timer_until
 class _Budget:
     """A block with a deadline."""
 
+    __slots__ = ("_ctx", "_limit", "_seconds", "_timer", "_token")
+
     def __init__(self, timeout: Duration) -> None:
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
         self._limit = self._seconds  # or what was left of an outer budget
@@ -103,6 +105,8 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
     True
     """
 
+    __slots__ = ()
+
 
 @final
 class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
@@ -122,6 +126,8 @@ class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
     ...         Retry().execute(lambda ctx: ctx.remaining() > 4.0)
     True
     """
+
+    __slots__ = ()
 
     def __init__(self, timeout: Duration | None = None) -> None:
         super().__init__(inf if timeout is None else timeout)

@@ -18,7 +18,7 @@ from resilience.checks import Duration
 from resilience.clock import LONGEST_OF_CLIENTS, clock
 from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
-from resilience.outcome import Outcome
+from resilience.outcome import Failed
 from resilience.record import FailedAttempt, Record
 from resilience.runtimes.base import EARLIEST, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
@@ -210,7 +210,7 @@ class Context:
         :param hedge: the number of the attempt that is about to start beside the first one.
         """
         ends_at = self.deadline if deadline is None else min(deadline, self.deadline)
-        child: Context = derive(self, ends_at, self.attempt if attempt is None else attempt, timer or self._timer)
+        child = derive(self, ends_at, self.attempt if attempt is None else attempt, timer or self._timer)
         if hedge is not None:
             child._info = self._info.with_hedge(hedge)
         return child
@@ -225,10 +225,10 @@ class Context:
         child._info = info
         return child
 
-    def _note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
+    def _note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
         """Remember a failed attempt, if anything can ask for it afterwards."""
         if self._info.record is not None:
-            self._info.record.note(outcome, instead_of=instead_of)
+            self._info.record.note(failed, instead_of=instead_of)
 
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
@@ -242,11 +242,9 @@ class BareContext(Context):  # type: ignore[misc]  # final to everybody else
         __init__ = object.__init__
 
 
-def derive(
-    parent: Context, deadline: float, attempt: int, timer: Timer | None, kind: type[BareContext] = BareContext
-) -> Any:
-    """Make the context to hand inwards, of the class `kind`."""
-    child = kind()
+def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
+    """Make the context to hand inwards."""
+    child: Context = BareContext()
     child.deadline = deadline
     child.attempt = attempt
     child.runtime = parent.runtime

@@ -19,7 +19,7 @@ def end_attempt(record: Record, ctx: Context, began: float | None, value: object
     :param began: when it did; None where there was no such listener then.
     """
     if isinstance(error, Exception):
-        record.note(Failure(unwrap_stop_iteration(error)))
+        record.note(unwrap_stop_iteration(error))
     if began is not None:
         outcome, cancelled_by = _how_it_ended(value, error, ctx)
         announce(

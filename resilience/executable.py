@@ -45,6 +45,7 @@ class Executable(ABC, Generic[D_co]):
 
     # The private attributes, under names that a subclass will not choose.
     _resilience_keeps_record: bool = False  # whether it needs a record of each execution
+    _resilience_foresees: bool = False  # whether it may know until when every call will be refused
     _resilience_listeners: tuple[Listener, ...] = ()
 
     @abstractmethod

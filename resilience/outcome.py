@@ -7,7 +7,7 @@ the side: predicates and handlers, listeners, `Policy.capture`, and tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Generic, Never, TypeAlias, final
+from typing import Any, Final, Generic, Never, TypeAlias, final
 
 from typing_extensions import TypeVar
 
@@ -43,6 +43,15 @@ class Failure:
 
 Outcome: TypeAlias = Success[T_co] | Failure
 
+#: What an attempt failed with, inside the library: its error, or a result that was not good enough. Only users see the
+#: error in a `Failure`, so that one is made only for them.
+Failed: TypeAlias = Exception | Success[Any]
+
+
+def as_outcome(failed: Failed) -> Outcome[Any]:
+    """Return what an attempt failed with as users see it."""
+    return Failure(failed) if isinstance(failed, Exception) else failed
+
 
 class StoppedIteration(Exception):
     """Carries a `StopIteration` of the user's through a coroutine, which may not raise one (PEP 479).
@@ -72,8 +81,8 @@ def describe_error(error: BaseException) -> str:
         return "<no message: its __str__ raised>"
 
 
-def describe(outcome: Outcome[object]) -> tuple[str, str]:
+def describe(failed: Failed) -> tuple[str, str]:
     """Return type and message of an attempt that was not good enough. Of a result, only its type is given."""
-    if isinstance(outcome, Failure):
-        return type(outcome.error).__name__, describe_error(outcome.error)
-    return "result", type(outcome.value).__name__
+    if isinstance(failed, Exception):
+        return type(failed).__name__, describe_error(failed)
+    return "result", type(failed.value).__name__

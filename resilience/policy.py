@@ -200,6 +200,7 @@ class Pipeline(Policy[D_co]):
         self._chain: tuple[Policy[Any], ...] | None = None
         self._races = any(part._resilience_races() for part in self._parts)
         self._resilience_keeps_record = any(it._resilience_keeps_record for it in self.policies)
+        self._resilience_foresees = True in [it._resilience_foresees for it in self.policies]
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, final
 
 from resilience.clock import clock
 from resilience.errors import Misuse
-from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, describe
+from resilience.outcome import LONGEST_MESSAGE, Failed, describe
 
 __all__ = ["FailedAttempt"]
 
@@ -38,9 +38,9 @@ class History:
         self.count: int = 0
         self._kept: list[tuple[str, str]] = []  # made `FailedAttempt`s when they are asked for
 
-    def add(self, outcome: Outcome[object]) -> None:
+    def add(self, failed: Failed) -> None:
         """Remember one more failure."""
-        kind, message = describe(outcome)
+        kind, message = describe(failed)
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]}..."
         self.count += 1
@@ -107,18 +107,18 @@ class Record:
         """Note the next failure as one of its own, even if its error is made where the last one lay."""
         self._noted = None
 
-    def note(self, outcome: Outcome[object], *, instead_of: Exception | None = None) -> None:
+    def note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
         """Remember why an attempt failed, once: an error passes several policies that could note it.
 
         :param instead_of: the error that was noted before a policy made this one of it.
         """
-        if not isinstance(outcome, Failure):
-            self.history.add(outcome)
-        elif self._noted != id(outcome.error) and not isinstance(outcome.error, Misuse):
+        if not isinstance(failed, Exception):
+            self.history.add(failed)
+        elif self._noted != id(failed) and not isinstance(failed, Misuse):
             if instead_of is not None and self._noted == id(instead_of):
                 self.history.forget_last()
-            self.history.add(outcome)
-            self._noted = id(outcome.error)
+            self.history.add(failed)
+            self._noted = id(failed)
 
     def was_noted(self, error: Exception) -> None:
         """Know this error again, though another one was noted after it: of attempts that were made at once."""

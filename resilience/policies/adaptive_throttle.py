@@ -205,9 +205,10 @@ class AdaptiveThrottle(Policy[Never]):
 
     def _judge(self, error: Exception) -> None:
         """Count a call that raised, if that says anything."""
-        if self._failures.handles(error):
+        was_refused = self._failures.judge(error)
+        if was_refused:
             self._count_refused()
-        elif not self._failures.is_neutral(error):
+        elif was_refused is not None:
             self._look()
             self._accepted.add()
 

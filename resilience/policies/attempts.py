@@ -11,7 +11,6 @@ from resilience.ambient import AmbientToken, block_context, leave_block, set_amb
 from resilience.clock import clock
 from resilience.errors import is_refusal
 from resilience.matching import Matcher
-from resilience.outcome import Failure
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -31,7 +30,7 @@ class Attempts:
         self._ctx = block_context()
         self._began = clock.now()
         self._state: RetryState | None = None
-        self._failed: tuple[Failure, float] | None = None  # what the last block failed with, and the delay after it
+        self._failed: tuple[Exception, float] | None = None  # what the last block failed with, and the delay after it
         self._has_begun: bool = False
         self.was_entered: bool = False  # the last attempt, which is not kept here: it keeps this one, in a cycle
 
@@ -64,13 +63,13 @@ class Attempts:
         failed, self._failed = self._failed, None
         if failed is None or self._state is None:
             return None
-        failure, delay = failed
+        error, delay = failed
         try:
-            if not await self._state.wait(failure, delay, runtime):
-                self._state.conclude(failure.error)
-                raise failure.error
+            if not (self._state.begins_at_once(error, delay) or await self._state.wait(error, delay, runtime)):
+                self._state.conclude(error)
+                raise error
         finally:
-            del failed, failure
+            del failed, error
         self.was_entered = False
         return Attempt(self, self._state.attempt)
 
@@ -81,11 +80,11 @@ class Attempts:
                 self._state.explain(error, None)  # the last failure was let go of before this block
             return False
         self._state = self._state or RetryState(self._limits, self._ctx, self._began)
-        delay = self._state.delay_after(Failure(error))
+        delay = self._state.delay_after(error)
         if delay is None:
             self._state.conclude(error)
             return False
-        self._failed = Failure(error), delay
+        self._failed = error, delay
         return True
 
     def succeeded(self) -> None:

@@ -20,9 +20,9 @@ from resilience.context import Context
 from resilience.events.dispatch import optional_listener
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
-from resilience.outcome import Failure, Success, unwrap_stop_iteration
+from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit
+from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit, get_around
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -76,6 +76,8 @@ class CircuitBreaker(Policy[Never]):
     >>> breaker.state
     <CircuitState.OPEN: 'open'>
     """
+
+    _resilience_foresees = True
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class CircuitBreaker(Policy[Never]):
         began = clock.now() if self._is_timed else 0.0
         admission: Any = self._machine.period
         if not admission.quiet or ctx._info is not BARE:
-            if circuit.is_around():  # it belongs to a call that was admitted
+            if get_around() and circuit.is_around():  # it belongs to a call that was admitted
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.observe_only:
                 raise circuit.refusal(admission, now, ctx)
@@ -159,13 +161,14 @@ class CircuitBreaker(Policy[Never]):
                     if noted is not None:
                         noted.leave()
             except Exception as error:
-                if noted is not None or not circuit.has_counted(error, since):
-                    circuit.settle(admission, Failure(unwrap_stop_iteration(error)), began, ctx)
+                if noted is not None or circuit.failures == since or not circuit.has_counted(error, since):
+                    circuit.settle(admission, unwrap_stop_iteration(error), began, ctx)
                 raise
             if self._on_result is not None or not admission.quiet:
                 circuit.settle(admission, Success(result), began, ctx)
         except BaseException:
-            circuit.release(admission)  # cancelled, or interrupted before its result was recorded
+            if type(admission) is not Closed:
+                circuit.release(admission)  # cancelled, or interrupted before its result was recorded
             raise
         return result
 

@@ -7,8 +7,7 @@ from typing import final
 
 from resilience.ambient import block_context
 from resilience.clock import clock
-from resilience.outcome import Failure
-from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit
+from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit, get_around
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
@@ -20,11 +19,13 @@ from resilience.state.circuit import Closed
 class Guard:
     """A block under a circuit breaker."""
 
+    __slots__ = ("_began", "_circuit", "_noted", "_since")
+
     def __init__(self, circuit: LiveCircuit) -> None:
         self._circuit = circuit
         self._noted: Admitted | None = None
-        self._began: float
-        self._since: int
+        self._began = 0.0
+        self._since = 0
 
     def __enter__(self) -> None:
         if self._begin():
@@ -35,9 +36,10 @@ class Guard:
         if self._noted is not None and self._noted.admission is not None:
             raise RuntimeError("this guard is in use: ask for another one")
         circuit = self._circuit
-        if circuit.is_around():
+        if get_around() and circuit.is_around():
             return False  # the block belongs to a call that was admitted
-        self._began = clock.now() if circuit.is_timed else 0.0
+        if circuit.is_timed:
+            self._began = clock.now()
         self._since = circuit.failures
         self._noted = noted = Admitted(circuit)  # should the next lines raise, it counts for nothing
         period = circuit.machine.period
@@ -56,18 +58,22 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        noted, self._noted = self._noted, None
-        admission = None if noted is None else noted.admission
-        if noted is None or admission is None:
+        circuit, noted = self._circuit, self._noted
+        self._noted = None
+        if noted is None or (admission := noted.admission) is None:
             return
         try:
             noted.leave()
-            if error is None and not admission.quiet:
-                self._circuit.settle(admission, DONE, self._began, block_context())
-            elif isinstance(error, Exception) and not self._circuit.has_counted(error, self._since):
-                self._circuit.settle(admission, Failure(error), self._began, block_context())
+            if error is None:
+                if not admission.quiet:
+                    circuit.settle(admission, DONE, self._began, block_context())
+            elif isinstance(error, Exception) and (
+                circuit.failures == self._since or not circuit.has_counted(error, self._since)
+            ):
+                circuit.settle(admission, error, self._began, block_context())
         finally:
-            self._circuit.release(admission)
+            if type(admission) is not Closed:
+                circuit.release(admission)
 
     async def __aenter__(self) -> None:
         if self._begin():

@@ -125,7 +125,7 @@ class HedgePlan:
         if number == 0 or (decides and not (isinstance(outcome, Failure) and _says_nothing(outcome.error))):
             self._answer_with(outcome)
         else:  # the last one was refused, or it was no better than the first: the first one's outcome stands
-            self._others.add(outcome)
+            self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
         return decides or not self._goes_on(now)
 

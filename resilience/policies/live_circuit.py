@@ -19,11 +19,11 @@ from resilience.clock import clock
 from resilience.context import Context
 from resilience.counter import Counter
 from resilience.errors import CircuitIsolated, CircuitOpen, Misuse, bare
-from resilience.events.dispatch import emit, report_refusal
+from resilience.events.dispatch import emit, report_refusal, subscribers
 from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
-from resilience.outcome import LONGEST_MESSAGE, Failure, Outcome, Success, describe, unwrap_stop_iteration
+from resilience.outcome import LONGEST_MESSAGE, Failed, Success, describe, unwrap_stop_iteration
 from resilience.runtimes.base import Runtime
 from resilience.state.circuit import (
     Admission,
@@ -41,7 +41,7 @@ from resilience.state.trips import ConsecutiveFailures, Trip
 
 #: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
 _around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
-_get_around: Callable[[], tuple[Admitted, ...]] = _around.get
+get_around: Callable[[], tuple[Admitted, ...]] = _around.get
 
 #: Where an error keeps its marks (numbers, so that it still pickles), and how many causes of one are looked at.
 _MARKS: Final = "_resilience_counted_by"
@@ -91,7 +91,7 @@ class Admitted:
         self.circuit: LiveCircuit = circuit
         #: None before and after the call, so that it counts for nothing, should an interrupt come in between.
         self.admission: Admission | None = None
-        around = _get_around()
+        around = get_around()
         self._token = _around.set((*[it for it in around if it.admission is not None], self) if around else (self,))
 
     def leave(self) -> None:
@@ -192,13 +192,13 @@ class LiveCircuit:
 
     def is_around(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
-        around = _get_around()
-        return bool(around) and any(it.circuit is self and it.admission is not None for it in around)
+        return any(it.circuit is self and it.admission is not None for it in get_around())
 
     def has_counted(self, error: BaseException | None, since: int) -> bool:
-        """Whether this failure, or one that it was made of, was counted by a call inside, after so many others."""
-        if self.failures == since:
-            return False
+        """Whether this failure, or one that it was made of, was counted by a call inside, after so many others.
+
+        To be asked only where any was counted meanwhile.
+        """
         for _ in range(_DEEPEST):
             if error is None:
                 break
@@ -259,7 +259,7 @@ class LiveCircuit:
             except Misuse:
                 raise
             except Exception as error:
-                failure = _text_of(Failure(unwrap_stop_iteration(error)))
+                failure = _text_of(unwrap_stop_iteration(error))
             finally:
                 noted.admission = None
             return self._ask(ctx, probe, failure, began)
@@ -293,23 +293,27 @@ class LiveCircuit:
             raise error
         return PASSED
 
-    def settle(self, admission: Admission, outcome: Outcome[Any], began: float, ctx: Context | None) -> None:
+    def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context | None) -> None:
         """Record what an admitted call ended with, if it says anything about the dependency.
 
         If it says nothing, or a predicate raises, the caller gives the slot of a probe back.
         """
         if admission is PASSED:
             return
-        counts, failure = self._judge(outcome)
-        if counts and (failure is not None or not admission.quiet):  # else it would change nothing
+        if isinstance(ended, Exception):
+            has_failed = self._failures.judge(ended)
+        else:
+            has_failed = ended is not DONE and self._on_result is not None and bool(self._on_result(ended.value))
+        if has_failed or (has_failed is not None and not admission.quiet):  # else it would change nothing
+            failure = _text_of(ended) if has_failed else None
             now = clock.now()
             with self._lock:
                 transitions = self.machine.record(admission, failure, now - began if self.is_timed else 0.0, now)
                 self._note_locked(transitions, ctx)
                 if failure is not None:
                     self.failures += 1
-                    if isinstance(outcome, Failure):
-                        _mark(outcome.error, self)
+                    if isinstance(ended, Exception):
+                        _mark(ended, self)
         self._report()
 
     def release(self, admission: Admission) -> None:
@@ -320,26 +324,16 @@ class LiveCircuit:
 
     # --- inside ---
 
-    def _judge(self, outcome: Outcome[Any]) -> tuple[bool, str | None]:
-        """Say whether an outcome counts, and what it failed with, None for a success."""
-        if isinstance(outcome, Success):
-            failed = outcome is not DONE and self._on_result is not None and bool(self._on_result(outcome.value))
-        else:
-            failed = self._failures.handles(outcome.error)
-            if not failed and self._failures.is_neutral(outcome.error):
-                return False, None
-        return True, _text_of(outcome) if failed else None
-
     def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
         """Count a call that was not made, and make its error."""
         self._rejected.add()
-        kind = CircuitIsolated if type(period) is Isolated else CircuitOpen
-        error: CircuitOpen = bare(kind, period.why)
+        error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
         error.policy = self._name
         error.retry_after = period.until - now if type(period) is Open else None
         error.state = period.state
         error.last_failure = period.last_failure
-        report_refusal(self._name, ctx, kind.__name__, error.retry_after, 0.0, self.observe_only)
+        if subscribers.refusals or ctx._info.listeners:
+            report_refusal(self._name, ctx, type(error).__name__, error.retry_after, 0.0, self.observe_only)
         return error
 
     def _note_locked(self, transitions: list[Transition], ctx: Context | None) -> None:
@@ -390,6 +384,6 @@ def _mark(error: Exception, circuit: LiveCircuit) -> None:
         return
 
 
-def _text_of(outcome: Outcome[Any]) -> str:
-    kind, message = describe(outcome)
+def _text_of(failed: Failed) -> str:
+    kind, message = describe(failed)
     return f"{kind}: {message[:LONGEST_MESSAGE]}"

@@ -18,7 +18,7 @@ from resilience.events.dispatch import optional_listener, subscribers
 from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.network_errors import transient
-from resilience.outcome import Failure, Success, unwrap_stop_iteration
+from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.attempts import Attempts
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.policy import Call, Policy
@@ -147,7 +147,7 @@ class Retry(Policy[Never]):
                 raise too_late(self.name)
         state: RetryState | None = None
         attempt = ctx if ctx.attempt == 1 else ctx.child(attempt=1)
-        failed: Failure | None = None  # what the last attempt raised
+        failed: Exception | None = None  # what the last attempt raised
         try:
             while True:
                 try:
@@ -158,10 +158,12 @@ class Retry(Policy[Never]):
                             state.explain(error, failed)
                         raise
                     state = state or RetryState(self._limits, ctx, began)
-                    failed = Failure(unwrap_stop_iteration(error))
+                    failed = unwrap_stop_iteration(error)
                     delay = state.delay_after(failed, self._refused_until(ctx))
-                    if delay is None or not await state.wait(failed, delay, ctx.runtime):
-                        state.conclude(failed.error)
+                    if delay is None or not (
+                        state.begins_at_once(failed, delay) or await state.wait(failed, delay, ctx.runtime)
+                    ):
+                        state.conclude(failed)
                         raise
                 else:
                     if self._on_result is None or not self._on_result(result):
@@ -180,9 +182,9 @@ class Retry(Policy[Never]):
 
     def _refused_until(self, ctx: Context) -> float:
         """Return the instant until which a policy inside this one will refuse every call, as far as it is known."""
-        until, is_inside = -inf, False
-        if ctx._executed is not None and not self._handles_open_circuits:
-            for policy in ctx._executed._resilience_chain():
+        executed, until, is_inside = ctx._executed, -inf, False
+        if executed is not None and executed._resilience_foresees and not self._handles_open_circuits:
+            for policy in executed._resilience_chain():
                 is_inside = is_inside or policy is self
                 if is_inside:
                     until = max(until, policy._resilience_refuses_until())

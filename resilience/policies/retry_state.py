@@ -17,8 +17,8 @@ from resilience.errors import DeadlineExceeded, RetriesExhausted, is_refusal
 from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
-from resilience.matching import asked_delay, is_repeatable, read_attribute
-from resilience.outcome import Failure, Outcome, Success
+from resilience.matching import asked_delay, is_repeatable
+from resilience.outcome import Failed, Success, as_outcome
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
@@ -60,50 +60,68 @@ class RetryState:
         self._history = History()
         self.attempt: int = 1  # the one that is running, or will be next
 
-    async def wait(self, outcome: Outcome[Any], delay: float, runtime: Runtime) -> bool:
+    def begins_at_once(self, failed: Failed, delay: float) -> bool:
+        """Begin the next attempt, where there is nothing to wait for and nothing to close; else return false.
+
+        Where attempts have no limit, other tasks are to run first: it may be that nothing else ends them.
+        """
+        if delay > 0 or self._limits.attempts is None or _discarded(failed) is not None:
+            return False
+        self._begin_next()
+        return True
+
+    async def wait(self, failed: Failed, delay: float, runtime: Runtime) -> bool:
         """Close what this failure leaves behind, wait, and begin the next attempt; false if it is too late by then."""
         try:
-            discarded = _discarded(outcome)
+            discarded = _discarded(failed)
             if discarded is not None:
                 await runtime.close(discarded)
             await runtime.sleep(delay, self._ctx._timer)
         except BaseException:
             self.give_back()
             raise
-        if self._may_start(outcome):
+        if self._may_start(failed):
+            self._begin_next()
             return True
-        if isinstance(outcome, Success) and not self._limits.wrap:
+        if isinstance(failed, Success) and not self._limits.wrap:
             raise DeadlineExceeded(
                 "time ran out in a wait that took too long, and the last result was closed before it",
                 policy=self._limits.policy,
             )
         return False
 
-    def delay_after(self, outcome: Outcome[Any], refused_until: float = -inf) -> float | None:
+    def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
         """Return the seconds to wait after this failure, None if it is the last; report which."""
         limits, ctx = self._limits, self._ctx
-        if self.attempt > 1 and isinstance(outcome, Failure):
-            self.give_back_if_refused(outcome.error)
-        self._history.add(outcome)
-        ctx._note(outcome)
-        elapsed = clock.now() - self._began
-        if subscribers.retries or ctx._info.listeners:
+        if self.attempt > 1 and isinstance(failed, Exception):
+            self.give_back_if_refused(failed)
+        self._history.add(failed)
+        info = ctx._info
+        if info.record is not None:
+            info.record.note(failed)
+        is_heard = subscribers.retries or info.listeners
+        elapsed = clock.now() - self._began if is_heard or limits.max_elapsed is not None else 0.0
+        if is_heard:
+            outcome = as_outcome(failed)
             emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
-        delay = self._next_delay(outcome, elapsed, refused_until)
+        delay = self._next_delay(failed, elapsed, refused_until)
         if isinstance(delay, str):
-            self._give_up(delay, outcome)
+            self._give_up(delay, failed)
             return None
-        if subscribers.retries or ctx._info.listeners or limits.on_retry is not None:
-            numbers = {"attempt": self.attempt, "delay": delay, "outcome": outcome}
+        if is_heard or limits.on_retry is not None:
+            numbers = {"attempt": self.attempt, "delay": delay, "outcome": as_outcome(failed)}
             emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
         return delay
 
-    def _next_delay(self, outcome: Outcome[Any], elapsed: float, refused_until: float) -> float | _Reason:
-        """Return the seconds to wait, or why there is no other attempt."""
+    def _next_delay(self, failed: Failed, elapsed: float, refused_until: float) -> float | _Reason:
+        """Return the seconds to wait, or why there is no other attempt.
+
+        :param elapsed: seconds since the first attempt began, where there is a limit to them.
+        """
         limits, ctx = self._limits, self._ctx
         if self.attempt == limits.attempts:
             return "attempts"
-        carrier = outcome.value if isinstance(outcome, Success) else outcome.error
+        carrier = failed if isinstance(failed, Exception) else failed.value
         if not (ctx.runtime.is_repeatable and is_repeatable(ctx._function) and is_repeatable(carrier)):
             return "unrepeatable"
         delay = next(self._delays)
@@ -111,31 +129,36 @@ class RetryState:
             if asked > limits.max_retry_after:
                 return "retry_after"
             delay = asked
-        if self._began + elapsed + delay < refused_until:
+        if refused_until > -inf and clock.now() + delay < refused_until:
             return "circuit_open"
         if ctx.deadline != inf and delay >= ctx.remaining():
             return "deadline"
         if limits.max_elapsed is not None and elapsed + delay >= limits.max_elapsed:
             return "max_elapsed"
+        if limits.budget is None and ctx._info.cap is None:
+            return delay
         refused = take_repeat(ctx._info.cap, limits.budget)
         if refused == "budget":
             emit(BudgetSpent, limits.policy, ctx, repeat="retry")
         return refused or delay
 
-    def _may_start(self, outcome: Outcome[Any]) -> bool:
-        """Begin the next attempt; false if the wait took so long that its time is over."""
+    def _may_start(self, failed: Failed) -> bool:
+        """Whether the next attempt may begin; false if the wait took so long that its time is over."""
         limits, ctx = self._limits, self._ctx
         late: _Reason | None = "deadline" if ctx.expired else None
         if limits.max_elapsed is not None and clock.now() - self._began >= limits.max_elapsed:
             late = late or "max_elapsed"
         if late is not None:
             self.give_back()
-            self._give_up(late, outcome)
+            self._give_up(late, failed)
             return False
-        if ctx._info.record is not None:
-            ctx._info.record.expect_failure()
-        self.attempt += 1
         return True
+
+    def _begin_next(self) -> None:
+        record = self._ctx._info.record
+        if record is not None:
+            record.expect_failure()
+        self.attempt += 1
 
     def give_back(self) -> None:
         """Return the repeat that this retry took, and has not made."""
@@ -146,39 +169,34 @@ class RetryState:
         if self.attempt > 1 and is_refusal(error):
             self.give_back()
 
-    def _give_up(self, reason: _Reason, outcome: Outcome[Any]) -> None:
-        emit(
-            RetryGaveUp,
-            self._limits.policy,
-            self._ctx,
-            attempts=self.attempt,
-            elapsed=clock.now() - self._began,
-            outcome=outcome,
-            reason=reason,
-        )
+    def _give_up(self, reason: _Reason, failed: Failed) -> None:
+        if subscribers.retries or self._ctx._info.listeners:
+            elapsed, outcome = clock.now() - self._began, as_outcome(failed)
+            numbers = {"attempts": self.attempt, "elapsed": elapsed, "outcome": outcome, "reason": reason}
+            emit(RetryGaveUp, self._limits.policy, self._ctx, **numbers)
 
     # --- the end ---
 
     def conclude(self, error: Exception) -> None:
         """Put the note on the last exception, or raise what stands for it."""
         if self._limits.wrap:
-            raise self._exhausted(Failure(error)) from error
+            raise self._exhausted(error) from error
         _annotate(error, _NOTE + self._summary(self.attempt))
 
-    def explain(self, refusal: Exception, failed: Failure | None) -> None:
+    def explain(self, refusal: Exception, failed: Exception | None) -> None:
         """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
         self.give_back_if_refused(refusal)
         _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused one called nothing
         if failed is not None and refusal.__context__ is None:
-            refusal.__context__ = failed.error
+            refusal.__context__ = failed
 
     def conclude_with(self, result: object) -> None:
         """Leave the last result as it is, or raise what stands for it."""
         if self._limits.wrap:
             raise self._exhausted(Success(result))
 
-    def _exhausted(self, last: Outcome[Any]) -> RetriesExhausted:
-        attempts = self.attempt
+    def _exhausted(self, failed: Failed) -> RetriesExhausted:
+        attempts, last = self.attempt, as_outcome(failed)
         return RetriesExhausted(self._summary(attempts), policy=self._limits.policy, attempts=attempts, last=last)
 
     def _summary(self, attempts: int) -> str:
@@ -191,9 +209,14 @@ def too_late(policy: str) -> DeadlineExceeded:
     return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
 
 
-def _discarded(outcome: Outcome[Any]) -> Any:
+def _discarded(failed: Failed) -> Any:
     """Return what no caller will see, and is to be closed: the result, or the response that an error carries."""
-    return outcome.value if isinstance(outcome, Success) else read_attribute(outcome.error, "response")
+    if not isinstance(failed, Exception):
+        return failed.value
+    try:
+        return getattr(failed, "response", None)
+    except Exception:  # a property that raises says nothing
+        return None
 
 
 def _annotate(error: Exception, note: str) -> None:

@@ -12,10 +12,9 @@ from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context, derive
 from resilience.errors import DeadlineExceeded, TimeoutExceeded, ends_with_the_deadline
-from resilience.events.dispatch import emit, optional_listener
+from resilience.events.dispatch import emit, optional_listener, subscribers
 from resilience.events.kinds import TimedOut
 from resilience.info import Listener
-from resilience.outcome import Failure
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
 from resilience.runtimes.workers import pool
@@ -129,9 +128,10 @@ class Timeout(Policy[Never]):
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
-        ctx._note(Failure(error), instead_of=found_over)
-        numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
-        emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)
+        ctx._note(error, instead_of=found_over)
+        if self._on_timeout is not None or ctx._info.listeners or subscribers.of(TimedOut):
+            numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
+            emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:

@@ -13,11 +13,8 @@ import anyio
 import pytest
 
 from resilience import (
-    Bulkhead,
-    CircuitBreaker,
     Context,
     DeadlineExceeded,
-    Fallback,
     Retry,
     current_context,
     deadline,
@@ -191,54 +188,6 @@ async def test_an_async_block_that_is_in_time_is_not_cut_off(tasks_world: World)
     async with deadline(0.1):
         await anyio.sleep(0)
     await anyio.sleep(0.12)
-
-
-async def test_an_async_block_cuts_off_the_executions_inside(tasks_world: World) -> None:
-    """No policy takes the cancellation for an outcome."""
-    events: list[object] = []
-    pipeline = Fallback("answered", on_fallback=events.append).wrap(
-        Retry(on=Exception, on_retry=events.append), CircuitBreaker(1, on_transition=events.append), Bulkhead(1)
-    )
-    calls: list[int] = []
-
-    async def fn(ctx: Context) -> None:
-        calls.append(ctx.attempt)
-        await anyio.sleep(5)
-
-    with pytest.raises(DeadlineExceeded):
-        async with deadline(0.25):  # a busy machine has to begin in that time
-            await pipeline.aexecute(fn)
-    assert calls == [1]
-    assert events == []
-
-
-async def test_a_clean_up_in_an_async_block_that_is_cut_off_completes(tasks_world: World) -> None:
-    """One delivery under asyncio; under trio a shield, as everywhere there."""
-    done: list[str] = []
-
-    with pytest.raises(DeadlineExceeded):
-        async with deadline(0.01):
-            try:
-                await anyio.sleep(5)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(0.005)
-                    done.append("cleaned up")
-    assert done == ["cleaned up"]
-
-
-async def test_an_unshielded_clean_up_completes_under_asyncio(in_asyncio: World) -> None:
-    """Clients clean up with a bare `await` in `finally`, as `asyncio.timeout` lets them."""
-    done: list[str] = []
-
-    with pytest.raises(DeadlineExceeded):
-        async with deadline(0.01):
-            try:
-                await asyncio.sleep(5)
-            finally:
-                await asyncio.sleep(0.005)
-                done.append("cleaned up")
-    assert done == ["cleaned up"]
 
 
 async def test_of_nested_async_blocks_the_one_that_is_over_ends(tasks_world: World) -> None:

@@ -150,14 +150,6 @@ async def test_operation_and_properties_are_visible_inside(world: World) -> None
     assert seen == [(1, "get-user", {"tenant": "acme"}), (2, "get-user", {"tenant": "acme"})]
 
 
-def test_a_context_without_them_has_none() -> None:
-    """No operation, no properties: None and an empty mapping."""
-    ctx = Context()
-    assert ctx.operation is None
-    assert dict(ctx.properties) == {}
-    assert ctx.attempt == 1
-
-
 def test_properties_are_a_copy_that_nobody_can_change() -> None:
     """Contexts are handed to threads and tasks: they must not change under anybody's feet."""
     given = {"tenant": "acme"}

@@ -98,12 +98,6 @@ def test_what_does_no_work_is_refused_with_its_name(name: str) -> None:
         quick().proxy(Vector(), name)
 
 
-def test_an_operator_that_the_client_does_not_have_is_refused() -> None:
-    """As a method is."""
-    with pytest.raises(AttributeError, match="__mul__"):
-        quick().proxy(Vector(), "__mul__")
-
-
 def test_what_returns_the_client_itself_returns_the_proxy() -> None:
     """What follows stays protected."""
     client = Vector(failures=2)

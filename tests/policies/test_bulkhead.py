@@ -15,10 +15,8 @@ import pytest
 from resilience import (
     Bulkhead,
     BulkheadFull,
-    CircuitBreaker,
     Context,
     DeadlineExceeded,
-    Fallback,
     Policy,
     Rejected,
     Retry,
@@ -27,7 +25,7 @@ from resilience import (
     events,
 )
 from resilience.testing import virtual_time
-from tests.conftest import Boom, Script, World
+from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
 from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
 
@@ -150,19 +148,6 @@ async def test_a_wait_that_is_short_enough_ends_well(world: World) -> None:
         holder.let_go()
         waiting.let_go()
         assert await waiting.result() == "fine"
-
-
-async def test_a_wait_ends_with_a_timeout_around(world: World) -> None:
-    """With that Timeout's error; the queue is left, and nobody is called rejected."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-    pipeline = Timeout(SHORT, name="patience").wrap(Fallback("never"), bulkhead)
-
-    async with beside(world) as group:
-        await group.inside(bulkhead)
-        error = await works(world, pipeline)
-        assert facts(bulkhead) == (1, 1, 0, 0)
-    assert type(error) is TimeoutExceeded
-    assert error.policy == "patience"
 
 
 @pytest.mark.parametrize(
@@ -301,19 +286,6 @@ def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
 
 
 # --- with others -------------------------------------------------------------------------------
-
-
-async def test_outcomes_are_none_of_its_business(world: World) -> None:
-    """A bulkhead counts who is inside, not how it goes there; and a breaker around takes a refusal as neutral."""
-    bulkhead = Bulkhead(1)
-    pipeline = CircuitBreaker(1).wrap(bulkhead)
-
-    for _ in range(3):
-        await world.attempt(bulkhead, Script(Boom("no")).function())
-    async with beside(world) as group:
-        await group.inside(bulkhead)
-        assert isinstance(await works(world, pipeline), BulkheadFull)
-    assert await works(world, pipeline) == "fine"
 
 
 def test_it_is_built_without_a_loop_and_used_in_several() -> None:

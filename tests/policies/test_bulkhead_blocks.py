@@ -56,15 +56,6 @@ async def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
     assert facts(bulkhead)[:3] == (1, 0, 0)
 
 
-@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
-def test_a_limit_that_means_nothing_is_refused_and_changes_nothing(limit: Any) -> None:
-    """As in the constructor."""
-    bulkhead = Bulkhead(2)
-    with pytest.raises((TypeError, ValueError), match="limit"):
-        bulkhead.resize(limit)
-    assert bulkhead.stats().limit == 2
-
-
 # --- slot: a block -----------------------------------------------------------------------------
 
 

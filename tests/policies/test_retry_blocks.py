@@ -59,12 +59,6 @@ async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseExcep
 # --- attempts ---
 
 
-async def test_a_block_that_succeeds_runs_once(world: World, clock: FakeClock) -> None:
-    """`attempt.number` is 1 for the first, and there is no second."""
-    assert await block(world, Retry(on=Boom), [None]) == [1]
-    assert clock.sleeps == []
-
-
 async def test_a_block_that_fails_runs_again_after_a_wait(world: World, clock: FakeClock) -> None:
     """The exception is held back while there is another attempt to make."""
     assert await block(world, Retry(on=Boom, backoff=[1, 2]), [Boom(), Boom(), None]) == [1, 2, 3]
@@ -170,18 +164,6 @@ async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> N
                 numbers.append(attempt.number)
                 continue
     assert numbers == [1]
-
-
-async def test_an_attempt_that_is_not_entered_is_not_tried_again(world: World, clock: FakeClock) -> None:
-    """A loop without a `with` must not go on for ever, and says what is missing."""
-
-    async def main() -> list[int]:
-        if world.blocking:
-            return [attempt.number for attempt in Retry(None).attempts()]
-        return [attempt.number async for attempt in Retry(None).attempts()]
-
-    with pytest.warns(RuntimeWarning, match="`with attempt:`"):
-        assert await main() == [1]
 
 
 async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:

@@ -339,15 +339,6 @@ async def test_asyncio_timeout_around_that_ends_first_raises_its_own_error(in_as
     assert current_task().cancelling() == 0
 
 
-async def test_asyncio_timeout_around_that_ends_later_lets_ours_through(in_asyncio: World) -> None:
-    """It is not expired."""
-    async with asyncio.timeout(LONG) as outer:
-        with pytest.raises(TimeoutExceeded):
-            await Timeout(0.01).aexecute(forever)
-    assert not outer.expired()
-    assert current_task().cancelling() == 0
-
-
 @pytest.mark.parametrize("limits", [(0.01, 0.011), (0.011, 0.01)], ids=["outer", "inner"])
 @pytest.mark.parametrize("ours", ["outside", "inside"])
 async def test_two_timeouts_of_different_makes_at_the_same_moment(

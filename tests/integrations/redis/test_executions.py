@@ -72,14 +72,6 @@ async def test_a_server_that_is_away_is_tried_as_often_as_the_policy_says(side: 
     assert error.__notes__[0].startswith("resilience: 3 attempts")
 
 
-async def test_a_read_survives_the_restart_of_the_server(side: Side, server: RedisServer) -> None:
-    """The attempt after the failed one connects anew."""
-    client = side.client(Retry(3, backoff=[0], on_retry=lambda event: server.start()))
-    await done(client.ping())
-    server.kill()
-    assert await done(client.get("a")) is None
-
-
 async def test_a_failure_is_counted_once_and_a_handshake_is_no_recovery(
     side: Side, server: RedisServer, clock: FakeClock
 ) -> None:

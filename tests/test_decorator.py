@@ -57,23 +57,6 @@ async def test_a_decorated_function_runs_under_the_policy(world: World, clock: F
     assert script.calls == 5
 
 
-async def test_a_decorated_coroutine_function_is_one(tasks_world: World) -> None:
-    """Frameworks ask `iscoroutinefunction`. It is decided once, when it is decorated."""
-
-    @quick()
-    async def fetch() -> str:
-        return "fetched"
-
-    @quick()
-    def plain() -> str:
-        return "plain"
-
-    assert inspect.iscoroutinefunction(fetch)
-    assert not inspect.iscoroutinefunction(plain)
-    assert plain() == "plain"
-    assert await fetch() == "fetched"
-
-
 def test_a_decorated_function_takes_arguments_of_any_name() -> None:
     """The wrapper's own names are in nobody's way."""
 

@@ -202,14 +202,6 @@ def test_a_timeout_is_the_builtin_timeout_error_without_an_errno(name: str) -> N
     assert repr(error) == f"{name}('no')"
 
 
-@pytest.mark.parametrize(
-    "kind", [Rejected, CircuitOpen, BulkheadFull, LimitExceeded, Throttled, WorkersExhausted, RetriesExhausted]
-)
-def test_what_is_no_timeout_is_no_timeout_error(kind: type[Exception]) -> None:
-    """A rejection is not a timeout: whoever catches `TimeoutError` does not catch it."""
-    assert not issubclass(kind, OSError)
-
-
 def test_numbers_are_given_by_name() -> None:
     """The message is the one positional argument."""
     with pytest.raises(TypeError):

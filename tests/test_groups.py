@@ -62,15 +62,6 @@ async def test_a_breaker_counts_a_group_of_what_it_counts(world: World, leaves: 
     assert breaker.state is (OPEN if handled else CLOSED)
 
 
-async def test_a_probe_that_fails_with_a_group_opens_the_circuit(world: World, clock: FakeClock) -> None:
-    """The group is no `ConnectionError`, so it was a success, and closed it."""
-    breaker = CircuitBreaker(1, open_for=10, on=ConnectionError)
-    await fails(world, breaker, DOWN)
-    clock.advance(10)
-    await fails(world, breaker, group(DOWN))
-    assert breaker.state is OPEN
-
-
 @pytest.mark.parametrize("mixed", [group(DOWN, Boom()), group(Boom(), group(Boom(), DOWN))], ids=["flat", "nested"])
 async def test_a_group_of_which_only_a_part_is_a_failure_says_nothing(
     world: World, clock: FakeClock, mixed: Exception

@@ -56,14 +56,6 @@ async def test_a_value_that_can_be_awaited_is_not(tasks_world: World) -> None:
     assert await run(tasks_world, Fallback(value), Boom()) is value
 
 
-async def test_the_answer_is_no_copy(world: World) -> None:
-    """A mutable value is shared by all answers, as a default argument is."""
-    value: list[int] = []
-    fallback = Fallback(value)
-    (await run(world, fallback, Boom())).append(1)
-    assert await run(world, fallback, Boom()) == [1]
-
-
 @pytest.mark.parametrize("value", ["fine", None, False, 0, []], ids=repr)
 async def test_a_success_passes_by(world: World, value: Any) -> None:
     """Untouched, and nobody is told or asked."""

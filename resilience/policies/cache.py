@@ -173,25 +173,29 @@ class Cache(Policy[Never]):
         old = entry if entry is not None and now < entry.stale_until else None
         if old is not None and now < old.next_try:
             return self._answer(old, ctx, "stale")
-        with self._flights.board(key, ctx) as flight, flight:
-            if not flight.leads and old is not None:
-                return self._answer(old, ctx, "stale")
-            if not flight.leads and await flight.follows():
-                return flight.share()
-            entry = self._find(key)  # another caller may have brought it meanwhile, or have tried in vain
-            if entry is not None and clock.now() < entry.fresh_until:
-                return flight.bring(self._answer(entry, ctx, "fresh"))
-            if old is not None and clock.now() < old.next_try:
-                return self._answer(old, ctx, "stale")
-            try:
-                result = await call(ctx)
-            except BaseException as error:
-                if not self._is_answered(key, error, old):
-                    raise
-            else:
-                self._misses.add()
-                self._keep_value(key, result)
-                return flight.bring(result)
+        flight = self._flights.board(key, ctx)
+        try:
+            with flight:
+                if not flight.leads and old is not None:
+                    return self._answer(old, ctx, "stale")
+                if not flight.leads and await flight.follows():
+                    return flight.share()
+                entry = self._find(key)  # another caller may have brought it meanwhile, or have tried in vain
+                if entry is not None and clock.now() < entry.fresh_until:
+                    return flight.bring(self._answer(entry, ctx, "fresh"))
+                if old is not None and clock.now() < old.next_try:
+                    return self._answer(old, ctx, "stale")
+                try:
+                    result = await call(ctx)
+                except BaseException as error:
+                    if not self._is_answered(key, error, old):
+                        raise
+                else:
+                    self._misses.add()
+                    self._keep_value(key, result)
+                    return flight.bring(result)
+        finally:
+            flight.__exit__(None, None, None)  # again: see `Flight`
         return self._answer(old, ctx, "stale")
 
     def _answer(self, entry: Entry | None, ctx: Context, how: Literal["fresh", "stale"]) -> Any:

@@ -8,14 +8,13 @@
 A leader that calls itself for the same key would wait for itself. It goes straight through, as does whatever
 inherits its context variables: child tasks and worker threads.
 
-`dict.setdefault` decides who leads. A follower first takes its place with the leader, then looks whether
+No lock: `dict.setdefault` decides who leads. A follower first takes its place with the leader, then looks whether
 that one has ended; the leader first says that it has, then wakes those that have a place. So none is missed.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar, Token
@@ -45,7 +44,6 @@ class Flights:
         self.leaders: dict[Hashable, Flight] = {}
         #: How many callers have got what another one's call brought.
         self.shared: Counter = Counter()
-        self._lock = threading.RLock()  # held by those who remove one; to become one needs none
         forks.reset_after_fork(self, Flights._reset)
 
     def board(self, key: Hashable, ctx: Context) -> Flight:
@@ -63,23 +61,21 @@ class Flights:
 
     def forget(self, key: Hashable) -> None:
         """Let the next caller of this key call anew. Those who follow already get what they wait for."""
-        with self._lock:
-            self.leaders.pop(key, None)
+        self.leaders.pop(key, None)
 
     def forget_all(self) -> None:
         """Let the next caller of every key call anew."""
-        with self._lock:
-            self.leaders.clear()
+        self.leaders.clear()
 
     def remove(self, flight: Flight, key: Hashable) -> None:
         """Let the next caller call anew after this one, unless it does so already."""
-        with self._lock:
-            if self.leaders.get(key) is flight:
-                del self.leaders[key]
+        if self.leaders.get(key) is flight:
+            removed = self.leaders.pop(key, flight)
+            if removed is not flight:  # this one was forgotten between the two steps, and another caller leads
+                self.leaders.setdefault(key, removed)
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
         """Forget the calls of other threads, which are not in the child."""
-        self._lock = threading.RLock()
         self.leaders.clear()
 
 
@@ -87,12 +83,14 @@ class Flights:
 class Flight:
     """The part of one caller: it leads, or follows the one that does.
 
-    with flights.board(key, ctx) as flight, flight:
-        if not flight.leads and await flight.follows():
-            return flight.share()
-        return flight.bring(await call(ctx))
-
-    The block is entered twice, as an interrupt may come in the place of the first end.
+    flight = flights.board(key, ctx)
+    try:
+        with flight:
+            if not flight.leads and await flight.follows():
+                return flight.share()
+            return flight.bring(await call(ctx))
+    finally:
+        flight.__exit__(None, None, None)  # again: an interrupt may have come in the place of the first end
     """
 
     #: Whether this caller makes the call.
@@ -112,16 +110,15 @@ class Flight:
     _waiter: Waiter
 
     def __enter__(self) -> Self:
-        if self._token is None:
+        around = _around.get()
+        try:
             # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
-            around = _around.get()
-            try:
-                self._token = _around.set((*_still_under_way(around), self) if around else (self,))
-                self._join()
-            except BaseException as error:  # an interrupt, or a key that cannot be compared: this block has no end
-                _around.set(around)
-                self.__exit__(None, error, None)
-                raise
+            self._token = _around.set((*_still_under_way(around), self) if around else (self,))
+            self._join()
+        except BaseException as error:  # an interrupt, or a key that cannot be compared: this block has no end
+            _around.set(around)
+            self.__exit__(None, error, None)
+            raise
         return self
 
     def _join(self) -> Flight:

@@ -61,9 +61,13 @@ class SingleFlight(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        with self._flights.board(key_of(ctx, self._key, self.name), ctx) as flight, flight:
-            if flight.leads or not await flight.follows():
-                return flight.bring(await call(ctx))
+        flight = self._flights.board(key_of(ctx, self._key, self.name), ctx)
+        try:
+            with flight:
+                if flight.leads or not await flight.follows():
+                    return flight.bring(await call(ctx))
+        finally:
+            flight.__exit__(None, None, None)  # again: see `Flight`
         return flight.share()  # type: ignore[no-any-return]
 
     def forget(self, key: Hashable) -> None:

@@ -198,7 +198,6 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
             AdaptiveThrottle(): lambda it: (it.stats(), it.call(int), it.reset()),
             Chaos(result=0): lambda it: (it.on(), it.is_on, it.call(int), it.off()),
             Cache(60): lambda it: (it.call(int), it.forget(1), it.clear(), it.stats()),
-            SingleFlight(): lambda it: (it.call(int), it.forget(1), it.stats()),
             keyed: lambda it: (it.call(int), it.forget(1), it.policies, it.stats()),
             events.dispatch.subscribers: lambda it: events.subscribe(print, events.TimedOut)(),
         }

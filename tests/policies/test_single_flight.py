@@ -175,6 +175,22 @@ async def test_what_was_forgotten_is_called_anew(tasks_world: World) -> None:
     assert got == ["second", "first", "first"]
 
 
+def test_one_that_is_forgotten_as_it_ends_does_not_end_the_next() -> None:
+    """No lock: another thread may come between any two steps."""
+    flight, next_leader = SingleFlight(key=same), object()
+
+    class Leaders(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            flight.forget(key)
+            self[key] = next_leader
+            return found
+
+    flight._flights.leaders = Leaders()
+    assert flight.call(lambda: "fine") == "fine"
+    assert flight._flights.leaders == {"same": next_leader}
+
+
 async def test_who_calls_itself_goes_straight_through(world: World) -> None:
     flight = SingleFlight(key=lambda *_: "same")
 

@@ -139,10 +139,11 @@ class LivePermits:
 class Slot:
     """A permit held for a block."""
 
+    _held: Permits[Waiter] | None = None  # also where `__init__` was interrupted before it began
+
     def __init__(self, permits: LivePermits) -> None:
         self._permits = permits
         self._waits = False
-        self._held: Permits[Waiter] | None = None
 
     @property
     def is_held(self) -> bool:

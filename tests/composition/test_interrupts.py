@@ -68,7 +68,8 @@ class Interruptions:
         sys.setprofile(self._before)
 
     def _look(self, frame: FrameType, event: str, argument: Any) -> None:
-        begins = event == "call" and frame.f_code.co_name != "__exit__"
+        # What a finalizer raises is only reported: it comes out of no call.
+        begins = event == "call" and frame.f_code.co_name not in {"__exit__", "__del__"}
         has_called = event == "c_return" and getattr(argument, "__qualname__", "") != "deque.pop"
         if (begins or has_called) and frame.f_code.co_filename.startswith(OURS):
             self.count += 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -272,6 +272,9 @@ def test_how_it_is_shown() -> None:
 # --- drivers of databases ---
 
 
+PARAMETERS = {"qmark": r"\?", "numeric": r":\d+", "format": "%s", "pyformat": "%s"}
+
+
 def drivers_connect(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, inside: str = "") -> Callable[[], Any]:
     """Return what connects by a driver of this `paramstyle`, to a database that takes "a" and "A" for the same text.
 
@@ -284,11 +287,11 @@ def drivers_connect(style: str, path: Path, monkeypatch: pytest.MonkeyPatch, ins
     class Cursor(sqlite3.Cursor):
         def execute(self, statement: str, parameters: Any = ()) -> Any:
             assert isinstance(parameters, dict) is (style == "named")
-            numbers = count(1)
-            while style in ("format", "pyformat") and "%s" in statement:
-                statement = statement.replace("%s", f"?{next(numbers)}", 1)
             if style == "numeric":
-                statement = statement.replace(":", "?")
+                found = re.findall(r":(\d+)", statement)
+                assert found == [str(number) for number in range(1, len(parameters) + 1)]
+            if style != "named":
+                statement = re.sub(PARAMETERS[style], "?", statement)
             return super().execute(statement.replace("PRIMARY KEY", "PRIMARY KEY COLLATE NOCASE"), parameters)
 
     class Connection(sqlite3.Connection):

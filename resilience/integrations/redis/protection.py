@@ -89,9 +89,10 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         finally:
             self._connecting = outer
 
-    async def _resilient_send_command(self, *args: Any, **kwargs: Any) -> None:
+    @override
+    def send_command(self, *args: Any, **kwargs: Any) -> Any:  # in asyncio, it is to be awaited
         self._commands = [args]
-        await maybe_await(super().send_command(*args, **kwargs))
+        return super().send_command(*args, **kwargs)
 
     @override
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
@@ -115,7 +116,6 @@ class _AsyncConnection(_Connection):
     """One of `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
 
     connect = _Connection._resilient_connect
-    send_command = _Connection._resilient_send_command
     send_packed_command = _Connection._resilient_send_packed_command
 
     @override
@@ -146,16 +146,14 @@ def _driven(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _what_is_left(name: str) -> property:
     """Return the property in which redis-py finds what is left of a timeout where it reads the timeout."""
-    return property(
-        lambda self: self._in_time(getattr(self, f"_{name}")), lambda self, value: setattr(self, f"_{name}", value)
-    )
+    own = f"_{name}"
+    return property(lambda self: self._in_time(getattr(self, own)), lambda self, value: setattr(self, own, value))
 
 
 class _BlockingConnection(_Connection):
     """One of `redis`, where each operation on the socket keeps to the deadline."""
 
     connect = _driven(_Connection._resilient_connect)
-    send_command = _driven(_Connection._resilient_send_command)
     send_packed_command = _driven(_Connection._resilient_send_packed_command)
     socket_timeout = _what_is_left("socket_timeout")
     socket_connect_timeout = _what_is_left("socket_connect_timeout")

@@ -250,11 +250,19 @@ def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Calla
     if type(response) is HTTPResponse:
         response.__class__ = LimitedResponse  # urllib3 makes its responses itself, and asks for no class
     if isinstance(response, LimitedResponse):
-        limits = bounded(timeout, max(_LEAST, deadline - clock.now()))
-        limits.start_connect()
-        response.longest_wait = inf if limits.read_timeout is None else float(limits.read_timeout)
+        response.longest_wait = _longest_wait(timeout)
         response.deadline, response.late = deadline, late
         response.limit_wait()
+
+
+def _longest_wait(timeout: TimeoutLike) -> float:
+    """Return for how many seconds a timeout lets each wait for bytes last; infinity for no limit."""
+    wait: Any = timeout[1] if isinstance(timeout, tuple) else timeout
+    if isinstance(timeout, Timeout):
+        own = timeout.clone()
+        own.start_connect()  # before that, it does not say
+        wait = own.read_timeout
+    return inf if wait is None or wait is Timeout.DEFAULT_TIMEOUT else float(wait)
 
 
 def attempt_is_late() -> DeadlineExceeded:

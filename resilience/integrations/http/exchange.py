@@ -28,6 +28,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import cached_property
 from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -67,8 +68,12 @@ class Attempt(NamedTuple):
 
     ctx: Context
     left: float | None  #: seconds; None for no limit
-    is_cut_off: bool  #: whether a timer ends it when they are over
     headers: Mapping[str, str]  #: to be added to those of the request
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a timer ends it when its time is over."""
+        return cut_off_at(self.ctx) <= self.ctx.deadline < inf
 
 
 class Exchange:
@@ -108,7 +113,6 @@ class Exchange:
         self.why_not_once_sent: str | None = settings.rules.why_not_again(
             method, headers, sent=True, replayable=body.can_be_sent_again
         )
-        self._has_own_key = settings.rules.has_key(headers)  # looked up now: attempts may add to the headers
 
     def __getattr__(self, name: str) -> Any:
         """Name the operation, where something asks what is executed."""
@@ -168,6 +172,11 @@ class Exchange:
             return self._why_not_again
         return STILL_READ if self._body.is_being_read else None
 
+    @cached_property
+    def _has_own_key(self) -> bool:
+        """Whether its caller has given it a key. Asked before an attempt adds one to the headers."""
+        return self.settings.rules.has_key(self._headers)
+
     # --- the attempt ---
 
     async def _attempt(self, ctx: Context) -> Any:
@@ -194,14 +203,14 @@ class Exchange:
         if (reason := self.why_not_again) is not None:
             raise NotRepeatable(f"the request was not sent again: {reason}")
         self._why_not_again = self.why_not_once_sent
-        if not self._has_own_key and (key := key_for(ctx)) is not None:
+        if (key := key_for(ctx)) is not None and not self._has_own_key:
             rules, body = self.settings.rules, self._body
             headers = {**headers, rules.idempotency_header: key}
             self._why_not_again = rules.why_not_again(
                 self._method, headers, sent=True, replayable=body.can_be_sent_again
             )
         self._body.begin()
-        return Attempt(ctx, left, cut_off_at(ctx) <= ctx.deadline < inf, headers)
+        return Attempt(ctx, left, headers)
 
     def _failed(self, error: Exception, attempt: Attempt) -> None:
         """Note what the client raised; raise what it means, where its timeout was the end of our time."""

@@ -47,17 +47,20 @@ class _Timeouts(dict[str, Any]):
     connection, may have taken most of the time.
 
     :param given: the client's own.
+    :param left: seconds from now until `deadline`.
     :param deadline: until when they are for; infinity for no limit.
-    :param late: makes the error for a wait that begins after that.
     """
 
     __slots__ = ("_given", "deadline", "late")
 
-    def __init__(self, given: Mapping[str, Any], deadline: float, late: Callable[[], Exception]) -> None:
+    def __init__(self, given: Mapping[str, Any], left: float, deadline: float) -> None:
         self._given = given
         self.deadline: float = deadline
-        self.late: Callable[[], Exception] = late
-        super().__init__({name: self.get(name) for name in _NAMES})  # for a transport that takes them in another way
+        #: Makes the error for a wait that begins after that.
+        self.late: Callable[[], Exception] = _attempt_is_late
+        for name in _NAMES:  # for a transport that takes them in another way
+            limit = given.get(name)
+            self[name] = left if limit is None or limit > left else limit
 
     @override
     def get(self, name: str, default: Any = None) -> Any:
@@ -133,7 +136,7 @@ class _Sending(Exchange):
         changes: dict[str, Any] = {}
         if attempt.left is not None and self._has_to_end_it(attempt):
             given = request.extensions.get("timeout") or {}
-            self._timeouts = changes["timeout"] = _Timeouts(given, ends_at, _attempt_is_late)
+            self._timeouts = changes["timeout"] = _Timeouts(given, attempt.left, ends_at)
         if attempt.left is not None and self.why_not_once_sent is not None:
             self._progress = _Progress(ends_at, request.extensions.get("trace"))
             changes["trace"] = self._progress.atrace if self._in_tasks else self._progress.trace

@@ -15,7 +15,6 @@ fraction, too many digits or a repeated header are ignored.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
@@ -287,9 +286,11 @@ class Acceptance:
 
     def seconds(self, fields: Iterable[tuple[str, str]]) -> float:
         """Return the seconds that a request with these header fields gets; infinity for no limit."""
-        found = [(name, text) for name, text in ((name.lower(), text) for name, text in fields) if name in self.headers]
-        times = Counter(name for name, _ in found)
-        said = [parse_timeout(name, text) for name, text in found if times[name] == 1]
+        found: dict[str, list[str]] = {}
+        for name, text in fields:
+            if (known := name.lower()) in self.headers:
+                found.setdefault(known, []).append(text)
+        said = [parse_timeout(name, texts[0]) for name, texts in found.items() if len(texts) == 1]
         return self.granted(min((seconds for seconds in said if seconds is not None), default=None))
 
     def granted(self, asked: float | None) -> float:

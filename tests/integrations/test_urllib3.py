@@ -89,7 +89,9 @@ def test_each_way_to_read_a_stream_has_its_time(server: FlakyServer) -> None:
         assert (response.json(), response.data, response.read()) == ({"a": 1}, b'{"a": 1}', b"")
 
 
-@pytest.mark.parametrize("given", [None, 3, urllib3.Timeout(connect=1, read=2)])
+@pytest.mark.parametrize(
+    "given", [None, 3, urllib3.Timeout.DEFAULT_TIMEOUT, urllib3.Timeout(connect=1, read=2)], ids=str
+)
 def test_timeouts_are_shortened(server: FlakyServer, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
     """Where there is a deadline; the manager's own default, too."""
     seen: list[Any] = []

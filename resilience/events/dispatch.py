@@ -211,8 +211,16 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
         if info.properties:
             properties = dict(info.properties)  # plain, so that an event can be copied and pickled
     event = kind.__new__(kind)  # and not by the `__init__` of a frozen dataclass: that takes a quarter of the call
-    facts = {"policy": policy, "operation": operation, "time": clock.now(), "properties": properties}
-    _set(event, "__dict__", {**facts, "pipeline": pipeline, "_called": called, **numbers})
+    facts = {
+        "policy": policy,
+        "operation": operation,
+        "time": clock.now(),
+        "properties": properties,
+        "pipeline": pipeline,
+        "_called": called,
+        **numbers,
+    }
+    _set(event, "__dict__", facts)
     for listener in listeners:
         try:
             listener(event)

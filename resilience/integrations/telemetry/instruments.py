@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from resilience import events
 from resilience.events import Event
-from resilience.integrations.telemetry.words import ending, error_type, scope_of
+from resilience.integrations.telemetry.words import ENDING, ending, error_type, scope_of
 
 #: Bounds of the histograms of seconds: those that OpenTelemetry advises for durations, and two more for long waits.
 DURATION_BUCKETS: tuple[float, ...] = (
@@ -48,12 +48,16 @@ class Measurement(NamedTuple):
     labels: Mapping[str, str]
 
 
+#: The same with the texts alone, in the order of the instrument's labels: what a call has to pay for.
+Reading: TypeAlias = tuple[Instrument, float, tuple[str, ...]]
+
+
 # --- the numbers -----------------------------------------------------------------------------
 
 _CALLS = ("pipeline", "operation")
 _POLICY = ("pipeline", "policy")
 _WHERE = (*_POLICY, "operation")
-_OUTCOME = (*_CALLS, "outcome", "error_type", "cancelled_by")
+_OUTCOME = (*_CALLS, *ENDING)
 
 
 def _seconds(name: str, description: str, *labels: str) -> Instrument:
@@ -141,10 +145,16 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
     >>> [(it.instrument.name, it.value) for it in measurements(recorder.events[0])]
     [('resilience.retries', 1)]
     """
+    found = readings(event)
+    return tuple([Measurement(it, value, dict(zip(it.labels, texts, strict=True))) for it, value, texts in found])
+
+
+def readings(event: Event) -> tuple[Reading, ...]:
+    """Return the same as readings."""
     if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
         return _ended(event)
     if isinstance(event, events.StreamOpened):
-        return (Measurement(FIRST_ITEM, event.elapsed, _labels(event)),)
+        return ((FIRST_ITEM, event.elapsed, _calls(event)),)
     if isinstance(event, events.CallRejected) and event.shadow:
         return (_count_one(SHADOW_REJECTIONS, event),)
     counter = _COUNTERS.get(type(event))
@@ -154,23 +164,23 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
     return counted
 
 
-def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Measurement, ...]:
-    labels = _labels(event)
-    ended = {**labels, **ending(event)}
+def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Reading, ...]:
+    calls = _calls(event)
+    ended = calls + ending(event)
     if isinstance(event, events.ExecutionFinished):
-        whole = Measurement(EXECUTION_DURATION, event.elapsed, ended)
-        return (whole, Measurement(STREAM_ITEMS, event.items, labels)) if event.items else (whole,)
-    lasted = Measurement(ATTEMPT_DURATION, event.elapsed, ended)
-    return (lasted,) if event.remaining == inf else (lasted, Measurement(ATTEMPT_REMAINING, event.remaining, labels))
+        whole = EXECUTION_DURATION, event.elapsed, ended
+        return (whole, (STREAM_ITEMS, event.items, calls)) if event.items else (whole,)
+    lasted = ATTEMPT_DURATION, event.elapsed, ended
+    return (lasted,) if event.remaining == inf else (lasted, (ATTEMPT_REMAINING, event.remaining, calls))
 
 
-def _labels(event: Event) -> dict[str, str]:
-    """Return the labels of a number of the whole execution, whose name is that of the event's policy."""
-    return {"pipeline": event.policy, "operation": event.operation or ""}
+def _calls(event: Event) -> tuple[str, str]:
+    """Return the texts for a number of the whole execution, whose name is that of the event's policy."""
+    return event.policy, event.operation or ""
 
 
-def _count_one(counter: Instrument, event: Event) -> Measurement:
-    return Measurement(counter, 1, {label: _TEXTS[label](event) for label in counter.labels})
+def _count_one(counter: Instrument, event: Event) -> Reading:
+    return counter, 1, tuple([_TEXTS[label](event) for label in counter.labels])
 
 
 def _scope(event: events.TimedOut | events.CallRejected) -> str:

@@ -26,7 +26,7 @@ from resilience.integrations.telemetry.instruments import (
     REJECTION_RATE,
     Instrument,
     Measurement,
-    measurements,
+    readings,
 )
 from resilience.integrations.telemetry.labels import Labels
 from resilience.policies.adaptive_limit import AdaptiveLimit
@@ -191,7 +191,8 @@ class Feed:
         attempts: bool = True,
     ) -> None:
         self._recorder = recorder
-        self._known: dict[tuple[object, ...], tuple[float, Callable[[float], object]]] = {}  # since when
+        #: By instrument and texts, and since when.
+        self._known: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
         self._lock = threading.RLock()  # a finalizer may end a subscription in the middle of another
@@ -242,20 +243,17 @@ class Feed:
         self._known.clear()
 
     def _tell(self, event: Event) -> None:
-        for it, value, labels in measurements(event):
-            key = it, *labels.values()  # an instrument has its labels in one order
-            since, record = self._known.get(key, _UNKNOWN)
+        for it, value, texts in readings(event):
+            since, record = self._known.get((it, texts), _UNKNOWN)
             if not 0 <= event.time - since < _FRESH:  # else no name was seen much longer ago than it is said to be
-                record = self._record_anew(key, it, labels, event.time)
+                record = self._record_anew(it, texts, event.time)
             record(value)
 
-    def _record_anew(
-        self, key: tuple[object, ...], it: Instrument, labels: Mapping[str, str], now: float
-    ) -> Callable[[float], object]:
+    def _record_anew(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
         if len(self._known) >= _MOST:
             self.forget_recorders()
-        record = self._recorder(it, self.labels.bounded(labels))
-        self._known[key] = now, record
+        record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
+        self._known[it, texts] = now, record
         return record
 
 

@@ -53,7 +53,7 @@ def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
     if isinstance(event, TimedOut):
         found["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):
-        found |= ending(event)
+        found |= zip(ENDING, ending(event), strict=True)
     elif (outcome := _outcome_of(event)) is not None:
         found["error_type"] = error_type(outcome)
     if messages and isinstance(failure := _outcome_of(event), Failure):
@@ -81,14 +81,18 @@ def scope_of(event: TimedOut) -> str:
     return "deadline" if event.by_deadline else event.scope or "unknown"
 
 
-def ending(event: ExecutionFinished | CallFinished) -> dict[str, str]:
-    """Say how something ended: what was cancelled or interrupted is no failure."""
+#: The labels that say how something ended.
+ENDING = ("outcome", "error_type", "cancelled_by")
+
+
+def ending(event: ExecutionFinished | CallFinished) -> tuple[str, str, str]:
+    """Say how something ended, a text for each of these labels: what was cancelled or interrupted is no failure."""
     outcome = event.outcome
     if outcome is None:
-        return {"outcome": "cancelled", "error_type": "", "cancelled_by": event.cancelled_by or ""}
+        return "cancelled", "", event.cancelled_by or ""
     if isinstance(outcome, Failure):
-        return {"outcome": "failure", "error_type": error_type(outcome), "cancelled_by": ""}
-    return {"outcome": "success", "error_type": "", "cancelled_by": ""}
+        return "failure", error_type(outcome), ""
+    return "success", "", ""
 
 
 def error_type(outcome: Outcome[Any] | BaseException) -> str:

@@ -79,7 +79,8 @@ def block_context(
     :param inside: the context around it; the ambient one by default.
     :param deadline: an instant on the process clock; it can only shorten what is there.
     """
-    outer = inside or innermost_open(get_ambient()) or _NOWHERE
+    found = inside or get_ambient()
+    outer = _NOWHERE if found is None else innermost_open(found) or _NOWHERE
     block: BlockContext = BlockContext()
     block.deadline = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
     block.attempt = outer.attempt if attempt is None else attempt

@@ -22,6 +22,7 @@ from resilience.outcome import Failed, Success, as_outcome
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
+from resilience.runtimes.blocking import BLOCKING
 
 _NOTE = "resilience: "
 _Reason: TypeAlias = (
@@ -63,9 +64,9 @@ class RetryState:
     def begins_at_once(self, failed: Failed, delay: float) -> bool:
         """Begin the next attempt, where there is nothing to wait for and nothing to close; else return false.
 
-        Where attempts have no limit, other tasks are to run first: it may be that nothing else ends them.
+        A task waits in any case, so that other tasks run.
         """
-        if delay > 0 or self._limits.attempts is None or _discarded(failed) is not None:
+        if delay > 0 or self._ctx.runtime is not BLOCKING or _discarded(failed) is not None:
             return False
         self._begin_next()
         return True

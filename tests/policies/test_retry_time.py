@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import anyio
 import pytest
 
 from resilience import (
@@ -28,27 +27,6 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.retries import Other, Response, Told, bad, notes_of, run
 
 # --- time --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("attempts", "attempts_before"), [(3, {3}), (None, {1, 2})], ids=["limited", "unlimited"])
-async def test_without_a_wait_other_tasks_run_only_between_attempts_that_have_no_limit(
-    tasks_world: World, attempts: int | None, attempts_before: set[int]
-) -> None:
-    """A retry without wait begins at once; where nothing else might end the attempts, it gives way to other tasks."""
-    happened: list[str] = []
-
-    async def other() -> None:
-        happened.append("another task")
-
-    async def fail_twice(ctx: Context) -> None:
-        happened.append("attempt")
-        if ctx.attempt < 3:
-            raise Boom
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(other)
-        await Retry(attempts, on=Boom, backoff=[0]).aexecute(fail_twice)
-    assert happened.index("another task") in attempts_before
 
 
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:

@@ -2,7 +2,8 @@
 
 Look at `Worker`, which is all the machinery that there is: Redis redelivers, the policies do the rest. `Once` makes
 redelivered jobs harmless, `Gate` lets the process end when its jobs are done. What is cut off in the middle is made
-again (at least once), so the ledger has a unique key for each job, as a table would have.
+again (at least once), so the ledger has a unique key for each job, as a table would have. A source for queues of SQS is
+in `_sqs.py`.
 
     python examples/worker.py --kills 5            # kills worker processes at random points, then counts
     python examples/worker.py --kills 5 --store    # and the store as well
@@ -42,10 +43,15 @@ class Message:
 
     id: str
     body: Mapping[str, str]
+    receipt: str = ""  # what some brokers want to have back
+    deliveries: int = 1  # how often it was handed out, where the broker counts that
 
 
 class Source(Protocol):
     """A broker's queue. It redelivers what was received and never acknowledged."""
+
+    @property
+    def away(self) -> Any: ...  # the exceptions that it raises where the broker cannot be asked
 
     def receive(self) -> Message | None: ...
     def ack(self, message: Message) -> None: ...
@@ -64,7 +70,7 @@ class Worker:
         self._handle = self.gate.wrap(policy)(handler)
         self._max_failures = max_failures
         # The source is a service like any other: it may be away for a while.
-        self.ask = Retry(None, on=redis.RedisError, backoff=[0.05]).call
+        self.ask = Retry(None, on=source.away, backoff=[0.05]).call
 
     def run(self) -> None:
         while not self.gate.stats().is_shut:
@@ -75,7 +81,7 @@ class Worker:
     def _work_on(self, message: Message) -> None:
         try:
             self._handle(message)
-        except (Rejected, redis.RedisError):
+        except (Rejected, *self.source.away):
             return  # another one works on it, or we stop, or the store is away: no fault of its own. It will come again
         except Exception as error:
             if self.ask(self.source.retry, message) >= self._max_failures:
@@ -84,13 +90,15 @@ class Worker:
             self.ask(self.source.ack, message)
 
 
-# --- the source: a consumer group -----------------------------------------------------------------------------
+# --- a source: a consumer group of Redis -----------------------------------------------------------------------------
 
 STREAM, GROUP, FAILURES, DEAD = "jobs", "workers", "jobs:failures", "jobs:dead"
 
 
 class RedisStream:
     """A consumer group of a stream. What is not acknowledged within `visible_after` seconds goes to another one."""
+
+    away = (redis.RedisError,)
 
     def __init__(self, client: Any, consumer: str, visible_after: float) -> None:
         self._client = client

@@ -49,6 +49,16 @@ class Boom(Exception):
     """The failure that the tests' dependency has."""
 
 
+class Incomparable:
+    """A key that can be hashed, and found nowhere."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it cannot be compared")
+
+
 def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that never suspends to its end, in this thread."""
     try:

@@ -17,7 +17,7 @@ from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import KeyMisuse
-from resilience.policies.keys import Key, key_of
+from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -104,7 +104,11 @@ class Keyed(Policy[Never]):
 
     def policy_for(self, key: Hashable) -> Policy[Any]:
         """Return the policy of a key; make it, if there is none."""
-        kept = self._kept.get(key)
+        try:
+            kept = self._kept.get(key)
+        except TypeError:
+            refuse_unhashable(key, self.name)
+            raise
         use, now = next(self._uses), 0.0 if self._idle is None else clock.now()
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
             kept.use, kept.used_at = use, now

@@ -24,32 +24,33 @@ def optional_key(value: Key | None) -> Key | None:
 
 
 def key_of(ctx: Context, make: Key | None, policy: str) -> Hashable:
-    """Return the key of the call that a context carries.
+    """Return the key of the call that a context carries. Where a look-up for it raises, `refuse_unhashable` says why.
 
     :param make: the policy's key function, if it has one. What that raises comes out.
     :param policy: the name of the policy that asks.
-    :raises KeyMisuse: where there is no key function and the function takes the context alone, and for a key that
-        cannot be hashed.
+    :raises KeyMisuse: where there is no key function and the function takes the context alone.
     """
     function, arguments, keywords = ctx._function, ctx._arguments, ctx._keywords
     if make is None:
         if arguments is None:
             raise KeyMisuse(f"{policy}: a function of the context has no arguments to be its key: give key=")
-        key: Hashable = (function, arguments, *sorted(keywords.items())) if keywords else (function, arguments)
-    else:
-        arguments = (ctx,) if arguments is None else arguments
-        try:
-            key = make(*arguments, **keywords)
-        except TypeError as error:
-            misuse = mismatch(make, arguments, keywords, error, takes_context=False)
-            if misuse is not None:
-                raise ArgumentMisuse(f"key= is called with what the function is called with: {misuse}") from None
-            raise
+        return (function, arguments, *sorted(keywords.items())) if keywords else (function, arguments)
+    arguments = (ctx,) if arguments is None else arguments
+    try:
+        return make(*arguments, **keywords)
+    except TypeError as error:
+        misuse = mismatch(make, arguments, keywords, error, takes_context=False)
+        if misuse is not None:
+            raise ArgumentMisuse(f"key= is called with what the function is called with: {misuse}") from None
+        raise
+
+
+def refuse_unhashable(key: Hashable, policy: str) -> None:
+    """Raise `KeyMisuse` for a key that cannot be hashed."""
     try:
         hash(key)
     except TypeError as error:
         raise KeyMisuse(f"{policy}: the key of a call must be hashable: {error}; give key= to choose one") from None
-    return key
 
 
 def key_in_words(make: Key | None) -> str:

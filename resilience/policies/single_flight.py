@@ -11,7 +11,7 @@ from typing_extensions import override
 from resilience import checks
 from resilience.context import Context
 from resilience.policies.flights import Flights
-from resilience.policies.keys import Key, key_in_words, key_of, optional_key
+from resilience.policies.keys import Key, key_in_words, key_of, optional_key, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
@@ -61,7 +61,9 @@ class SingleFlight(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        flight = self._flights.board(key_of(ctx, self._key, self.name), ctx)
+        key = key_of(ctx, self._key, self.name)
+        refuse_unhashable(key, self.name)
+        flight = self._flights.board(key, ctx)
         try:
             with flight:
                 if flight.leads or not await flight.follows():

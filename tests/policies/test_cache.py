@@ -20,7 +20,7 @@ import pytest
 from resilience import Cache, CacheStats, CircuitBreaker, Context, DeadlineExceeded, Fallback, Pipeline, Rejected, Retry
 from resilience.outcome import Failure, Success
 from tests.callers import Slow, ask_from_everywhere, run_all
-from tests.conftest import Boom, FakeClock, Script, Watched, World, no_collector
+from tests.conftest import Boom, FakeClock, Incomparable, Script, Watched, World, no_collector
 from tests.contention.storm import fine_grained_switching
 
 
@@ -524,12 +524,22 @@ def test_a_stampede_with_forgetting_and_failures_stays_exact() -> None:
 # --- keys, misuse, the rest ----------------------------------------------------------------------
 
 
-def test_a_call_without_a_key_is_a_misuse() -> None:
-    pipeline = Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), Cache(60))
+@pytest.mark.parametrize("store", [None, {}], ids=["own", "a store"])
+def test_a_call_without_a_key_is_a_misuse(store: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), Cache(60, store=store))
     with pytest.raises(TypeError, match="give key="):
         pipeline.execute(lambda ctx: 1)
     with pytest.raises(TypeError, match="must be hashable"):
         pipeline.call(len, [])
+    assert caplog.records == []
+
+
+def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
+    cache = Cache(60, key=lambda *_: Incomparable())
+    assert cache.call(lambda: "kept") == "kept"
+    with pytest.raises(TypeError, match="cannot be compared"):
+        cache.call(int)
+    assert Fallback("answered").wrap(cache).call(int) == "answered"
 
 
 def test_it_is_one_for_all_who_use_it() -> None:

@@ -24,7 +24,7 @@ from resilience import (
 )
 from resilience.testing import virtual_time
 from tests.callers import run_all
-from tests.conftest import Boom, FakeClock, World
+from tests.conftest import Boom, FakeClock, Incomparable, World
 
 
 def named(host: str) -> CircuitBreaker:
@@ -180,6 +180,14 @@ def test_what_make_and_key_raise_comes_out() -> None:
     for keyed in (Keyed(raises, first), Keyed(named, raises)):
         assert Fallback("answer", on=Boom).wrap(keyed).call(str, "a") == "answer"
         assert keyed.stats().keys == 0
+
+
+def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
+    keyed = Keyed(lambda key: Retry(), lambda *_: Incomparable())
+    keyed.policy_for(Incomparable())
+    with pytest.raises(TypeError, match="cannot be compared"):
+        keyed.call(str)
+    assert Fallback("answered").wrap(keyed).call(str) == "answered"
 
 
 def test_it_is_one_for_all_who_use_it() -> None:

@@ -112,7 +112,7 @@ async def test_a_budget_that_ends_an_attempt_is_not_tried_again(world: World) ->
         await world.hang()
 
     assert (
-        type(await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.02)))
+        type(await world.attempt(Policy.wrap(Retry(3, backoff=[0]), Timeout(60)), fn, Context(timeout=0.1)))
         is DeadlineExceeded
     )
     assert entered == [1]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+
 from worker import Message
 
 

@@ -44,6 +44,7 @@ def work(stub: Stubber, monkeypatch: pytest.MonkeyPatch, *answers: Exception | N
     """Let the worker handle messages until all of these are given; return what it was handed."""
     monkeypatch.syspath_prepend(EXAMPLES)
     from _sqs import SqsQueue
+
     from worker import Worker
 
     handled: list[Any] = []

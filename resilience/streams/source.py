@@ -192,7 +192,7 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
                 item = yield from (begin() if is_native else begin().__await__())
             else:
                 deadline = until if timer is None else min(until, timer.deadline)
-                with TASKS.timer(deadline):
+                with TASKS.timer(deadline, limit if timer is None else None):
                     if clock.now() < deadline:
                         item = yield from (begin() if is_native else begin().__await__())
         except StopAsyncIteration:

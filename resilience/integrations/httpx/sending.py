@@ -143,7 +143,7 @@ class _Sending(Exchange):
         if not changes and not attempt.headers:
             return request
         prepared = object.__new__(type(request))
-        vars(prepared).update(vars(request), extensions={**request.extensions, **changes})
+        prepared.__dict__ = {**vars(request), "extensions": {**request.extensions, **changes}}
         if attempt.headers:
             prepared.headers = type(request.headers)(request.headers)
             prepared.headers.update(attempt.headers)

@@ -103,7 +103,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         commands, self._commands = self._commands, None  # before PING and the like overwrite it
         if not self.is_connected:
             await self._really_connect()
-        if check_health:
+        if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
         self._shorten()
         call = self._call()
@@ -190,8 +190,9 @@ class _BlockingConnection(_Connection):
 
     def _in_time(self, limit: Any) -> Any:
         """Return the smaller of a timeout of redis-py's and what is left; 0 and its sentinel mean something else."""
-        call = self._call()
-        if call is None or call.ctx is None or not (limit is None or (isinstance(limit, (int, float)) and limit > 0)):
+        is_a_wait = limit is None or (isinstance(limit, (int, float)) and limit > 0)
+        call = self._call() if is_a_wait else None
+        if call is None or call.ctx is None:
             return limit
         left = call.ctx.timeout()
         return limit if left is None or (limit is not None and limit < left) else left

@@ -29,6 +29,9 @@ from resilience.runtimes.tasks import TASKS
 #: So many entries are never looked through.
 _FEW = 1000
 
+#: How many objects more there are, at least, before the collector looks at them: clients may come in thousands.
+_RARELY = 50_000
+
 
 class Engine(engine.Engine):
     """The queue of events, the clock and the clients.
@@ -76,7 +79,7 @@ class Engine(engine.Engine):
         now, source, (often, *rest) = clock.now, backoff.SHARED_RANDOMNESS, gc.get_threshold()
         clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng
         # The collector looks through all that the clients hold, and would take longer than they: it comes less often.
-        gc.set_threshold(often and max(often, 20 * len(self._clients)), *rest)
+        gc.set_threshold(often and max(often, _RARELY, 20 * len(self._clients)), *rest)
         try:
             self._run(until)
         except BaseException:

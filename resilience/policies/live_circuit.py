@@ -314,7 +314,8 @@ class LiveCircuit:
                     self.failures += 1
                     if isinstance(ended, Exception):
                         _mark(ended, self)
-        self._report()
+        if self._unreported:
+            self._report()
 
     def release(self, admission: Admission) -> None:
         """Take back the slot of a call that ended without a result that counts."""

@@ -40,9 +40,11 @@ class Matcher:
     :param name: what the parameter is called that `on` comes from.
     """
 
-    __slots__ = ("_above", "_apart", "_ignored", "_named", "_names_groups", "_on")
+    __slots__ = ("_above", "_apart", "_ignored", "_named", "_names_groups", "_on", "ignore", "on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
+        self.on: On = on
+        self.ignore: On = ignore
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
         self._above = (Misuse,) if own else (Misuse, *_OWN)

@@ -122,16 +122,8 @@ class Fallback(Policy[A_co], Generic[A_co]):
         self._on_result = optional_predicate("on_result", on_result)
         self._on_fallback = optional_listener("on_fallback", on_fallback)
         self._is_plain = handler is None and on_fallback is None
-        self.name: str = checks.optional_name(name) or "Fallback"
-        answer = {"value": self._value, "handler": None} if handler is None else {"handler": handler}
-        self._settings = {
-            **answer,
-            "on": on,
-            "on_result": on_result,
-            "ignore": ignore,
-            "on_fallback": on_fallback,
-            "name": name,
-        }
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Fallback"
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
@@ -175,7 +167,15 @@ class Fallback(Policy[A_co], Generic[A_co]):
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return self._settings
+        answer = {"value": self._value, "handler": None} if self._handler is None else {"handler": self._handler}
+        return {
+            **answer,
+            "on": self._failures.on,
+            "on_result": self._on_result,
+            "ignore": self._failures.ignore,
+            "on_fallback": self._on_fallback,
+            "name": self._given_name,
+        }
 
     @override
     def describe(self) -> str:

@@ -104,7 +104,8 @@ class Retry(Policy[Never]):
         rng: Randomness | None = None,
     ) -> None:
         checks.not_bare("@Retry()", attempts)
-        self.name: str = checks.optional_name(name) or "Retry"
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "Retry"
         self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
         self._handles_open_circuits = self._failures.names(CircuitOpen)
@@ -121,22 +122,8 @@ class Retry(Policy[Never]):
             wrap=checks.flag("wrap", wrap),
             on_retry=optional_listener("on_retry", on_retry),
         )
+        self._given_budget = budget
         self._earn = None if limits.budget is None else limits.budget.succeeded
-        self._settings = {
-            "attempts": attempts,
-            "on": on,
-            "on_result": on_result,
-            "ignore": ignore,
-            "backoff": limits.backoff,
-            "max_elapsed": limits.max_elapsed,
-            "retry_after": retry_after,
-            "max_retry_after": limits.max_retry_after,
-            "budget": budget,
-            "wrap": wrap,
-            "on_retry": on_retry,
-            "name": name,
-            "rng": rng,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -209,7 +196,22 @@ class Retry(Policy[Never]):
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return self._settings
+        limits = self._limits
+        return {
+            "attempts": limits.attempts,
+            "on": self._failures.on,
+            "on_result": self._on_result,
+            "ignore": self._failures.ignore,
+            "backoff": limits.backoff,
+            "max_elapsed": limits.max_elapsed,
+            "retry_after": limits.retry_after,
+            "max_retry_after": limits.max_retry_after,
+            "budget": self._given_budget,
+            "wrap": limits.wrap,
+            "on_retry": limits.on_retry,
+            "name": self._given_name,
+            "rng": limits.rng,
+        }
 
     @override
     def describe(self) -> str:

@@ -53,6 +53,8 @@ class Flights:
         flight = Flight()  # written out: an `__init__` would be 5 % of the flight
         flight._flights, flight._key, flight._ctx = self, key, ctx
         flight._followers = []
+        flight.leads = flight._is_over = flight._has_landed = flight._has_result = False
+        flight._result = flight._outcome = flight._token = flight._traceback = None
         return flight
 
     def is_current(self, key: Hashable) -> bool:
@@ -93,20 +95,36 @@ class Flight:
         flight.__exit__(None, None, None)  # again: an interrupt may have come in the place of the first end
     """
 
+    __slots__ = (
+        "_ctx",
+        "_flights",
+        "_followers",
+        "_has_landed",
+        "_has_result",
+        "_is_over",
+        "_key",
+        "_outcome",
+        "_result",
+        "_token",
+        "_traceback",
+        "_waiter",
+        "leads",
+    )
+
     #: Whether this caller makes the call.
-    leads: bool = False
+    leads: bool
 
     _flights: Flights
     _key: Hashable
     _ctx: Context
     _followers: list[Flight]
-    _is_over = False  # a follower that comes now comes too late
-    _has_landed = False
-    _has_result = False
-    _result: Any = None
-    _outcome: Outcome[Any] | None = None
-    _token: Token[tuple[Flight, ...]] | None = None
-    _traceback: TracebackType | None = None
+    _is_over: bool  # a follower that comes now comes too late
+    _has_landed: bool
+    _has_result: bool
+    _result: Any
+    _outcome: Outcome[Any] | None
+    _token: Token[tuple[Flight, ...]] | None
+    _traceback: TracebackType | None
     _waiter: Waiter
 
     def __enter__(self) -> Self:

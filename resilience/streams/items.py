@@ -25,13 +25,14 @@ class Stream(Generator[T, None, None]):
 
     @override
     def __next__(self) -> T:
-        driver, is_taken, failed = self._driver, self._driver.take is not None, None
-        if driver.take is not None:
+        driver, failed = self._driver, None
+        take = driver.take
+        if take is not None:
             if driver.is_busy:
                 driver.refuse()
             try:
                 driver.is_busy = True
-                item = driver.take()
+                item = take()
                 if item is not END:
                     driver.runtime.items += 1
                     return item  # type: ignore[no-any-return]
@@ -40,7 +41,7 @@ class Stream(Generator[T, None, None]):
             finally:
                 driver.is_busy = False
         try:
-            item = drive(driver.pull(is_taken, failed))
+            item = drive(driver.pull(take is not None, failed))
         finally:
             failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:
@@ -77,10 +78,11 @@ class AsyncStream(AsyncGenerator[T, None]):
 
     @override
     async def __anext__(self) -> T:
-        driver, is_taken, failed = self._driver, self._driver.take is not None, None
-        if driver.take is not None:
+        driver, failed = self._driver, None
+        take = driver.take
+        if take is not None:
             try:
-                out = driver.take()
+                out = take()
                 if type(out) is not Opened:
                     out = await driver.wait(out)
                 if out is not None:
@@ -90,7 +92,7 @@ class AsyncStream(AsyncGenerator[T, None]):
             except BaseException as error:
                 failed = error
         try:
-            item = await driver.pull(is_taken, failed)
+            item = await driver.pull(take is not None, failed)
         finally:
             failed = None  # no cycle: error -> traceback -> this frame -> error
         if item is END:

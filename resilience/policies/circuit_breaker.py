@@ -96,38 +96,31 @@ class CircuitBreaker(Policy[Never]):
         name: str | None = None,
     ) -> None:
         checks.not_bare("@CircuitBreaker()", trip)
-        condition, opening = as_trip(trip), _as_open_period(open_for)
-        self.name: str = checks.optional_name(name) or "CircuitBreaker"
+        self._given_name = checks.optional_name(name)
+        self.name: str = name or "CircuitBreaker"
+        self._trip = as_trip(trip)
+        self._opening = _as_open_period(open_for)
+        self._probes = checks.whole("probes", probes)
+        self._probe_successes = checks.whole("probe_successes", probe_successes)
+        self._probe_timeout = checks.optional_seconds("probe_timeout", probe_timeout)
+        self._failures = Matcher(on, ignore)
         self._on_result = optional_predicate("on_result", on_result)
+        self._on_transition = optional_listener("on_transition", on_transition)
         self._circuit = LiveCircuit(
             self.name,
-            condition,
-            opening,
-            checks.whole("probes", probes),
-            checks.whole("probe_successes", probe_successes),
-            checks.optional_seconds("probe_timeout", probe_timeout),
-            Matcher(on, ignore),
+            self._trip,
+            self._opening,
+            self._probes,
+            self._probe_successes,
+            self._probe_timeout,
+            self._failures,
             self._on_result,
-            optional_listener("on_transition", on_transition),
+            self._on_transition,
             observe_only=checks.flag("observe_only", observe_only),
             probe=checks.optional_callable("probe", probe, ()),
         )
         self._machine = self._circuit.machine
         self._is_timed = self._circuit.is_timed
-        self._settings = {
-            "trip": condition,
-            "open_for": opening.delay if isinstance(opening, Constant) else opening,
-            "probes": probes,
-            "probe_successes": probe_successes,
-            "probe_timeout": checks.optional_seconds("probe_timeout", probe_timeout),
-            "probe": probe,
-            "on": on,
-            "on_result": on_result,
-            "ignore": ignore,
-            "on_transition": on_transition,
-            "observe_only": observe_only,
-            "name": name,
-        }
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -233,22 +226,34 @@ class CircuitBreaker(Policy[Never]):
 
     @override
     def settings(self) -> Mapping[str, object]:
-        return self._settings
+        return {
+            "trip": self._trip,
+            "open_for": self._opening.delay if isinstance(self._opening, Constant) else self._opening,
+            "probes": self._probes,
+            "probe_successes": self._probe_successes,
+            "probe_timeout": self._probe_timeout,
+            "probe": self._circuit.probe,
+            "on": self._failures.on,
+            "on_result": self._on_result,
+            "ignore": self._failures.ignore,
+            "on_transition": self._on_transition,
+            "observe_only": self._circuit.observe_only,
+            "name": self._given_name,
+        }
 
     @override
     def describe(self) -> str:
-        settings, open_for = self._settings, self._settings["open_for"]
-        lasts = f"{format_number(open_for)} s" if isinstance(open_for, float) else repr(open_for)
+        opening, probe = self._opening, self._circuit.probe
+        lasts = f"{format_number(opening.delay)} s" if isinstance(opening, Constant) else repr(opening)
         text = (
-            f"{self.name}: opens on {settings['trip']!r} for {lasts}; {settings['probes']} at a time may probe, "
-            f"{settings['probe_successes']} must succeed to close it"
+            f"{self.name}: opens on {self._trip!r} for {lasts}; {self._probes} at a time may probe, "
+            f"{self._probe_successes} must succeed to close it"
         )
-        timeout = settings["probe_timeout"]
-        if isinstance(timeout, float):
-            text += f"; a probe may take {format_number(timeout)} s"
-        if settings["probe"] is not None:
-            text += f"; {name_of(settings['probe'])} probes first"
-        return f"{text}; only observes" if settings["observe_only"] else text
+        if self._probe_timeout is not None:
+            text += f"; a probe may take {format_number(self._probe_timeout)} s"
+        if probe is not None:
+            text += f"; {name_of(probe)} probes first"
+        return f"{text}; only observes" if self._circuit.observe_only else text
 
 
 def _as_open_period(value: object) -> Backoff:

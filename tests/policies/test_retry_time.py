@@ -360,6 +360,8 @@ class Touchy(Exception):
     def retry_after(self) -> float:
         raise RuntimeError("not now")
 
+    repeatable = retry_after
+
     @property
     def response(self) -> object:
         raise RuntimeError("the response has not been set")

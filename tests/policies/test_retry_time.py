@@ -363,10 +363,6 @@ class Touchy(Exception):
     repeatable = retry_after
 
     @property
-    def repeatable(self) -> bool:
-        raise RuntimeError("not now")
-
-    @property
     def response(self) -> object:
         raise RuntimeError("the response has not been set")
 

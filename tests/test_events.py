@@ -377,10 +377,10 @@ async def test_a_call_that_was_cut_off_has_no_outcome(world: World, calls: list[
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    await world.attempt(Timeout(0.01), hang)
+    await world.attempt(Timeout(0.2), hang)
     [call] = calls
     assert call.outcome is None
-    assert 0.005 < call.elapsed < 5
+    assert 0.05 < call.elapsed < 5
 
 
 @pytest.mark.parametrize(

@@ -124,18 +124,16 @@ class Window:
         self._used = 0.0
 
     def ready(self, cost: float, now: float) -> float:
-        """Return the instant for a use; infinity for one that is larger than the limit."""
-        log = self._log
-        while log and log[0][1] + self._per <= now + SAME:
-            self._used -= log.popleft()[2]
-        if not log:
-            self._used = 0.0  # no rounding is kept
+        """Return the instant for a use; infinity for one that is larger than the limit.
+
+        Nothing leaves the log here: `now` may lie ahead, and the next one be asked for an earlier instant.
+        """
         if cost > self.limit:
             return inf
         rounding = SAME * self.limit
         excess = self._used + cost - self.limit
         if excess > rounding:
-            for _, last, units in log:  # pragma: no branch (the log holds more than the excess)
+            for _, last, units in self._log:  # pragma: no branch (the log holds more than the excess)
                 excess -= units
                 if excess <= rounding:
                     return last + self._per
@@ -151,14 +149,18 @@ class Window:
                 self._used = used
                 log[-1] = (first, now, units + cost)
                 return True
-        if self.ready(cost, now) > now:
+        if self.ready(cost, now) > now + SAME:
             return False
         self.take(cost, now, now)
         return True
 
     def take(self, cost: float, at: float, now: float) -> float:
-        """Charge a use when it begins."""
+        """Charge a use when it begins, and forget those that are as old as the period."""
         log = self._log
+        while log and log[0][1] + self._per <= now + SAME:
+            self._used -= log.popleft()[2]
+        if not log:
+            self._used = 0.0  # no rounding is kept
         self._used += cost
         if log and now - log[-1][0] < self._step:
             first, last, units = log[-1]

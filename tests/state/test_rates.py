@@ -34,6 +34,16 @@ def test_a_unit_leaves_the_window_when_it_is_as_old_as_the_period() -> None:
     assert [at for at, has_turn in allowed if has_turn] == [0.0, 0.06, 0.1, 0.16]
 
 
+def test_who_looks_ahead_lets_nothing_leave_the_window() -> None:
+    """Each rate is asked for the instant that the one before it names; for the next call it may be an earlier one."""
+    window = Window(2, 4.0)
+    for at in (0.0, 0.5):
+        assert window.take_now(1, at)
+    assert window.ready(1, 4.25) <= 4.25
+    assert window.ready(1, 3.75) == 4.0
+    assert not window.take_now(1, 3.75)
+
+
 def test_a_window_has_no_edge_at_which_twice_the_limit_passes() -> None:
     """100 a second: 100 at 0.9 s, none at 1.1 s, 100 at 1.9 s, as in tower-resilience."""
     window = Window(100, 1.0)

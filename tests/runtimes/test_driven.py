@@ -16,11 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(*arguments: str, setting: str = "off") -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, in which lowering is switched off, or on."""
+    """Run Python in a process of its own, in which lowering is switched off, or on.
+
+    It is no worker of xdist: as one, its tests would wait for the turn that this one has.
+    """
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**os.environ, "RESILIENCE_LOWERING": setting},
+        env={**others, "RESILIENCE_LOWERING": setting},
         capture_output=True,
         text=True,
         timeout=110,

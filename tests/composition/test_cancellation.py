@@ -148,8 +148,11 @@ def sweep(make: Callable[[], Scene], way: str) -> None:
     assert points >= 3
     for at in range(1, points + 1):
         scene = make()
-        _, outcome = world.run(partial(interfere, scene, way, at))
+        count, outcome = world.run(partial(interfere, scene, way, at))
         where = f"{way} at suspension {at} of {points}"
+        if count < at and world.name == "trio":  # tasks run in a random order there: this run has waited less often
+            assert outcome == "fine"
+            continue
         assert isinstance(outcome, type), f"{where}: swallowed, {outcome!r} came out"
         assert Timeout.abandoned() == 0, where
         finished = [event for event in scene.told if isinstance(event, events.ExecutionFinished)]

@@ -16,7 +16,10 @@ from resilience import (  # noqa: E402
     AdaptiveLimit,
     AdaptiveThrottle,
     Cache,
+    CircuitBreaker,
+    FailureRatio,
     Hedge,
+    Keyed,
     Rate,
     RateLimiter,
     Retry,
@@ -24,6 +27,7 @@ from resilience import (  # noqa: E402
     SingleFlight,
 )
 from tests.policies import asked, hedged, simulated, storms  # noqa: E402
+from tests.streams import broken  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
 
@@ -101,7 +105,7 @@ def cache(axes: Any) -> None:
         ("errors with Cache(10)", OTHERS, Cache(10, key=asked.thing)),
         ("errors with Cache(10, stale=120)", OURS, Cache(10, key=asked.thing, stale=120)),
     ):
-        load = asked.asked(policy, 180, is_up=lambda now: not 60 <= now < 120)
+        load = asked.asked(policy, 180, is_up=lambda now, _: not 60 <= now < 120)
         axes.plot(_means(load.failed), color=color, label=label)
     axes.plot(_means(load.calls), color=OURS, linestyle="--", label="calls made with stale=120")
     axes.axhline(50, color=OTHERS, linestyle=":", label="calls that are asked for")
@@ -121,6 +125,46 @@ def single_flight(axes: Any) -> None:
     axes.set_ylabel("calls at once")
 
 
+def keyed(axes: Any) -> None:
+    """Draw the calls of the other four hosts that fail, where one of five is down for a minute."""
+    axes.axvspan(60, 120, color=BAND)
+    axes.text(90, 46, "one of five hosts is down", ha="center", color=OTHERS)
+
+    def breaker(host: object = None) -> CircuitBreaker:
+        return CircuitBreaker(FailureRatio(0.1), open_for=10)
+
+    for label, color, policy in (
+        ("one breaker for all", OTHERS, breaker()),
+        ("Keyed: a breaker for each", OURS, Keyed(breaker, key=asked.thing)),
+    ):
+        load = asked.asked(policy, 180, things=5, is_up=lambda now, host: host > 0 or not 60 <= now < 120, whose=bool)
+        axes.plot(_means(load.failed), color=color, label=label)
+    axes.axhline(40, color=OTHERS, linestyle=":", label="calls of the other four")
+    axes.set_ylabel("refused per second")
+
+
+def streams(axes: Any) -> None:
+    """Draw the items that a consumer has got, of a source that falls silent and then breaks off."""
+    for label, color, line, settings in (
+        ("streaming()", OTHERS, ":", {}),
+        ("streaming(idle=2)", OTHERS, "-", {"idle": 2.0}),
+        ("streaming(idle=2, resume=...)", OURS, "-", {"idle": 2.0, "resume": {"after": lambda number: number}}),
+    ):
+        instants, ended = broken.handed_out(16.0, **settings)
+        until = {"waits": 16.0, "all": instants[-1], "TimeoutExceeded": instants[-1] + 2.0}[ended]
+        axes.step(
+            [0, *instants, until],
+            [*range(len(instants) + 1), len(instants)],
+            color,
+            linestyle=line,
+            label=label,
+            where="post",
+        )
+        axes.annotate(ended, (until, len(instants)), ha="right", va="bottom", color=color)
+    axes.set_xlim(0, 16.5)
+    axes.set_ylabel("items handed out")
+
+
 def _means(counts: list[int]) -> list[float]:
     """Return the mean of each five seconds around."""
     around = [counts[max(0, it - 2) : it + 3] for it in range(len(counts))]
@@ -130,6 +174,8 @@ def _means(counts: list[int]) -> list[float]:
 PICTURES = {
     "cache": cache,
     "single-flight": single_flight,
+    "keyed": keyed,
+    "../streams": streams,
     "hedge": hedge,
     "rate-limiter": rate_limiter,
     "retry-budget": retry_budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from resilience import Context, Policy
+from resilience import CircuitOpen, Context, Policy
 from resilience.testing import Simulation
 
 
@@ -34,13 +34,15 @@ def asked(
     demand: float = 50.0,
     things: int = 20,
     takes: Callable[[float], float] = lambda now: 0.1,
-    is_up: Callable[[float], bool] = lambda now: True,
+    is_up: Callable[[float, int], bool] = lambda now, thing: True,
+    whose: Callable[[int], bool] = lambda thing: True,
     seed: int = 3,
 ) -> Load:
     """Clients come as a Poisson stream, `demand` a second; each asks for one of some things.
 
     :param takes: how many seconds a call takes that begins now.
-    :param is_up: whether it is answered; if not, it fails at its end.
+    :param is_up: whether a call that begins now, for that thing, is answered; if not, it fails at its end.
+    :param whose: the things whose errors are counted.
     """
     calls, at_once, failed = ([0] * seconds for _ in range(3))
     running = 0
@@ -58,7 +60,7 @@ def asked(
                 await simulation.sleep(takes(now))
             finally:
                 running -= 1
-            if not is_up(now):
+            if not is_up(now, thing(ctx)):
                 raise ConnectionError("down")
             return "an answer"
 
@@ -66,8 +68,8 @@ def asked(
             ctx = Context(properties={"thing": simulation.rng.randrange(things)})
             try:
                 await simulation.execute(policy, answer, ctx)
-            except ConnectionError:
-                failed[second()] += 1
+            except (ConnectionError, CircuitOpen):
+                failed[second()] += whose(thing(ctx))
 
         async def arrivals() -> None:
             while simulation.now() < seconds:

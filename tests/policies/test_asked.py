@@ -1,16 +1,21 @@
-"""What a Cache and a SingleFlight do for the other side, in numbers: those of their pages."""
+"""What a Cache, a SingleFlight and a Keyed do for the other side and the clients, in numbers: those of their pages."""
 
 from __future__ import annotations
 
 import pytest
 
-from resilience import Cache, Policy, Retry, SingleFlight
+from resilience import Cache, CircuitBreaker, FailureRatio, Keyed, Policy, Retry, SingleFlight
 from tests.policies.asked import Load, asked, thing
 
 
-def is_up(now: float) -> bool:
+def is_up(now: float, thing: int) -> bool:
     """But for a minute."""
     return not 60 <= now < 120
+
+
+def breaker(key: object = None) -> CircuitBreaker:
+    """Opens where one call in ten fails."""
+    return CircuitBreaker(FailureRatio(0.1), open_for=10)
 
 
 def test_old_values_outlast_an_outage() -> None:
@@ -33,3 +38,14 @@ def test_calls_for_one_thing_do_not_pile_up(policy: Policy[str], most: int) -> N
 
 def peak(load: Load) -> int:
     return max(load.at_once)
+
+
+def test_a_breaker_for_each_host_spares_the_others() -> None:
+    """One of five hosts is down for a minute: a breaker for all refuses calls of the other four, too."""
+    plain, common, keyed = (
+        asked(policy, 180, things=5, is_up=lambda now, host: host > 0 or is_up(now, host), whose=bool)
+        for policy in (Retry(1), breaker(), Keyed(breaker, key=thing))
+    )
+    assert sum(common.failed) > 1500
+    assert sum(plain.failed) == sum(keyed.failed) == 0
+    assert sum(keyed.calls) < 0.95 * sum(plain.calls)

@@ -385,9 +385,74 @@ async def test_a_failure_after_an_inner_one_that_was_answered_counts(world: Worl
         assert isinstance(await failure_of(run(world, breaker, fail)), Boom)
         raise Boom("later")
 
-    for state in (CLOSED, OPEN) if run is executed else (OPEN,):
+    for state in (CLOSED, OPEN):
         assert isinstance(await failure_of(run(world, breaker, goes_on)), Boom)
         assert breaker.state is state
+
+
+@both_ways
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_inner_failures_that_are_answered_are_none_also_where_nothing_had_failed(
+    world: World, depth: int, run: Any
+) -> None:
+    """No call is noted then: what fails finds the one around it all the same."""
+    breaker, entered = CircuitBreaker(1), []
+
+    async def counted(ctx: Any = None) -> None:
+        entered.append(breaker.state)
+        raise Boom("no")
+
+    async def answers(ctx: Any = None) -> str:
+        for _ in range(3):
+            assert isinstance(await failure_of(run(world, breaker, counted)), Boom)
+        return "fine"
+
+    inner = answers if depth == 1 else nested(world, breaker, answers, depth - 1, run)
+    assert await run(world, breaker, inner) == "fine"
+    assert entered == [CLOSED] * 3
+    assert (breaker.state, breaker.stats().opened) == (CLOSED, 0)
+    assert isinstance(await failure_of(run(world, breaker, counted)), Boom)
+    assert breaker.state is OPEN
+
+
+@both_ways
+async def test_an_inner_result_that_is_not_good_enough_is_none_where_the_outer_one_is(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(1, on_result=lambda result: result == 503)
+
+    async def unavailable(ctx: Any = None) -> int:
+        return 503
+
+    async def answers(ctx: Any = None) -> int:
+        assert await run(world, breaker, unavailable) == 503
+        return 200
+
+    assert await run(world, breaker, answers) == 200
+    assert breaker.state is CLOSED
+
+
+@both_ways
+async def test_a_guard_that_fails_in_a_call_that_answers_is_none(world: World, run: Any) -> None:
+    breaker = CircuitBreaker(1)
+
+    async def answers(ctx: Any = None) -> str:
+        with pytest.raises(Boom), breaker.guard():
+            raise Boom("no")
+        return "fine"
+
+    assert await run(world, breaker, answers) == "fine"
+    assert breaker.state is CLOSED
+
+
+@both_ways
+async def test_a_call_of_another_breaker_around_is_no_reason_not_to_count(world: World, run: Any) -> None:
+    outer, inner = CircuitBreaker(1), CircuitBreaker(1)
+
+    async def answers(ctx: Any = None) -> str:
+        assert isinstance(await failure_of(run(world, inner, fail)), Boom)
+        return "fine"
+
+    assert await run(world, outer, answers) == "fine"
+    assert (outer.state, inner.state) == (CLOSED, OPEN)
 
 
 async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:

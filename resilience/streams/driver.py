@@ -100,7 +100,7 @@ class Driver:
         self._quick: Callable[[], Any] | None = None  # what `take` is, once the source has brought an item
         self._answer: Any = None  # the iterator of another value that stands in for the stream
         self._answer_of: Any = None  # that value
-        self._is_over = False
+        self.is_over: bool = False
         self.is_busy: bool = False
         #: Takes the next item of a source that has brought one, in tasks until the event loop is to wait for it.
         #: None where there is more to do.
@@ -112,7 +112,7 @@ class Driver:
         :param is_taken: whether `take` was called, which has found no other item.
         :param error: what it has raised.
         """
-        if self._is_over:
+        if self.is_over:
             return END
         if self.is_busy:
             self.refuse()
@@ -153,12 +153,12 @@ class Driver:
         try:
             if self._opened is not None and self.runtime.items:
                 await self._advance(Closed())
-            elif not self._is_over and self._has_begun:
+            elif not self.is_over and self._has_begun:
                 self._end(None if self._answer is not None else GeneratorExit())
         except Closed:  # pragma: no cover (a policy has called once more; the tracer has lost this frame by then)
             pass
         finally:
-            self._is_over = True
+            self.is_over = True
             await self._close_answer()
 
     async def _begin(self) -> None:
@@ -272,7 +272,7 @@ class Driver:
             await close_all(self.runtime, source, answer)
 
     def _end(self, error: BaseException | None) -> None:
-        self._is_over = True
+        self.is_over = True
         if self._record is not None:
             end_execution(self._record, self._ctx, None, error, self.runtime.items)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from typing import Never, TypeVar, final
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -71,10 +72,11 @@ class Stream(Generator[T, None, None]):
 class AsyncStream(AsyncGenerator[T, None]):
     """The items of a stream in tasks. Use `contextlib.aclosing` where you do not consume it to its end."""
 
-    __slots__ = ("_driver",)
+    __slots__ = ("__weakref__", "_driver", "_finalizer")
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._finalizer: Callable[[AsyncGenerator[Any, Any]], object] | None = None
 
     @override
     async def __anext__(self) -> T:
@@ -91,6 +93,8 @@ class AsyncStream(AsyncGenerator[T, None]):
                 pass
             except BaseException as error:
                 failed = error
+        elif self._finalizer is None:
+            self._finalizer = sys.get_asyncgen_hooks().finalizer
         try:
             item = await driver.pull(take is not None, failed)
         finally:
@@ -112,6 +116,11 @@ class AsyncStream(AsyncGenerator[T, None]):
     async def aclose(self) -> None:
         """End the stream: give back what the policies hold, and close the source."""
         await self._driver.close()
+
+    def __del__(self) -> None:
+        """Have the event loop close a stream that was left behind, as PEP 525 has it for asynchronous generators."""
+        if self._finalizer is not None and not self._driver.is_over:
+            self._finalizer(self)
 
 
 def _refuse_value(method: str, value: object) -> None:

@@ -67,19 +67,19 @@ class OutOfTime(DeadlineExceeded):
 class Side(NamedTuple):
     """What differs between a blocking channel and one of grpc.aio.
 
+    :param in_tasks: whether a call is to be awaited.
     :param run: runs one of our coroutines to its end, or returns it to be awaited.
     :param iterate: begins to read a stream of replies; `following` gets the next one.
     :param covers_once: how much the policy covers of a call with one reply whose requests cannot be sent again.
-    :param result: gets the one reply of a call of grpc's.
     :param sleep: waits for so many seconds.
     :param answered: makes the call that stands for what a policy has answered instead, by a stream or not.
     """
 
+    in_tasks: bool
     run: Callable[[Coroutine[Any, Any, Any]], Any]
     iterate: Callable[[Any], Any]
     following: Callable[[Any], Any]
     covers_once: Literal["reply", "start"]
-    result: Callable[[Any], Any]
     sleep: Callable[[float], Any]
     answered: Callable[[Any, bool], Any]
 
@@ -141,13 +141,16 @@ class Call:
     async def run(self, protect: Callable[..., Any], policy: Policy[Any]) -> Any:
         """Make the call under the policy by `protect` or `aprotect`, and return what grpc hands to the caller."""
         try:
-            return self._call_of(await maybe_await(protect(policy, self, self._context(), takes_context=True)()))
+            reply = protect(policy, self, self._context(), takes_context=True)()
+            return self._call_of(await reply if self._side.in_tasks else reply)
         except DeadlineExceeded as error:
             status: Any = error.status if isinstance(error, OutOfTime) else None
             status = status or DeadlineStatus(str(error), policy=error.policy, timeout=error.timeout)
         except Exception as error:
             self._mark(error)
             raise
+        finally:
+            self._let_go()
         try:
             raise status
         finally:
@@ -155,7 +158,9 @@ class Call:
 
     async def attempt(self, ctx: Context) -> Any:
         """Make one attempt, and return what the policies see of it."""
-        call = await maybe_await(self._begin(ctx))
+        call = self._begin(ctx)
+        if self._side.in_tasks:
+            call = await call
         try:
             reply = await self._covered(call)
         except grpc.RpcError as error:
@@ -189,7 +194,7 @@ class Call:
         if self._sends_once and (self._kind.gets_stream or self._side.covers_once == "start"):
             return call
         if not self._kind.gets_stream:
-            return await maybe_await(self._side.result(call))
+            return await call if self._side.in_tasks else call.result()
         replies = self._side.iterate(call)
         try:
             first = [await maybe_await(self._side.following(replies))]
@@ -208,6 +213,14 @@ class Call:
             if each is reply:
                 return call
         return self._side.answered(reply, self._kind.gets_stream)
+
+    def _let_go(self) -> None:
+        """Forget what was sent, and what came of it.
+
+        A call of grpc.aio keeps the context that it was made in, and that keeps this: it would be a cycle.
+        """
+        self._replies.clear()
+        del self._continuation, self._request
 
     def _mark(self, error: Exception) -> None:
         """Mark an error, also one of a policy, with which a Retry further out must not make the call again."""
@@ -253,6 +266,8 @@ class Replies:
 
 def _limited(details: Any, timeout: float | None) -> Any:
     """Return the details of a call with another timeout."""
+    if timeout is None and details.timeout is None:
+        return details
     replace = getattr(details, "_replace", None)  # grpc's own are named tuples
     if replace is not None:
         return replace(timeout=timeout)

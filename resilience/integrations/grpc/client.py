@@ -20,20 +20,20 @@ __all__ = ["PolicyInterceptor", "aio_interceptors"]
 
 
 _BLOCKING: Final = Side(
+    in_tasks=False,
     run=drive,
     iterate=iter,
     following=next,
     covers_once="reply",
-    result=lambda call: call.result(),
     sleep=lambda seconds: clock.sleep(seconds),
     answered=lambda value, by_stream: Answer(value),
 )
 _AIO: Final = Side(
+    in_tasks=True,
     run=lambda coroutine: coroutine,
     iterate=aiter,
     following=anext,
     covers_once="start",
-    result=lambda call: call,
     sleep=asyncio.sleep,
     answered=aio_answer,
 )

@@ -28,6 +28,7 @@ from resilience import (
 )
 from resilience.integrations.grpc import PolicyInterceptor, aio_interceptors
 from resilience.integrations.http import NotRepeatable
+from tests.conftest import no_collector
 from tests.integrations.grpc.services import (
     EXCEEDED,
     FINE,
@@ -309,6 +310,25 @@ class TestContextOfACall:
             make(NOW, unrepeatable="/test.Test/One")
         with pytest.raises(ValueError, match="unrepeatable"):
             make(NOW, unrepeatable=["One"])
+
+
+@pytest.mark.parametrize("method", Dependency.methods)
+def test_a_call_leaves_nothing_to_the_collector(client: Client, method: str) -> None:
+    """A call of grpc.aio keeps the context that it was made in, but what is executed there does not keep the call.
+
+    (Of a call that fails, grpc itself makes a cycle.)
+    """
+    executed: list[weakref.ref[Any]] = []
+
+    class Noting(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            assert ctx.called is not None
+            executed.append(weakref.ref(ctx.called.function))
+            return await call(ctx)
+
+    with no_collector():
+        assert client.call(Noting(), method, REQUEST[method]) == FINE[method]
+        assert [it() for it in executed] == [None]
 
 
 class Sealed(Exception):

@@ -90,7 +90,7 @@ class Driver:
         self._given = ctx
         self._began: float
         self._ctx: Context
-        self._chain: Any
+        self._chain: Any = None
         self._record: Record | None
         self._has_begun = False
         #: Runs a function in the variables of the stream. Made with the rest by the first pull.
@@ -151,7 +151,8 @@ class Driver:
             self.refuse()
         self.runtime.leave()
         try:
-            if self._opened is not None and self.runtime.items:
+            is_collected = getattr(self._chain, "cr_frame", self) is None  # with a cycle that the stream was part of
+            if self._opened is not None and self.runtime.items and not is_collected:
                 await self._advance(Closed())
             elif not self.is_over and self._has_begun:
                 self._end(None if self._answer is not None else GeneratorExit())

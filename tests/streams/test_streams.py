@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -273,6 +274,22 @@ def test_a_stream_that_is_dropped_gives_back_what_it_holds(threads: World) -> No
         del stream
         assert bulkhead.stats().in_flight == 0
         assert source.closed == 1
+
+
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+async def test_a_stream_may_be_dropped_with_a_cycle(tasks_world: World, heard: list[Any]) -> None:
+    """The collector then closes the chain of policies before the event loop comes to the stream."""
+    bulkhead = Bulkhead(1)
+    stream = bulkhead.streaming().call(Source(tasks_world, [1, 2]).function)
+    assert await anext(stream) == 1
+    cycle = [stream]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del stream, cycle
+    gc.collect()
+    assert bulkhead.stats().in_flight == 0
+    with anyio.fail_after(5):
+        while not any(isinstance(it, events.ExecutionFinished) for it in heard):
+            await tasks_world.sleep(0)
 
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")

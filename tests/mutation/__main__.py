@@ -34,7 +34,7 @@ _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry"
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
 _RATES = ["policies/test_rate_limiter.py", "policies/test_rate_limiter_machine.py"]
 _FLIGHTS = ["policies/test_single_flight.py", "policies/test_cache.py", "composition/test_processes.py"]
-_STREAMS = ["streams/test_streams.py", "testing/test_scripts.py"]
+_STREAMS = ["streams", "testing/test_scripts.py"]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
 #: What should see a fault in a module.

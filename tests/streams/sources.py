@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from resilience import Policy
-from tests.conftest import World
+from resilience import Policy, Retry
+from tests.conftest import Boom, World
 
 
 class Source:
@@ -86,3 +87,17 @@ async def outcome(stream: Consumed) -> tuple[list[Any], Any]:
     except Exception as error:
         return got, error
     return got, None
+
+
+def retry(attempts: int = 3, **settings: Any) -> Retry:
+    return Retry(attempts, **{"on": Boom, "backoff": [0], **settings})
+
+
+async def paced(*pauses: float) -> AsyncIterator[float]:
+    for pause in pauses:
+        await asyncio.sleep(pause)
+        yield pause
+
+
+async def anext_of(stream: Any) -> Any:
+    return await anext(stream)

@@ -1,0 +1,275 @@
+"""What a stream holds, what it leaves behind, and what it sees of its surroundings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    CircuitBreaker,
+    CircuitOpen,
+    Context,
+    Pipeline,
+    Timeout,
+    current_context,
+    events,
+)
+from tests.callers import run_all
+from tests.conftest import Boom, FakeClock, Watched, World, no_collector
+from tests.streams.sources import Consumed, Source, anext_of, outcome, paced, retry, streamed
+
+# --- what is held ----------------------------------------------------------------------------------
+
+
+async def test_a_permit_is_held_until_the_end(world: World) -> None:
+    bulkhead, source = Bulkhead(1), Source(world, [1, 2])
+    stream = streamed(world, bulkhead, source)
+    assert (bulkhead.stats().in_flight, source.calls) == (0, [])  # nothing runs before the first pull
+    assert await stream.next() == 1
+    assert bulkhead.stats().in_flight == 1
+    assert isinstance((await outcome(streamed(world, bulkhead, source)))[1], BulkheadFull)
+    assert await stream.all() == [2]
+    assert bulkhead.stats().in_flight == 0
+    assert await stream.all() == []
+
+
+def test_a_stream_that_is_dropped_gives_back_what_it_holds(threads: World) -> None:
+    bulkhead, source = Bulkhead(1), Source(threads, [1, 2])
+    with no_collector():
+        stream = bulkhead.streaming().call(source.function)
+        assert next(stream) == 1
+        del stream
+        assert bulkhead.stats().in_flight == 0
+        assert source.closed == 1
+
+
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+async def test_a_stream_may_be_dropped_with_a_cycle(tasks_world: World, heard: list[Any]) -> None:
+    """The collector then closes the chain of policies before the event loop comes to the stream."""
+    bulkhead = Bulkhead(1)
+    stream = bulkhead.streaming().call(Source(tasks_world, [1, 2]).function)
+    assert await anext(stream) == 1
+    cycle = [stream]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del stream, cycle
+    gc.collect()
+    assert bulkhead.stats().in_flight == 0
+    with anyio.fail_after(5):
+        while not any(isinstance(it, events.ExecutionFinished) for it in heard):
+            await tasks_world.sleep(0)
+
+
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+async def test_the_event_loop_closes_a_stream_that_is_dropped(tasks_world: World) -> None:
+    """Whole, with a source that waits as it is closed, as an asynchronous generator is."""
+    bulkhead, closed = Bulkhead(1), []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            with anyio.CancelScope(shield=True):  # trio closes what was left behind in a scope that is cancelled
+                await tasks_world.sleep(0)
+            closed.append(1)
+
+    stream = bulkhead.streaming().call(source)
+    assert await anext(stream) == 1
+    with no_collector():
+        del stream
+        with anyio.fail_after(5):
+            while not closed or bulkhead.stats().in_flight:
+                await tasks_world.sleep(0)
+
+
+def test_a_source_that_is_no_generator_is_closed_as_clients_close_theirs(threads: World) -> None:
+    class Response:
+        closed = False
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def close(self) -> None:
+            self.closed = True
+
+    response = Response()
+    stream = retry().streaming().call(lambda: response)
+    assert [next(stream), next(stream)] == [1, 1]
+    stream.close()
+    assert response.closed
+
+
+def test_a_waiter_of_a_stream_whose_loop_has_ended_makes_room() -> None:
+    bulkhead = Bulkhead(1, queue=1)
+    streaming = Pipeline(Timeout(60), bulkhead).streaming()
+    with bulkhead.slot():
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(anext_of(streaming.call(paced, 0)))
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        waits = threading.Thread(target=lambda: list(streaming.call(lambda: [1])))
+        waits.start()
+    waits.join(5)
+    assert not waits.is_alive()
+    assert bulkhead.stats().rejected == 0
+
+
+def test_one_bulkhead_over_streams_of_all_runtimes() -> None:
+    bulkhead, lock = Bulkhead(2, queue=50), threading.Lock()
+    inside, most = [0], [0]
+
+    def enter(change: int) -> None:
+        with lock:
+            inside[0] += change
+            most[0] = max(most[0], inside[0])
+
+    def blocking() -> Iterator[int]:
+        enter(1)
+        try:
+            yield from range(3)
+        finally:
+            enter(-1)
+
+    async def task() -> AsyncIterator[int]:
+        enter(1)
+        try:
+            for number in range(3):
+                await anyio.sleep(0)
+                yield number
+        finally:
+            enter(-1)
+
+    async def tasks() -> None:
+        async def one() -> None:
+            assert [it async for it in bulkhead.streaming().call(task)] == [0, 1, 2]
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(one)
+
+    def thread() -> None:
+        for _ in range(5):
+            assert list(bulkhead.streaming().call(blocking)) == [0, 1, 2]
+
+    run_all(
+        [threading.Thread(target=thread) for _ in range(5)]
+        + [threading.Thread(target=lambda: asyncio.run(tasks())), threading.Thread(target=lambda: trio.run(tasks))]
+    )
+    assert most[0] <= 2
+    assert inside[0] == bulkhead.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("items", [0, 2])
+async def test_a_stream_leaves_no_cycle(world: World, items: int) -> None:
+    watched = Watched()
+
+    def blocking() -> Iterator[int]:
+        yield from range(items)
+        watched.fail()
+
+    async def task() -> AsyncIterator[int]:
+        for number in range(items):
+            yield number
+        watched.fail()
+
+    async def consume() -> None:
+        streaming = Pipeline(retry(2), CircuitBreaker(), Timeout(60)).streaming()
+        stream = Consumed(world, streaming.call(blocking if world.blocking else task))
+        try:
+            await stream.all([])
+        except Boom:
+            pass
+
+    with no_collector():
+        await consume()
+        assert watched.seen
+        assert watched.alive == []
+
+
+# --- contexts --------------------------------------------------------------------------------------
+
+
+async def test_the_context_is_ambient_in_the_source_alone(world: World) -> None:
+    seen: list[Any] = []
+
+    def look() -> tuple[int, str | None]:
+        return current_context().attempt, current_context().operation
+
+    async def task() -> AsyncIterator[Any]:
+        for _ in range(3):
+            yield look()
+
+    def thread() -> Iterator[Any]:
+        for _ in range(3):
+            yield look()
+
+    streaming, ctx = retry().streaming(), Context(operation="list")
+    if world.blocking:
+        stream = Consumed(world, streaming.execute(lambda ctx: thread(), ctx))
+    else:
+        stream = Consumed(world, streaming.aexecute(lambda ctx: task(), ctx))
+    for _ in range(3):
+        seen.append(await stream.next())
+        assert current_context().operation is None
+    await stream.close()
+    assert seen == [(1, "list")] * 3
+
+
+async def test_the_calls_of_the_consumer_are_not_inside_the_stream(world: World, clock: FakeClock) -> None:
+    """A call inside an admitted call of the same breaker belongs to that: those of the source do."""
+    breaker = CircuitBreaker(1, open_for=10)
+    await outcome(streamed(world, breaker, Source(world, [Boom()])))
+    clock.advance(10)
+    stream = streamed(world, breaker, Source(world, [1]))
+    await stream.next()
+    with pytest.raises(CircuitOpen):
+        breaker.call(int)
+    await stream.all()
+    assert breaker.call(int) == 0
+
+
+VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+
+
+@pytest.mark.parametrize("limits", [{}, {"first": 5}, {"idle": 5}], ids=repr)
+async def test_what_a_source_sets_holds_between_two_pulls(world: World, limits: Any) -> None:
+    """On workers, too; and its consumer sees none of it."""
+
+    async def sets() -> AsyncIterator[int]:
+        token = VARIABLE.set(1)
+        try:
+            for _ in range(3):
+                yield VARIABLE.get()
+        finally:
+            VARIABLE.reset(token)
+            restored.append(VARIABLE.get())
+
+    def blocking() -> Iterator[int]:
+        token = VARIABLE.set(1)
+        try:
+            for _ in range(3):
+                yield VARIABLE.get()
+        finally:
+            VARIABLE.reset(token)
+            restored.append(VARIABLE.get())
+
+    restored: list[int] = []
+    for leaves in (False, True):
+        stream = Consumed(world, retry().streaming(**limits).call(blocking if world.blocking else sets))
+        assert [await stream.next(), await stream.next()] == [1, 1]
+        assert VARIABLE.get() == 0
+        await (stream.close() if leaves else stream.all())
+    assert restored == [0, 0]

@@ -1,0 +1,62 @@
+"""What is reported of a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilience import (
+    Bulkhead,
+    Context,
+    Pipeline,
+    events,
+)
+from resilience.events.dispatch import subscribers
+from tests.conftest import Boom, World
+from tests.streams.sources import Consumed, Source, outcome, retry, streamed
+
+
+async def test_what_was_called_is_known(world: World, heard: list[Any]) -> None:
+    ctx = Context()
+    source = Source(world, [Boom()], [1, 2])
+    pipeline = Pipeline(retry(), name="shop")
+    streaming = pipeline.streaming()
+    stream = Consumed(world, (streaming.execute if world.blocking else streaming.aexecute)(source.function, ctx))
+    assert await stream.all() == [1, 2]
+    assert (ctx.attempts, [it.type for it in ctx.failures]) == (2, ["Boom"])
+    opened = next(it for it in heard if isinstance(it, events.StreamOpened))
+    finished = next(it for it in heard if isinstance(it, events.ExecutionFinished))
+    assert (opened.policy, opened.attempt, finished.items, finished.attempts) == ("shop", 2, 2, 2)
+    assert opened.operation == finished.operation == source.function.__qualname__
+    assert finished.called is not None
+    assert finished.called.function == source.function
+    assert [it.attempt for it in heard if isinstance(it, events.CallFinished)] == []
+
+
+async def test_listeners_of_a_pipeline_hear_each_event_once(world: World) -> None:
+    """Also of one inside another, where they hear what happens in that one."""
+    outer: list[Any] = []
+    inner: list[Any] = []
+    pipeline = Pipeline(Bulkhead(9), Pipeline(retry(), listeners=[inner.append]), listeners=[outer.append])
+    assert await streamed(world, pipeline, Source(world, [Boom()], [1])).all() == [1]
+    kinds = [events.AttemptFailed, events.RetryScheduled, events.StreamOpened]
+    assert [type(it) for it in outer] == [*kinds, events.ExecutionFinished]
+    assert [type(it) for it in inner] == kinds
+
+
+async def test_each_attempt_is_reported_to_those_that_ask(world: World) -> None:
+    calls: list[Any] = []
+    unsubscribe = events.subscribe(calls.append, events.CallFinished)
+    try:
+        await streamed(world, retry(), Source(world, [Boom()], [1])).all()
+    finally:
+        unsubscribe()
+    assert [(it.attempt, type(it.outcome).__name__) for it in calls] == [(1, "Failure"), (2, "Success")]
+
+
+async def test_policies_that_are_switched_off_are_no_policies(world: World) -> None:
+    was = subscribers.switch_policies_off(True)
+    try:
+        error = (await outcome(streamed(world, retry(), Source(world, [Boom()], [1]))))[1]
+    finally:
+        subscribers.switch_policies_off(was)
+    assert isinstance(error, Boom)

@@ -1,0 +1,207 @@
+"""Limits of a stream: `first`, `idle`, a Timeout around it, a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    BulkheadFull,
+    Context,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+    TimeoutExceeded,
+    current_context,
+    deadline,
+)
+from resilience.testing import virtual_time
+from tests.conftest import Boom, World
+from tests.streams.sources import Consumed, Source, outcome, paced, retry, streamed
+
+
+class Sleeps(Policy[Any]):
+    """Waits for a minute before the call."""
+
+    async def around(self, call: Any, ctx: Context) -> Any:
+        await ctx.sleep(60)
+        return await call(ctx)
+
+
+def in_virtual_asyncio(main: Any) -> None:
+    with virtual_time():
+        asyncio.run(main())
+
+
+def test_first_and_idle_limit_a_pull_each() -> None:
+    async def main() -> None:
+        streaming = retry(2, on=TimeoutExceeded).streaming(first=5.0, idle=1.0)
+        got: list[float] = []
+        with pytest.raises(TimeoutExceeded, match="no item within 1 s") as caught:
+            async for item in streaming.call(paced, 4, 0.5, 1.5):
+                await asyncio.sleep(30)  # the consumer's own time does not count
+                got.append(item)
+        assert got == [4, 0.5]
+        assert caught.value.policy == "streaming"
+        assert caught.value.timeout == 1.0
+        starts = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
+            await anext(streaming.call(paced, 6))
+        assert asyncio.get_running_loop().time() - starts == pytest.approx(10)  # twice
+
+    in_virtual_asyncio(main)
+
+
+def test_first_counts_from_the_opening() -> None:
+    async def opens() -> AsyncIterator[float]:
+        await asyncio.sleep(3)
+        return paced(3)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutExceeded, match="no item within 5 s"):
+            await anext(retry().streaming(first=5.0).call(opens))
+        with pytest.raises(TimeoutExceeded, match="no item within 2 s"):
+            await anext(retry().streaming(first=2.0).call(opens))
+
+    in_virtual_asyncio(main)
+
+
+def test_a_timeout_around_cuts_off_a_pull_or_a_wait_but_not_the_consumer() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        bulkhead = Bulkhead(1, queue=1)
+        got: list[float] = []
+        began = loop.time()
+        with pytest.raises(TimeoutExceeded, match="no result within 5 s"):
+            await Consumed(World("asyncio"), Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1, 1, 10)).all(got)
+        assert (got, loop.time() - began) == ([1, 1], pytest.approx(5))
+        began = loop.time()
+        with pytest.raises(TimeoutExceeded):
+            async for _ in Timeout(5).streaming().call(paced, 1, 0):
+                await asyncio.sleep(20)  # is not cut off: the next pull is
+        assert loop.time() - began == pytest.approx(21)
+        began = loop.time()
+        with pytest.raises(Boom):  # in a Retry, which foresees that the second wait does not fit
+            await anext(Pipeline(Timeout(5), Retry(on=Boom, backoff=[2, 60])).streaming().call(boom))
+        assert loop.time() - began == pytest.approx(2)
+        with pytest.raises(TimeoutExceeded):  # in the wait of a policy that does not look ahead
+            await anext(Pipeline(Timeout(5), Sleeps()).streaming().call(paced))
+        assert loop.time() - began == pytest.approx(7)
+        assert await anext(Pipeline(Timeout(500), Sleeps()).streaming().call(paced, 0)) == 0
+        with bulkhead.slot():
+            began = loop.time()
+            with pytest.raises(TimeoutExceeded):
+                await anext(Pipeline(Timeout(5), bulkhead).streaming().call(paced, 1))
+            assert loop.time() - began == pytest.approx(5)
+
+    async def boom() -> AsyncIterator[int]:
+        raise Boom
+        yield 1
+
+    in_virtual_asyncio(main)
+
+
+def test_a_thread_walks_away_from_a_pull(threads: World) -> None:
+    go = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 1
+        go.wait(5)
+        yield 2
+
+    limited = {"no result within": Timeout(0.2).streaming(), "no item": retry(1).streaming(idle=0.2)}
+    for message, streaming in limited.items():
+        stream = streaming.call(source)
+        assert next(stream) == 1
+        with pytest.raises(TimeoutExceeded, match=message):
+            next(stream)
+        assert list(stream) == []
+    go.set()
+
+
+def test_a_thread_waits_in_a_queue_until_the_limit_around_it(threads: World) -> None:
+    bulkhead = Bulkhead(1, queue=1)
+    with bulkhead.slot(), pytest.raises(TimeoutExceeded):
+        next(Pipeline(Timeout(0.02), bulkhead).streaming().call(lambda: [1]))
+    assert next(Pipeline(Timeout(5), bulkhead).streaming().call(lambda: [1])) == 1
+    patient = Bulkhead(1, queue=1, max_wait=0.01)
+    with patient.slot(), pytest.raises(BulkheadFull, match="in the queue"):
+        next(Pipeline(Timeout(5), patient).streaming().call(lambda: [1]))
+
+
+def test_what_a_pull_was_walked_away_from_is_closed_all_the_same(threads: World) -> None:
+    """That is how a connection lets go of the thread that reads from it."""
+
+    class Connection:
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            assert self.closed.wait(10)
+            raise StopIteration
+
+        def close(self) -> None:
+            self.closed.set()
+
+    connection = Connection()
+    with pytest.raises(TimeoutExceeded):
+        next(retry(1).streaming(first=0.02).call(lambda: connection))
+    assert connection.closed.is_set()
+
+
+async def test_a_cooperative_timeout_only_tells(world: World) -> None:
+    async def left() -> AsyncIterator[float]:
+        yield current_context().remaining()
+
+    def blocking() -> Iterator[float]:
+        yield current_context().remaining()
+
+    streaming = Timeout(100, cooperative=True).streaming()
+    stream = Consumed(world, streaming.call(blocking if world.blocking else left))
+    assert 90 < (await stream.all())[0] <= 100
+
+
+async def test_nothing_is_opened_once_the_limit_is_over(world: World) -> None:
+    class Slow(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            time.sleep(0.03)
+            return await call(ctx)
+
+    source = Source(world, [1])
+    _, error = await outcome(streamed(world, Pipeline(Timeout(0.02), Slow()), source))
+    assert isinstance(error, TimeoutExceeded)
+    assert source.calls == []
+
+
+async def test_a_deadline_over_before_it_begins(world: World) -> None:
+    with deadline(0):
+        got, error = await outcome(streamed(world, retry(), Source(world, [1])))
+    assert got == []
+    assert isinstance(error, TimeoutExceeded)
+
+
+async def test_what_ends_at_the_instant_of_a_limit_belongs_to_it(in_asyncio: World) -> None:
+    """Calls in the source find no time left, and say so first."""
+
+    async def source() -> AsyncIterator[int]:
+        for number in range(2):
+            await anyio.sleep(0.03 * number)
+            current_context().check()
+            yield number
+
+    stream = Timeout(0.02, name="total").streaming().call(source)
+    assert await anext(stream) == 0
+    with pytest.raises(TimeoutExceeded) as caught:
+        await anext(stream)
+    assert caught.value.policy == "total"

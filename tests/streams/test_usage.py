@@ -1,0 +1,217 @@
+"""What may bring items, how its stream is written and pulled, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from resilience import (
+    Bulkhead,
+    Cache,
+    Context,
+    Fallback,
+    Hedge,
+    Keyed,
+    Pipeline,
+    Policy,
+    SingleFlight,
+    Timeout,
+)
+from resilience.errors import ArgumentMisuse, RaceMisuse
+from tests.callers import run_all
+from tests.conftest import Boom, World
+from tests.streams.sources import Source, anext_of, outcome, paced, retry, streamed
+
+
+async def test_what_may_bring_items(world: World) -> None:
+    """A generator function, a function or coroutine function that returns an iterator, a method, a partial."""
+    streaming = retry().streaming()
+
+    class Client:
+        @streaming
+        async def task(self, count: int) -> AsyncIterator[int]:
+            for number in range(count):
+                yield number
+
+        @streaming
+        @staticmethod
+        def thread(count: int) -> Iterator[int]:
+            yield from range(count)
+
+        async def opens(self, count: int) -> AsyncIterator[int]:
+            return self.task(count)
+
+    client = Client()
+    assert Client.task.__name__ == "task"
+    if world.blocking:
+        assert list(client.thread(2)) == list(streaming.call(range, 2)) == [0, 1]
+        assert list(streaming.proxy(client, "thread").thread(3)) == [0, 1, 2]
+        return
+    for stream in (
+        client.task(2),
+        streaming.call(functools.partial(client.opens, 2)),
+        streaming.acall(lambda: client.opens(2)),
+    ):
+        assert [it async for it in stream] == [0, 1]
+    assert [it async for it in streaming.proxy(client, "opens").opens(2)] == [0, 1]  # type: ignore[attr-defined]
+    assert [it async for it in streaming.aproxy(client, "task").task(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda it: list(it.call(lambda: 5)), "has no items"),
+        (lambda it: list(it.call(lambda: paced())), "use `.acall` or `.aexecute`"),
+        (lambda it: list(it.call(lambda url: [url])), "cannot be called with these arguments"),
+        (lambda it: it.call(5), "runs callables"),
+        (lambda it: it.proxy(object()), "name the methods"),
+        (lambda it: next(it.call(iter, [1])) and it.call(iter, [1]).send(5), "takes no value"),
+        (lambda it: it.call(iter, [1]).throw(Boom()), "close it"),
+        (lambda it: asyncio.run(anext_of(it.acall(lambda: [1]))), "use `.call` or `.execute`"),
+        (lambda it: asyncio.run(it.acall(paced, 1).asend(5)), "takes no value"),
+        (lambda it: asyncio.run(it.acall(paced, 1).athrow(Boom())), "close it"),
+    ],
+)
+def test_misuse_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(Fallback([]).wrap(retry()).streaming())
+
+
+def test_none_may_be_sent_as_to_a_generator() -> None:
+    assert retry().streaming().call(iter, [1]).send(None) == 1
+    assert asyncio.run(anext_sent(retry().streaming().call(paced, 0))) == 0
+
+
+async def anext_sent(stream: Any) -> Any:
+    return await stream.asend(None)
+
+
+async def test_a_policy_cannot_open_a_source_several_times_at_once(world: World) -> None:
+    class Races(Policy[Any]):
+        races = True
+
+        async def around(self, call: Any, ctx: Context) -> Any:
+            plan: Any = None
+            await ctx.runtime.race(call, ctx, plan)
+
+    got, error = await outcome(streamed(world, Races(), Source(world, [1])))
+    assert got == []
+    assert "several times at once" in str(error)
+
+
+@pytest.mark.parametrize(
+    "policy", [Cache(1), SingleFlight(), Hedge(0.1), Pipeline(retry(), Cache(1))], ids=lambda it: it.name
+)
+def test_what_hands_out_results_again_cannot_stand_around_a_stream(policy: Any) -> None:
+    with pytest.raises(TypeError, match="cannot stand around a stream"):
+        policy.streaming()
+
+
+@pytest.mark.parametrize("inner", [Cache(1), SingleFlight(), Hedge(1)], ids=str)
+async def test_nor_where_another_policy_hands_a_stream_on_to_it(world: World, inner: Policy[Any]) -> None:
+    """Which is seen when it is asked; the source is not opened, and nothing is kept of it."""
+    source = Source(world, [1])
+    for _ in range(2):
+        got, error = await outcome(streamed(world, Keyed(lambda key: inner, lambda: 1), source))
+        assert (got, type(error), source.calls) == ([], *_MISUSED[type(inner)], [])
+
+
+_MISUSED: dict[type, tuple[type]] = {
+    Cache: (ArgumentMisuse,),
+    SingleFlight: (ArgumentMisuse,),
+    Hedge: (RaceMisuse,),
+}
+
+
+def test_how_it_is_shown() -> None:
+    assert repr(Timeout(5).streaming(first=2, idle=1)) == "Timeout(seconds=5.0).streaming(first=2, idle=1)"
+    assert "resume={'after':" in repr(Timeout(5).streaming(resume={"after": len}))
+
+
+async def test_two_cannot_pull_at_once(in_asyncio: World) -> None:
+    bulkhead = Bulkhead(1)
+    for streaming in (bulkhead.streaming(), bulkhead.streaming(idle=5)):
+        stream = streaming.call(paced, 0.01, 0.02)
+        for pause in (0.01, 0.02):
+            pull = asyncio.create_task(anext_of(stream))
+            await asyncio.sleep(0)
+            for other in (anext_of(stream), stream.aclose()):
+                with pytest.raises(RuntimeError, match="waited for"):
+                    await other
+            assert await pull == pause
+        await stream.aclose()
+    assert bulkhead.stats().in_flight == 0
+
+
+def test_two_threads_cannot_pull_at_once(threads: World) -> None:
+    """Neither the first item nor a later one: the source is in one thread at a time."""
+    entered, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(2):
+            entered.release()
+            assert may_go_on.acquire(timeout=10)
+            yield number
+
+    stream = retry().streaming().call(items)
+    got: list[int] = []
+
+    def meddle() -> None:
+        assert entered.acquire(timeout=10)
+        with pytest.raises(RuntimeError, match="waited for"):
+            next(stream)
+        may_go_on.release()
+
+    for _ in range(2):
+        run_all([threading.Thread(target=lambda: got.append(next(stream)))], meddle)
+    assert got == [0, 1]
+
+
+async def test_a_pull_may_be_made_before_it_is_awaited(tasks_world: World) -> None:
+    for ends in (True, False):
+        stream = retry().streaming().call(Source(tasks_world, [1, 2, 3]).function)
+        assert await anext(stream, None) == 1
+        made = [stream.__anext__() for _ in range(4)]
+        if not ends:
+            await stream.aclose()
+        assert [await anext_or_none(it) for it in made] == ([2, 3, None, None] if ends else [None] * 4)
+
+
+async def anext_or_none(pull: Any) -> Any:
+    try:
+        return await pull
+    except StopAsyncIteration:
+        return None
+
+
+async def test_a_pull_may_have_a_default(tasks_world: World) -> None:
+    stream = retry().streaming().call(Source(tasks_world, [1, 2]).function)
+    assert [await anext(stream, "no more") for _ in range(4)] == [1, 2, "no more", "no more"]
+
+
+async def test_who_waits_for_an_item_may_be_closed(in_asyncio: World) -> None:
+    """As a task is whose event loop has ended: the source ends where it waits, and permits come back."""
+    for limits in ({}, {"idle": 5.0}):
+        bulkhead, ended = Bulkhead(1), []
+
+        async def waits(ended: list[str] = ended) -> AsyncIterator[int]:
+            try:
+                yield 1
+                await asyncio.sleep(10)
+            except GeneratorExit:
+                ended.append("closed")
+                raise
+
+        stream = bulkhead.streaming(**limits).call(waits)
+        await anext(stream)
+        pull = anext_of(stream)
+        pull.send(None)
+        pull.close()
+        assert ended == ["closed"]
+        assert bulkhead.stats().in_flight == 0
+        assert await anext(stream, None) is None

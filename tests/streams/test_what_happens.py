@@ -1,0 +1,291 @@
+"""Streams under every policy as it is: failures, answers, and consumers that leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from resilience import (
+    Bulkhead,
+    CircuitBreaker,
+    CircuitState,
+    Context,
+    Fallback,
+    Pipeline,
+    Policy,
+    Retry,
+    Timeout,
+    events,
+)
+from tests.conftest import Boom, FakeClock, World
+from tests.streams.sources import Consumed, Source, outcome, retry, streamed
+
+# --- what fails ------------------------------------------------------------------------------------
+
+
+async def test_a_failure_before_the_first_item_is_retried(world: World) -> None:
+    source = Source(world, [Boom()], [Boom()], [1, 2, 3])
+    assert await streamed(world, retry(), source).all() == [1, 2, 3]
+    assert source.closed == 3
+
+
+async def test_a_failure_after_an_item_is_raised(world: World, heard: list[Any]) -> None:
+    """It is not retried, not answered, and counted."""
+    failed, breaker = Boom("mid"), CircuitBreaker(1, on=Boom)
+    source = Source(world, [1, failed])
+    pipeline = Pipeline(Fallback(["no"]), retry(), breaker)
+    assert await outcome(streamed(world, pipeline, source)) == ([1], failed)
+    assert len(source.calls) == source.closed == 1
+    assert breaker.state is CircuitState.OPEN
+    assert [it.reason for it in heard if isinstance(it, events.RetryGaveUp)] == ["unrepeatable"]
+    assert [it for it in heard if isinstance(it, events.FallbackUsed)] == []
+
+
+async def test_a_stream_of_many_items_ends_and_fails_as_one_of_two(world: World) -> None:
+    """After the first item, a pull that nothing limits takes a shorter way."""
+    source = Source(world, [1, 2, 3, 4])
+    assert await streamed(world, retry(), source).all() == [1, 2, 3, 4]
+    failed = Boom("late")
+    assert await outcome(streamed(world, retry(), Source(world, [1, 2, 3, failed]))) == ([1, 2, 3], failed)
+
+
+async def test_a_function_may_fail_before_it_returns_an_iterator(world: World) -> None:
+    failures = iter([TypeError("its own"), Boom()])
+
+    def opens() -> Any:
+        for failure in failures:
+            raise failure
+        return Source(world, [1]).function()
+
+    streaming = retry(on=Exception).streaming()
+    stream = Consumed(world, streaming.call(opens) if world.blocking else streaming.acall(opens))
+    assert await stream.all() == [1]
+
+
+async def test_with_resume_the_next_call_goes_on_after_the_last_item(world: World) -> None:
+    source = Source(world, [1, 2, Boom()], [Boom()], [3, Boom()], [4, 5])
+    stream = streamed(world, retry(5), source, resume={"after": lambda item: item, "double": lambda item: 2 * item})
+    assert await stream.all() == [1, 2, 3, 4, 5]
+    assert source.calls == [{}, {"after": 2, "double": 4}, {"after": 2, "double": 4}, {"after": 3, "double": 6}]
+
+
+async def test_what_resume_raises_is_raised(world: World) -> None:
+    source = Source(world, [1, 2])
+    got, error = await outcome(streamed(world, retry(1), source, resume={"after": lambda item: item.id}))
+    assert got == []
+    assert isinstance(error, AttributeError)
+    assert source.closed == 1
+
+
+async def test_what_resume_raises_is_not_retried(world: World) -> None:
+    """As what a predicate raises: to call anew would bring the same item."""
+    source = Source(world, [1, "two"])
+    stream = streamed(world, Pipeline(Fallback([]), retry(on=Exception)), source, resume={"after": lambda item: -item})
+    got, error = await outcome(stream)
+    assert got == [1]
+    assert isinstance(error, TypeError)
+    assert len(source.calls) == source.closed == 1
+
+
+async def test_a_policy_may_call_again_after_the_last_item(world: World) -> None:
+    class Twice(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await call(ctx)
+            return await call(ctx)
+
+    assert await streamed(world, Twice(), Source(world, [1, 2, 3], [4, 5])).all() == [1, 2, 3, 4, 5]
+
+
+# --- what stands in --------------------------------------------------------------------------------
+
+
+async def test_a_policy_of_the_users_own_cannot_answer_a_stream_that_has_begun(world: World) -> None:
+    class Answers(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            try:
+                return await call(ctx)
+            except Boom:
+                return ["instead"]
+
+    failed = Boom()
+    assert await outcome(streamed(world, Answers(), Source(world, [1, failed]))) == ([1], failed)
+    assert await outcome(streamed(world, Answers(), Source(world, [failed]))) == (["instead"], None)
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda: ["a", "b"], lambda: "ab", lambda: iter("ab")], ids=["list", "text", "iterator"]
+)
+async def test_the_items_of_a_fallbacks_answer_are_the_stream(world: World, answer: Any) -> None:
+    source = Source(world, [Boom()])
+    stream = streamed(world, Pipeline(Fallback(answer()), retry(2)), source)
+    assert await stream.all() == ["a", "b"]
+    assert len(source.calls) == 2
+
+
+async def test_an_asynchronous_answer(tasks_world: World) -> None:
+    async def answer(failure: Any, ctx: Context) -> AsyncIterator[str]:
+        return items()
+
+    async def items() -> AsyncIterator[str]:
+        yield "a"
+        raise Boom("of the answer")
+
+    got, error = await outcome(streamed(tasks_world, Fallback(handler=answer), Source(tasks_world, [OSError()])))
+    assert got == ["a"]
+    assert str(error) == "of the answer"
+
+
+async def test_a_refused_stream_is_answered(world: World) -> None:
+    breaker = CircuitBreaker(1)
+    breaker.isolate()
+    source = Source(world, [1])
+    assert await streamed(world, Pipeline(Fallback([]), breaker), source).all() == []
+    assert source.calls == []
+
+
+@pytest.mark.parametrize("answer", [None, 5])
+async def test_an_answer_without_items_is_a_misuse(world: World, answer: Any) -> None:
+    got, error = await outcome(streamed(world, Fallback(answer), Source(world, [Boom()])))
+    assert got == []
+    assert isinstance(error, TypeError)
+    assert "must have items" in str(error)
+
+
+async def test_a_predicate_over_results_sees_none(world: World) -> None:
+    seen: list[Any] = []
+    policy = Pipeline(Fallback(["none"], on_result=lambda it: it is None), retry(on_result=seen.append))
+    assert await streamed(world, policy, Source(world, [1])).all() == [1]
+    assert await streamed(world, policy, Source(world, [])).all() == ["none"]
+    assert seen == [None, None]
+
+
+@pytest.mark.parametrize("end", ["left", "failed", "exhausted"])
+async def test_what_stands_in_is_closed_as_a_source_is(world: World, end: str) -> None:
+    closed: list[str] = []
+
+    def fail() -> None:
+        if end == "failed":
+            raise Boom
+
+    class Response:
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield 1
+                fail()
+            finally:
+                closed.append("items")
+
+        def close(self) -> None:
+            closed.append("response")
+
+    class AsyncResponse:
+        async def __aiter__(self) -> AsyncIterator[int]:
+            try:
+                yield 1
+                fail()
+            finally:
+                await world.sleep(0)
+                closed.append("items")
+
+        async def aclose(self) -> None:
+            closed.append("response")
+
+    response = Response() if world.blocking else AsyncResponse()
+    stream = streamed(world, Fallback(handler=lambda failure, ctx: response), Source(world, [Boom()]))
+    assert await stream.next() == 1
+    if end == "failed":
+        with pytest.raises(Boom):
+            await stream.next()
+    elif end == "exhausted":
+        assert await stream.all() == []
+    await stream.close()
+    assert closed == ["items", "response"]
+    assert await stream.all() == []
+
+
+async def test_an_answer_may_be_left(world: World) -> None:
+    stream = streamed(world, Fallback([1, 2]), Source(world, [Boom()]))
+    assert await stream.next() == 1
+    await stream.close()
+    assert await stream.all() == []
+
+
+# --- who leaves ------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_its_consumer_closes_has_ended_well(world: World, clock: FakeClock) -> None:
+    breaker, bulkhead = CircuitBreaker(1, open_for=10), Bulkhead(1)
+    pipeline = Pipeline(bulkhead, breaker)
+    await outcome(streamed(world, pipeline, Source(world, [Boom()])))
+    clock.advance(10)
+    source = Source(world, [1, 2])
+    stream = streamed(world, pipeline, source)
+    assert await stream.next() == 1
+    assert breaker.state is CircuitState.HALF_OPEN
+    await stream.close()
+    await stream.close()
+    assert breaker.state is CircuitState.CLOSED
+    assert bulkhead.stats().in_flight == 0
+    assert source.closed == 1
+    assert await stream.all() == []
+
+
+async def test_one_that_is_closed_before_its_first_item_has_not_been_a_call(world: World) -> None:
+    source = Source(world, [1])
+    stream = streamed(world, retry(), source)
+    await stream.close()
+    assert await stream.all() == []
+    assert source.calls == []
+
+
+async def test_nothing_is_called_again_for_who_has_left(world: World) -> None:
+    """Neither by a Retry, which sees None as the result, nor by a policy of the user's own."""
+
+    class Again(Policy[Any]):
+        async def around(self, call: Any, ctx: Context) -> Any:
+            await call(ctx)
+            return await call(ctx)
+
+    for policy in (retry(on_result=lambda result: result is None), Again()):
+        bulkhead, source = Bulkhead(1), Source(world, [1, 2])
+        stream = streamed(world, Pipeline(policy, bulkhead), source, resume={"after": lambda item: item})
+        assert await stream.next() == 1
+        await stream.close()
+        assert len(source.calls) == source.closed == 1
+        assert bulkhead.stats().in_flight == 0
+        assert await stream.all() == []
+
+
+@pytest.mark.parametrize("items", [0, 1])
+async def test_a_cancelled_pull_is_a_cancellation(tasks_world: World, items: int) -> None:
+    bulkhead, breaker, closed = Bulkhead(1), CircuitBreaker(1), []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            for number in range(items):
+                yield number
+            await anyio.sleep(60)
+        finally:
+            closed.append(1)
+
+    pipeline = Pipeline(Fallback(["no"], on=BaseException), Retry(on=BaseException), bulkhead, breaker, Timeout(90))
+    got: list[int] = []
+    with anyio.move_on_after(0.02) as scope:
+        await Consumed(tasks_world, pipeline.streaming(idle=80).call(source)).all(got)
+    assert scope.cancelled_caught
+    assert got == [*range(items)]
+    assert closed == [1]
+    assert bulkhead.stats().in_flight == 0
+    assert breaker.state is CircuitState.CLOSED
+
+
+async def test_an_interrupt_in_a_pull_goes_through(world: World) -> None:
+    bulkhead = Bulkhead(1)
+    stream = streamed(world, Pipeline(Fallback([]), retry(), bulkhead), Source(world, [1, KeyboardInterrupt()]))
+    assert await stream.next() == 1
+    with pytest.raises(KeyboardInterrupt):
+        await stream.next()
+    assert bulkhead.stats().in_flight == 0

@@ -184,7 +184,7 @@ class _BlockingConnection(_Connection):
 
     def _shorten(self) -> None:
         """Let the socket wait no longer than there is time left."""
-        timeout = self.socket_timeout
+        timeout = self._in_time(self._socket_timeout)
         if self._sock is not None and self._sock.gettimeout() != timeout:
             self._sock.settimeout(timeout)
 

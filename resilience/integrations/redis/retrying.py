@@ -12,7 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from redis.asyncio.retry import Retry as _AsyncRetry
 from redis.backoff import NoBackoff
@@ -99,14 +99,15 @@ class PolicyDriven:
             return self._run(call.part(do))
 
         def attempt(ctx: Context) -> Any:
-            return self._run(call.attempt(functools.partial(self._limited, do, ctx), ctx))
+            return self._run(call.attempt(self._limited(do, ctx), ctx))
 
         attempt.__qualname__ = "redis_command"  # the operation of an execution that is given none
         return self._execute(attempt)
 
     # What differs. Methods, as in the classes below: of `Any`, as one of them returns what the other awaits.
+    in_tasks: ClassVar[bool]  # whether what is called returns something to await
     _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
-    _limited: Any  # calls `do`, and waits for it no longer than the deadline
+    _limited: Any  # returns what does the same as `do`, and waits for it no longer than the deadline
     _execute: Any
 
 
@@ -131,10 +132,11 @@ class PolicyRetry(PolicyDriven, _Retry):
                     "with cooperative=True it shortens the timeouts of the socket"
                 )
 
+    in_tasks = False
     _run = staticmethod(drive)
 
-    def _limited(self, do: Callable[[], Any], ctx: Context) -> Any:
-        return do()  # each operation on the socket keeps to the deadline
+    def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
+        return do  # each operation on the socket keeps to the deadline
 
     def _execute(self, attempt: Callable[[Context], Any]) -> Any:
         return self.policy.execute(attempt)
@@ -144,22 +146,27 @@ class PolicyRetry(PolicyDriven, _Retry):
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """The same for `redis.asyncio`. Here the policy may hold any `Timeout`: the task is cancelled."""
 
+    in_tasks = True
     _run = staticmethod(lambda coroutine: coroutine)
 
-    async def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
+    def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Callable[[], Awaitable[Any]]:
         if waits_until(ctx) == inf:
-            return await do()  # a Timeout around it will cut it off by then
-        limit = asyncio.timeout(ctx.timeout())
-        try:
-            async with limit:
-                return await do()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise RedisTimeoutError(TOO_LATE) from None
+            return do  # a Timeout around it will cut it off by then
+        return functools.partial(_in_time, do, ctx)
 
     def _execute(self, attempt: Callable[[Context], Any]) -> Any:
         return self.policy.aexecute(attempt)
+
+
+async def _in_time(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
+    limit = asyncio.timeout(ctx.timeout())
+    try:
+        async with limit:
+            return await do()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RedisTimeoutError(TOO_LATE) from None
 
 
 _current: ContextVar[Call | None] = ContextVar("resilience.redis", default=None)
@@ -209,7 +216,8 @@ class Call:
     async def part(self, do: Callable[[], Any]) -> Any:
         """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
         try:
-            return await maybe_await(do())
+            result = do()
+            return await result if self.retry.in_tasks else result
         except Exception as error:
             if self._judge(error):
                 await self._settle(error)

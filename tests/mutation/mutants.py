@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,10 +82,14 @@ def mutants(source: str) -> list[Mutant]:
 
 def _from_cosmic_ray(source: str) -> Iterator[tuple[str, str]]:
     for name in OPERATORS:
-        occurrence = 0
-        while (mutated := mutate_code(source, get_operator(name)(), occurrence)) is not None:
+        for occurrence in itertools.count():
+            try:
+                mutated = mutate_code(source, get_operator(name)(), occurrence)
+            except AttributeError:  # Cosmic Ray 8.7 knows no dotted name in `except (a.b, c):`
+                continue
+            if mutated is None:
+                break
             yield name.removeprefix("core/"), mutated
-            occurrence += 1
 
 
 # --- left out --------------------------------------------------------------------------------

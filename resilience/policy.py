@@ -199,14 +199,14 @@ class Pipeline(Policy[D_co]):
         self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
         self._chain: tuple[Policy[Any], ...] | None = None
         self._races = any(part._resilience_races() for part in self._parts)
-        self._resilience_keeps_record = any(it._resilience_keeps_record for it in self.policies)
-        self._resilience_foresees = True in [it._resilience_foresees for it in self.policies]
+        self._resilience_keeps_record = any(it._resilience_keeps_record for it in self._parts)
+        self._resilience_foresees = True in [it._resilience_foresees for it in self._parts]
         self._composed: dict[Stage | None, Stage] = {}  # by the innermost stage in tasks; None for threads
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
         """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
-        return sum((part.policies if isinstance(part, Pipeline) else (part,) for part in self._parts), ())
+        return sum((part.policies if type(part) is Pipeline else (part,) for part in self._parts), ())
 
     def find(self, kind: type[W]) -> W:
         """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
@@ -269,7 +269,7 @@ class Pipeline(Policy[D_co]):
         """Go through the policies and the nested pipelines, outermost first."""
         for part in self._parts:
             yield part
-            if isinstance(part, Pipeline):
+            if type(part) is Pipeline:
                 yield from part._spelled_out()
 
     def _only(self, found: list[W], what: str, missing: type[LookupError]) -> W:
@@ -349,6 +349,6 @@ def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
 
 def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
     """Return the parts of a pipeline without a name or listeners, which is only a way of writing its policies."""
-    if isinstance(policy, Pipeline) and not policy._given_name and not policy._resilience_listeners:
+    if type(policy) is Pipeline and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)

@@ -211,29 +211,35 @@ class DbApiClaims:
         if not self._has_table:
             self._make_table(connection, run, driver.Error)
         try:
-            answer = step(run)
-            connection.commit()
+            return _committed(connection, step, run)
         except driver.IntegrityError:  # another one has inserted the key since: it is there now
-            connection.rollback()
-            answer = step(run)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        return answer
+            return _committed(connection, step, run)
 
     def _make_table(self, connection: Any, run: Callable[..., Any], error: type[Exception]) -> None:
         try:
-            run(_SELECT, "")  # there already, perhaps made by one who may: the user of a service often may not
+            # There already, perhaps made by one who may: the user of a service often may not. Read to its end, as
+            # MySQL's own driver commits nothing before.
+            run(_SELECT, "").fetchall()
         except error:
             connection.rollback()
             try:
                 run(_CREATE)
             except error:
                 connection.rollback()
-                run(_SELECT, "")  # if another process has made it at the same time
+                run(_SELECT, "").fetchall()  # if another process has made it at the same time
         connection.commit()
         self._has_table = True
+
+
+def _committed(connection: Any, step: Callable[[Callable[..., Any]], Any], run: Callable[..., Any]) -> Any:
+    """Commit a step, and return its answer; where anything fails, roll back."""
+    try:
+        answer = step(run)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return answer
 
 
 def _driver_of(connection: Any) -> Any:

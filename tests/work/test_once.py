@@ -419,3 +419,48 @@ def test_a_step_that_fails_leaves_no_transaction_open(tmp_path: Path) -> None:
         kept.claim("key", object(), "print", 30)  # type: ignore[arg-type]
     assert not connection.in_transaction
     connection.close()
+
+
+def test_a_step_that_fails_the_second_time_leaves_no_transaction_open(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "once.db")
+    kept, failures = claims.DbApiClaims(connection), [sqlite3.IntegrityError(), sqlite3.OperationalError("locked")]
+
+    def overtaken(run: Any, *arguments: Any) -> Claim:
+        run(claims._INSERT, arguments[0], "ours", "print", 0.0)
+        raise failures.pop(0)
+
+    kept._claim = overtaken  # type: ignore[method-assign]
+    with pytest.raises(sqlite3.OperationalError):
+        kept.claim("key", "ours", "print", 30)
+    assert not connection.in_transaction
+    connection.close()
+
+
+def test_a_driver_may_commit_nothing_before_all_rows_are_read(tmp_path: Path) -> None:
+    """As MySQL's own: "Unread result found"."""
+    path = tmp_path / "once.db"
+
+    class Cursor(sqlite3.Cursor):
+        def execute(self, *arguments: Any) -> Any:
+            result = super().execute(*arguments)
+            self.connection.has_unread = self.description is not None  # type: ignore[attr-defined]
+            return result
+
+        def fetchall(self) -> list[Any]:
+            self.connection.has_unread = False  # type: ignore[attr-defined]
+            return super().fetchall()
+
+    class Connection(sqlite3.Connection):
+        has_unread = False
+
+        def cursor(self, factory: Any = None) -> Any:
+            return super().cursor(Cursor)
+
+        def commit(self) -> None:
+            if self.has_unread:
+                raise sqlite3.InternalError("Unread result found")
+            super().commit()
+
+    for _ in range(2):  # the second finds the table
+        once = Once(lambda: sqlite3.connect(path, factory=Connection), key=by_order)
+        assert once.call(str.upper, "a") == "A"

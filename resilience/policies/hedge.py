@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from math import inf
 from typing import Any, ClassVar, Never, TypeVar, final
 
@@ -181,13 +182,12 @@ class Hedge(Policy[Never]):
         try:
             await ctx.runtime.race(call, ctx, plan)
             plan.finish()
+            await _close_discarded(plan, ctx)
             answer, plan.answer = plan.answer, None
         except BaseException as error:  # no caller will see the answer
             plan.give_up(error)
+            await _close_discarded(plan, ctx)
             raise
-        finally:
-            for value in plan.discarded:
-                await ctx.runtime.close(value)
         if isinstance(answer, Success):
             if plan.won is not None and self._rules.budget is not None:
                 self._rules.budget.succeeded()
@@ -238,3 +238,12 @@ class Hedge(Policy[Never]):
             after = f"{format_number(100 * self._quantile.share)} % of the calls take"
         paid = "" if rules.budget is None else f"; paid for by {rules.budget!r}"
         return f"{self.name}: {what} beside one that takes longer than {after}{paid}"
+
+
+async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:
+    """Close all results that no caller will see, also where this is cancelled in the middle of one."""
+    if not plan.discarded:
+        return
+    async with AsyncExitStack() as closing:
+        while plan.discarded:
+            closing.push_async_callback(ctx.runtime.close, plan.discarded.pop())

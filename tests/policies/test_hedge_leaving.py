@@ -195,6 +195,30 @@ async def test_a_loser_that_resists_is_waited_for(anywhere: Virtual) -> None:
         assert (resisted, late.closed) == ([0, 1], 2)
 
 
+async def test_cut_off_while_a_result_is_closed_it_closes_the_others(anywhere: Virtual) -> None:
+    """Four results that are not good enough come at once. To close one takes longer than there is time, in a task."""
+    made: list[Slow] = []
+
+    class Slow:
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+            await anywhere.sleep(0.1)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    async def fn(ctx: Context) -> Slow:
+        await anywhere.sleep(0.1)
+        made.append(Slow())
+        return made[-1]
+
+    hedge = Hedge(0, hedges=3, on_result=lambda result: True, budget=None)
+    answer = await anywhere.attempt(Policy.wrap(Timeout(0.15), hedge), fn)
+    assert [it.closed for it in made if it is not answer] == [1] * (3 if anywhere.blocking else 4)
+
+
 def test_a_swallowed_cancellation_of_the_caller_is_not_lost() -> None:
     """Both were meant for the same task: the function swallowed one, which stood for two."""
 

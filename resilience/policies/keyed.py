@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar, Never, TypeVar, final
+from typing import Any, ClassVar, Final, Never, TypeVar, final
 
 from typing_extensions import override
 
@@ -21,6 +22,9 @@ from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
 T = TypeVar("T")
+
+#: How often it looks for what is idle, at most, in each such time: to look at all policies takes a while.
+_LOOKS: Final = 32
 
 
 @final
@@ -60,7 +64,8 @@ class Keyed(Policy[Never]):
         has to be hashable.
     :param max_keys: how many policies are kept, 1000 by default. Beyond that the tenth that was not used for the
         longest time is dropped, and with it what it had counted. Calls under way in a dropped policy go on.
-    :param idle: how many seconds a policy may be unused before it is dropped; by default as many as you like.
+    :param idle: after how many seconds without use a policy is dropped, more than 0; by default never. Calls for its
+        key no longer find it then; it goes when the policy of another key is made, at most a 32nd later.
     :param name: what errors call this policy; "Keyed" by default.
     :raises TypeError: from a call whose key cannot be hashed, and where `make` returns no policy. No policy retries or
         answers it. What `make` and `key` raise themselves comes out.
@@ -94,6 +99,7 @@ class Keyed(Policy[Never]):
         self.name: str = name or "Keyed"
         self._kept: dict[Hashable, _Kept] = {}
         self._made = 0
+        self._next_look = -inf  # from when on it looks again for what is idle
         self._uses = count()
         self._lock = threading.RLock()
         forks.reset_after_fork(self, Keyed._reset)
@@ -128,7 +134,8 @@ class Keyed(Policy[Never]):
 
     def _drop_locked(self, now: float) -> None:
         """Drop what is idle, and, to make room, a tenth: so what it takes to look at all of them is paid by many."""
-        if self._idle is not None:
+        if self._idle is not None and now >= self._next_look:
+            self._next_look = now + self._idle / _LOOKS
             self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
         if len(self._kept) >= self._max_keys:
             by_use = sorted(self._kept, key=lambda key: self._kept[key].use)

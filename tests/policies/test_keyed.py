@@ -125,6 +125,23 @@ def test_the_idle_go_when_another_is_made_and_when_they_are_asked_for(clock: Fak
     assert keyed.stats().dropped == 3
 
 
+def test_not_every_new_key_looks_for_what_is_idle(clock: FakeClock) -> None:
+    """It is looked for 32 times in the idle time: what is idle in between goes at the next look, or when asked for."""
+    keyed = Keyed(lambda key: Bulkhead(1), first, idle=32)
+    a = keyed.policy_for("a")
+    clock.advance(0.5)
+    keyed.policy_for("b")
+    clock.advance(31.5)
+    keyed.policy_for("c")
+    assert [*keyed.policies] == ["b", "c"]
+    clock.advance(0.75)
+    keyed.policy_for("d")
+    assert [*keyed.policies] == ["b", "c", "d"]
+    clock.advance(0.25)
+    assert keyed.policy_for("a") is not a
+    assert [*keyed.policies] == ["c", "d", "a"]
+
+
 def test_two_callers_of_a_new_key_get_one_policy() -> None:
     """`make` runs outside of locks, for each of them; one of the two is kept."""
     both = threading.Barrier(2)

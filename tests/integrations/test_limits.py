@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -162,6 +164,17 @@ def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
     with client_of(limiter, lambda _: httpx.Response(status, headers=headers)) as it:
         it.get("http://a.test")
         assert limiter.stats().next_turn == 0
+
+
+@pytest.mark.parametrize("make", [lambda: RateLimiter(10), lambda: Retry(3).wrap(RateLimiter(10))])
+def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Policy[Any]]) -> None:
+    """A crawler makes one for each host, and drops those that it no longer asks."""
+    policy = make()
+    client_of(policy, lambda request: httpx.Response(200)).get("https://example.org/")
+    known = weakref.ref(policy)
+    del policy
+    gc.collect()
+    assert known() is None
 
 
 def test_the_standard_pipeline_counts_attempts() -> None:

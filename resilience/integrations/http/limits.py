@@ -76,9 +76,7 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
 
 def hear(policy: Policy[object], headers: Mapping[str, str]) -> None:
     """Let the limiters in a policy obey the headers of a response."""
-    limiters = _known.get(policy)
-    if limiters is None:
-        limiters = _known[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
+    limiters = _limiters_in(policy)
     if limiters and (said := learned(headers)) is not None:
         for limiter in limiters:
             limiter._hear(*said)
@@ -88,6 +86,15 @@ def hear(policy: Policy[object], headers: Mapping[str, str]) -> None:
 
 #: The limiters in each policy that has been asked for: to look for them takes 3 us, for each response.
 _known: WeakKeyDictionary[Policy[object], tuple[RateLimiter, ...]] = WeakKeyDictionary()
+
+
+def _limiters_in(policy: Policy[object]) -> tuple[RateLimiter, ...]:
+    if isinstance(policy, RateLimiter):
+        return (policy,)  # not remembered: the entry would keep its own key alive
+    limiters = _known.get(policy)
+    if limiters is None:
+        limiters = _known[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
+    return limiters
 
 
 def _all_said(headers: Mapping[str, str]) -> Iterator[_Said]:

@@ -6,11 +6,11 @@ time, which it nearly always does: 2 to 3 us. Here one handle serves all timers 
     pending    the timers; a dictionary, so that any of them can leave at once
     rings_at   when the first of them was due as it was set; it is left set when that one is done
 
-When it rings, each timer that is due is cancelled, and it is set again for the first one that is left. The timers of a
+When it rings, it rings each timer that is due, and is set again for the first one that is left. The timers of a
 `Timeout`, whose limit is constant, end in the order in which they begin. So it rings once per limit at the most,
 however many calls there were, and a call that ends in time costs two writes to a dictionary. Timers without such a
 limit (a body that is to be read by the deadline of its request) have an alarm together, which is set anew for one that
-is due earlier.
+is due earlier. So have races, which are rung when their next attempt is due.
 
 The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
 tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGuard`.
@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, final
 
 from typing_extensions import override
 
@@ -34,6 +34,20 @@ from resilience.runtimes.base import Expired, Timer
 
 if TYPE_CHECKING:
     import asyncio
+
+
+#: In the place of a limit, for the alarm that all races of a loop have together.
+RACES: Final = -1.0
+
+
+class Bell(Protocol):
+    """What an alarm serves: a timer, or a race."""
+
+    deadline: float
+
+    def ring(self) -> None:
+        """Do what is due at `deadline`; nothing, where that has come to its end."""
+        ...
 
 
 @final
@@ -61,8 +75,15 @@ class AsyncioTimer(Timer):
         self._cancelling = self.task.cancelling()
         alarm = self._alarm
         if self.deadline < alarm.rings_at:
-            alarm.set(self, clock.now())
-        alarm.pending[self] = None  # last: nothing fails from here on, and what is in there is cancelled one day
+            alarm.set(self.deadline, clock.now())
+        alarm.pending[self] = None  # last: nothing fails from here on, and what is in there is rung one day
+
+    def ring(self) -> None:
+        """Cut off the block, unless it has ended: its task is gone, or a finalizer is just closing that."""
+        task = getattr(self, "task", None)
+        if task is not None:
+            self.fired = True
+            cancel(task)
 
     @override
     def stop(self, error: BaseException | None) -> bool:
@@ -85,23 +106,22 @@ def _asyncio() -> Any:
 
 @final
 class Alarm:
-    """Serves the timers of one limit in one loop, or all that have none."""
+    """Serves the timers of one limit in one loop, or all that have none, or its races."""
 
     __slots__ = ("_handle", "loop", "pending", "rings_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self.pending: dict[AsyncioTimer, None] = {}
+        self.pending: dict[Bell, None] = {}
         self.rings_at: float = inf  # an instant on the process clock; infinity where it is not set
         self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
 
-    def set(self, timer: AsyncioTimer, now: float) -> None:
-        """Ring when this timer is due. In an empty context: an alarm outlives the call that happened to set it."""
-        seconds = max(0.0, timer.deadline - now)
-        guard = _LoopCloseGuard(self, timer.deadline)
-        handle = self.loop.call_later(seconds, self._ring, timer, guard, context=contextvars.Context())
+    def set(self, rings_at: float, now: float) -> None:
+        """Ring at this instant. In an empty context: an alarm outlives the call that happened to set it."""
+        guard = _LoopCloseGuard(self, rings_at)
+        handle = self.loop.call_later(max(0.0, rings_at - now), self._ring, guard, context=contextvars.Context())
         later = self._handle()
-        self._handle, self.rings_at = weakref.ref(handle), timer.deadline
+        self._handle, self.rings_at = weakref.ref(handle), rings_at
         if later is not None:
             later.cancel()
 
@@ -112,31 +132,28 @@ class Alarm:
         self.rings_at = inf
         return True
 
-    def _ring(self, due: AsyncioTimer, guard: _LoopCloseGuard) -> None:
+    def _ring(self, guard: _LoopCloseGuard) -> None:
         self.rings_at, self._handle = inf, _no_handle
         guard.alarm = None
-        now = due.deadline  # it is at least that late, should the clock itself fail
+        now = guard.rings_at  # it is at least that late, should the clock itself fail
         try:
-            now = clock.now()
+            now = max(now, clock.now())
         finally:
-            self._cut_off(due, now)
+            self._ring_until(now)
 
-    def _cut_off(self, due: AsyncioTimer, now: float) -> None:
-        """Cancel the tasks that are due by now, `due` in any case, and set the alarm for the first of the others."""
-        for timer in sorted(self.pending, key=_deadline):  # copied at once: it may change between any two steps
-            if timer is not due and timer.deadline > now:
+    def _ring_until(self, now: float) -> None:
+        """Ring all that are due by now, and set the alarm for the first of the others."""
+        for bell in sorted(self.pending, key=_deadline):  # copied at once: it may change between any two steps
+            if bell.deadline > now:
                 break
-            task = getattr(timer, "task", None)  # None: its block has ended, or a finalizer is just closing that
-            self.pending.pop(timer, None)
-            if task is not None:
-                timer.fired = True
-                try:
-                    cancel(task)
-                except Exception as error:  # what it awaits refuses: that is no reason to spare the others
-                    self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
-        first = min([*self.pending], key=_deadline, default=None)
-        if first is not None:
-            self.set(first, now)
+            self.pending.pop(bell, None)
+            try:
+                bell.ring()
+            except Exception as error:  # what a task awaits refuses: that is no reason to spare the others
+                self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
+        rings_at = min(map(_deadline, [*self.pending]), default=inf)
+        if rings_at < self.rings_at:  # else what was rung has set it
+            self.set(rings_at, now)
 
 
 def cancel(task: Any) -> None:
@@ -163,15 +180,15 @@ class _LoopCloseGuard:
     :param rings_at: when it is to ring. Where the alarm says otherwise, it has been set anew.
     """
 
-    __slots__ = ("_rings_at", "alarm")
+    __slots__ = ("alarm", "rings_at")
 
     def __init__(self, alarm: Alarm, rings_at: float) -> None:
         self.alarm: Alarm | None = alarm  # None once it has rung
-        self._rings_at = rings_at
+        self.rings_at: float = rings_at
 
     def __del__(self) -> None:
         alarm = self.alarm
-        if alarm is not None and alarm.rings_at == self._rings_at:
+        if alarm is not None and alarm.rings_at == self.rings_at:
             alarm.rings_at = inf
             alarm.pending.clear()
 

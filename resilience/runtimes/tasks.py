@@ -10,6 +10,7 @@ breaks clients that clean up with an `await`.
 from __future__ import annotations
 
 import contextvars
+import functools
 import logging
 import sys
 from collections.abc import Awaitable, Callable
@@ -34,6 +35,9 @@ from resilience.runtimes.blocking import BLOCKING
 
 if TYPE_CHECKING:
     import asyncio
+
+    from resilience.runtimes.races.asyncio_race import AsyncioRace
+    from resilience.runtimes.races.trio_race import TrioRace
 
 logger: logging.Logger = logging.getLogger("resilience")
 
@@ -241,13 +245,9 @@ class TaskRuntime(Runtime):
         refuse_undeclared_race(ctx)
         task = asyncio_task()
         if task is None:
-            from resilience.runtimes.races.trio_race import TrioRace
-
-            await TrioRace(self, call, plan).run()
+            await _trio_race()(self, call, plan).run()
         else:
-            from resilience.runtimes.races.asyncio_race import AsyncioRace
-
-            await AsyncioRace(self, call, plan, task).run()
+            await _asyncio_race()(self, call, plan, task).run()
 
     @override
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
@@ -263,6 +263,20 @@ class TaskRuntime(Runtime):
             await maybe_await(close() if callable(close) else None)
         except Exception:
             logger.exception("closing a discarded %s raised", type(resource).__name__)
+
+
+@functools.cache  # where none races, they are not needed; and to import one again would take 400 ns
+def _asyncio_race() -> type[AsyncioRace]:
+    from resilience.runtimes.races.asyncio_race import AsyncioRace
+
+    return AsyncioRace
+
+
+@functools.cache
+def _trio_race() -> type[TrioRace]:
+    from resilience.runtimes.races.trio_race import TrioRace
+
+    return TrioRace
 
 
 TASKS: TaskRuntime = TaskRuntime()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Timeout, TimeoutExceeded, deadline
+from resilience import Context, Hedge, Timeout, TimeoutExceeded, deadline
 from tests.conftest import World
 from tests.policies.timeouts import SHORT
 
@@ -25,6 +25,10 @@ class Reported:
     def __init__(self) -> None:
         self.contexts: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.contexts.append(context))
+
+
+async def answer() -> None:
+    return
 
 
 async def hang() -> None:
@@ -76,3 +80,33 @@ async def test_a_block_whose_cancellation_raises_spares_no_other(in_asyncio: Wor
     await asyncio.wait([task], timeout=5)
     assert task.done()
     task.exception()
+
+
+# --- races ------------------------------------------------------------------------------------
+
+
+async def test_calls_that_may_be_hedged_have_one_timer_of_the_loop_together(in_asyncio: World) -> None:
+    """A timer for each would be a third of what such a call costs."""
+    loop: Any = asyncio.get_running_loop()
+    before = len(loop._scheduled)
+    for _ in range(50):
+        await Hedge(10).acall(answer)
+    assert len(loop._scheduled) <= before + 1
+
+
+async def test_each_race_of_a_loop_is_rung_at_its_own_instant(in_asyncio: World) -> None:
+    """Those of different hedges, too, whichever has begun first, and for each of its attempts."""
+    begun: list[str] = []
+
+    async def fetch(ctx: Context) -> None:
+        begun.append(f"{ctx.operation} {ctx.hedge}")
+        await asyncio.sleep(0.8)
+
+    async def under(delay: float, hedges: int) -> None:
+        await Hedge(delay, hedges=hedges, budget=None).aexecute(fetch, Context(operation=f"after {delay}"))
+
+    await asyncio.gather(under(0.5, 1), under(0.1, 2), under(0.3, 2), under(0.4, 1))
+    assert begun == [
+        *("after 0.5 0", "after 0.1 0", "after 0.3 0", "after 0.4 0"),
+        *("after 0.1 1", "after 0.1 2", "after 0.3 1", "after 0.4 1", "after 0.5 1", "after 0.3 2"),
+    ]

@@ -46,7 +46,12 @@ class Race(ABC):
         """Run the race to its end."""
         is_closed = False
         try:
-            await self._run_until_decided()
+            first = self._begin()
+            if first is not None:
+                self._set_next()
+                await self._run_cuttable(0, first)
+            while not self._is_decided and (self._beside or self._plan.due != inf):
+                await self._change()
         except GeneratorExit:  # nothing can be awaited any more
             is_closed = True
             raise
@@ -63,15 +68,6 @@ class Race(ABC):
                 raise error
             finally:
                 del error  # no cycle: error -> traceback -> this frame -> error
-
-    async def _run_until_decided(self) -> None:
-        first = self._begin()
-        if first is None:
-            return
-        self._set_next()
-        await self._run_cuttable(0, first)
-        while not self._is_decided and (self._beside or self._plan.due != inf):
-            await self._change()
 
     # --- an attempt ---
 

@@ -11,7 +11,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.runtimes.alarms import cancel
+from resilience.runtimes.alarms import RACES, Alarm, cancel, find_alarm
 from resilience.runtimes.base import Plan, Runtime
 from resilience.runtimes.races import Race
 
@@ -27,7 +27,8 @@ class AsyncioRace(Race):
         self._task = task
         self._loop = task.get_loop()
         self._variables = copy_context()
-        self._handle: asyncio.TimerHandle | None = None
+        self.deadline: float  # of the alarm: when the next attempt is due
+        self._alarm: Alarm | None = None
         self._has_cancelled = False  # the caller's task, to cut off the first attempt
 
     @override
@@ -66,12 +67,19 @@ class AsyncioRace(Race):
 
     @override
     def _ring_at(self, due: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = None
+        if self._alarm is not None:
+            self._alarm.pending.pop(self, None)
+            self._alarm = None
         if due != inf:
-            seconds = max(0.0, due - clock.now())
-            self._handle = self._loop.call_later(seconds, self._ring, context=self._variables)
+            self.deadline = due
+            alarm = self._alarm = find_alarm(self._loop, RACES, due)
+            if due < alarm.rings_at:
+                alarm.set(due, clock.now())
+            alarm.pending[self] = None
+
+    def ring(self) -> None:
+        """Begin the attempts that are due: what the alarm calls."""
+        self._variables.run(self._ring)
 
     @override
     def _forget(self) -> None:

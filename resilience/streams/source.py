@@ -191,9 +191,12 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
             if limit == inf and timer is None:
                 item = yield from (begin() if is_native else begin().__await__())
             else:
+                now = clock.now()
+                if is_noted:
+                    until = now + idle
                 deadline = until if timer is None else min(until, timer.deadline)
                 with TASKS.timer(deadline, limit if timer is None else None):
-                    if clock.now() < deadline:
+                    if now < deadline:
                         item = yield from (begin() if is_native else begin().__await__())
         except StopAsyncIteration:
             return
@@ -206,7 +209,7 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
             is_noted = True
         opened.item = item
         yield opened
-        limit, until = idle, inf if idle == inf else clock.now() + idle
+        limit = idle
 
 
 def _too_late(timer: PassiveTimer | None, until: float, limit: float) -> BaseException:

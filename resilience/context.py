@@ -221,7 +221,7 @@ class Context:
 
     def _with_info(self, info: ExecutionInfo) -> Context:
         """Derive a context with other listeners, properties or record."""
-        child = self.child()
+        child = derive(self, self.deadline, self.attempt, self._timer)
         child._info = info
         return child
 

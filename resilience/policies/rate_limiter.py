@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 #: What a call uses of the quota that the other side gives.
 _ONE_CALL = 1.0
-_SOMETHING = (None,)
 
 
 @final
@@ -113,12 +112,12 @@ class RateLimiter(Policy[Never]):
         began, quick = clock.now(), turns.quick
         if quick:
             try:
-                del quick[-1]  # without the lock, a third of the time: see `Turns.quick`. There is no call until `+=`
+                del quick[-1]  # without the lock, a third of the time: see `Turns.quick`. No call until `append`
                 bucket = turns.bucket
                 if (full_at := bucket.full_at) <= began + bucket.room:  # GCRA
                     bucket.full_at = (full_at if full_at > began else began) + bucket.step
                     has_turn = True
-                quick += _SOMETHING
+                quick.append(None)
             except IndexError:  # pragma: no cover (another thread was quicker: never under the GIL)
                 pass
         costs = self._fixed or self._costs(ctx)

@@ -26,7 +26,6 @@ from resilience.state.rates import SAME, Meter, Quota, Spread, Window
 
 W = TypeVar("W")
 
-_SOMETHING = (None,)
 _NO_BUCKET = Spread(1.0, 1.0, 1.0)
 
 #: Of each rate, so many units; the last are those of the quota.
@@ -107,7 +106,7 @@ class Turns(Generic[W]):
             self._only = self.rates[0]
             if self.bucket.is_usual:
                 self._is_quick = True
-                self.quick += _SOMETHING
+                self.quick.append(None)
         return True
 
     def refuse(self, costs: Units, now: float) -> float:

@@ -44,14 +44,13 @@ class KeyedStats:
 
 @final
 class _Kept:
-    """The policy of a key, and when it was last used: which use of all that was, and at which instant."""
+    """The policy of a key, and when it was last used: an instant, or a number where no idle time is asked for."""
 
-    __slots__ = ("policy", "use", "used_at")
+    __slots__ = ("policy", "used_at")
 
-    def __init__(self, policy: Policy[Any], use: int, used_at: float) -> None:
+    def __init__(self, policy: Policy[Any], used_at: float) -> None:
         self.policy = policy
-        self.use = use
-        self.used_at = used_at  # 0 where no idle time is asked for
+        self.used_at = used_at
 
 
 @final
@@ -115,9 +114,9 @@ class Keyed(Policy[Never]):
         except TypeError:
             refuse_unhashable(key, self.name)
             raise
-        use, now = next(self._uses), 0.0 if self._idle is None else clock.now()
+        now = next(self._uses) if self._idle is None else clock.now()
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
-            kept.use, kept.used_at = use, now
+            kept.used_at = now
             return kept.policy
         made = self._make(key)  # a user's code: not under the lock
         if not isinstance(made, Policy):
@@ -128,7 +127,7 @@ class Keyed(Policy[Never]):
                 return current.policy
             self._kept.pop(key, None)
             self._drop_locked(now)
-            self._kept[key] = _Kept(made, use, now)
+            self._kept[key] = _Kept(made, now)
             self._made += 1
             return made
 
@@ -138,7 +137,7 @@ class Keyed(Policy[Never]):
             self._next_look = now + self._idle / _LOOKS
             self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
         if len(self._kept) >= self._max_keys:
-            by_use = sorted(self._kept, key=lambda key: self._kept[key].use)
+            by_use = sorted(self._kept, key=lambda key: self._kept[key].used_at)
             for key in by_use[: max(len(self._kept) - self._max_keys + 1, self._max_keys // 10)]:
                 del self._kept[key]
 

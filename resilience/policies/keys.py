@@ -37,7 +37,7 @@ def key_of(ctx: Context, make: Key | None, policy: str) -> Hashable:
         return (function, arguments, *sorted(keywords.items())) if keywords else (function, arguments)
     arguments = (ctx,) if arguments is None else arguments
     try:
-        return make(*arguments, **keywords)
+        return make(*arguments, **keywords) if keywords else make(*arguments)
     except TypeError as error:
         misuse = mismatch(make, arguments, keywords, error, takes_context=False)
         if misuse is not None:

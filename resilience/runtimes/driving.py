@@ -31,7 +31,7 @@ def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
 
     :param lowered: the policy that awaits it, where its method is a plain function: then the bug comes as `Suspended`.
     """
-    coroutine: Any = awaitable if isinstance(awaitable, CoroutineType) else _awaited(awaitable)
+    coroutine: Any = awaitable if type(awaitable) is CoroutineType else _awaited(awaitable)
     try:
         coroutine.send(None)
     except StopIteration as done:

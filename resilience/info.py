@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, final
 
-from resilience.record import Record
+from resilience.record import Executed, Record
 from resilience.repeats import Cap
 
 #: A plain function of one event.
@@ -29,9 +29,10 @@ class ExecutionInfo:
 
     :param cap: what the repeats of this execution, and of all inside it, are taken from; None where there is no cap.
     :param hedge: 0, or the number of the attempt beside another one.
+    :param chosen: the policies that a `Keyed` has chosen for what runs with this, where that asks for them.
     """
 
-    __slots__ = ("cap", "hedge", "listeners", "operation", "properties", "record")
+    __slots__ = ("cap", "chosen", "hedge", "listeners", "operation", "properties", "record")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class ExecutionInfo:
         record: Record | None = None,
         cap: Cap | None = None,
         hedge: int = 0,
+        chosen: tuple[Executed, ...] = (),
     ) -> None:
         self.operation: str | None = operation
         self.properties: Mapping[str, Any] = properties
@@ -48,26 +50,33 @@ class ExecutionInfo:
         self.record: Record | None = record
         self.cap: Cap | None = cap
         self.hedge: int = hedge
+        self.chosen: tuple[Executed, ...] = chosen
 
     def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
         """Return the same, with these listeners added."""
-        return self._copy(self.listeners + listeners, self.cap, self.hedge)
+        return self._copy(self.listeners + listeners, self.cap, self.hedge, self.chosen)
 
     def with_properties(self, properties: Mapping[str, Any]) -> ExecutionInfo:
         """Return the same, with these properties added."""
         merged = MappingProxyType({**self.properties, **properties})
-        return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap, self.hedge)
+        return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap, self.hedge, self.chosen)
 
     def with_cap(self, cap: Cap) -> ExecutionInfo:
         """Return the same, with a cap on repeats."""
-        return self._copy(self.listeners, cap, self.hedge)
+        return self._copy(self.listeners, cap, self.hedge, self.chosen)
 
     def with_hedge(self, hedge: int) -> ExecutionInfo:
         """Return the same, for an attempt of this number beside another one."""
-        return self._copy(self.listeners, self.cap, hedge)
+        return self._copy(self.listeners, self.cap, hedge, self.chosen)
 
-    def _copy(self, listeners: tuple[Listener, ...], cap: Cap | None, hedge: int) -> ExecutionInfo:
-        return ExecutionInfo(self.operation, self.properties, listeners, self.record, cap, hedge)
+    def with_chosen(self, policy: Executed) -> ExecutionInfo:
+        """Return the same, with a policy that was chosen for the call."""
+        return self._copy(self.listeners, self.cap, self.hedge, (*self.chosen, policy))
+
+    def _copy(
+        self, listeners: tuple[Listener, ...], cap: Cap | None, hedge: int, chosen: tuple[Executed, ...]
+    ) -> ExecutionInfo:
+        return ExecutionInfo(self.operation, self.properties, listeners, self.record, cap, hedge, chosen)
 
 
 NO_INFO = ExecutionInfo()

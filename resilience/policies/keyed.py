@@ -18,6 +18,7 @@ from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import KeyMisuse
+from resilience.info import BARE
 from resilience.policies.keys import Key, key_of, refuse_unhashable
 from resilience.policy import Call, Policy
 
@@ -105,7 +106,10 @@ class Keyed(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        return await self.policy_for(key_of(ctx, self._key, self.name)).around(call, ctx)
+        policy = self.policy_for(key_of(ctx, self._key, self.name))
+        if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_chosen", False):
+            ctx = ctx._with_info(ctx._info.with_chosen(policy))
+        return await policy.around(call, ctx)
 
     def policy_for(self, key: Hashable) -> Policy[Any]:
         """Return the policy of a key; make it, if there is none."""

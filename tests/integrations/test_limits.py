@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import weakref
@@ -16,15 +17,30 @@ import pytest
 from anthropic import Anthropic
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, BadRequestError, OpenAI
 
-from resilience import Policy, Rate, RateLimited, RateLimiter, Retry, Timeout
+from resilience import (
+    Context,
+    Hedge,
+    Keyed,
+    Pipeline,
+    Policy,
+    Rate,
+    RateLimited,
+    RateLimiter,
+    RepeatCap,
+    Retry,
+    Timeout,
+    current_context,
+)
 from resilience.integrations import anthropic, openai
 from resilience.integrations.answers import answer_to
 from resilience.integrations.http import standard
 from resilience.integrations.http.limits import learned
-from resilience.integrations.httpx import ResilienceTransport
+from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from resilience.testing import virtual_time
+from resilience.work import IdempotencyKey
+from tests.conftest import World
 from tests.integrations.llm_server import (
     ANTHROPIC_PATH,
     OPENAI_PATH,
@@ -33,7 +49,7 @@ from tests.integrations.llm_server import (
     message,
     openai_error,
 )
-from tests.integrations.servers import flaky_server
+from tests.integrations.servers import Answer, flaky_server
 
 
 def from_now(seconds: float) -> str:
@@ -177,6 +193,69 @@ def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Po
     assert known() is None
 
 
+@pytest.mark.parametrize("status", [200, 429])
+def test_a_limiter_of_a_key_obeys_the_responses_of_that_key(status: int) -> None:
+    """Not those of another one, and `key` is asked once for each call, as it may take turns."""
+    asked: list[str] = []
+
+    def key(ctx: Context) -> str:
+        asked.append(ctx.properties["tenant"])
+        return asked[-1]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        left = "0" if request.headers["tenant"] == "spent" else "50"
+        return httpx.Response(status, headers={"x-ratelimit-remaining": left, "x-ratelimit-reset": "30"})
+
+    tenants = Keyed(lambda tenant: RateLimiter(1000, name=tenant), key)
+
+    def ask(ctx: Context) -> None:
+        client.get("http://a.test", headers={"tenant": ctx.properties["tenant"]})
+
+    with virtual_time(), client_of(Timeout(60).wrap(tenants), handler) as client:
+        for tenant in ("rich", "spent"):
+            Retry(1).execute(ask, Context(properties={"tenant": tenant}))
+        closed = {name: limiter.stats().next_turn for name, limiter in limiters_of(tenants).items()}
+        assert closed == {"rich": 0, "spent": 30}
+    assert asked == ["rich", "spent"]
+
+
+def limiters_of(keyed: Keyed) -> dict[Any, RateLimiter]:
+    return {key: Pipeline(policy).find(RateLimiter) for key, policy in keyed.policies.items()}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [RepeatCap(1), IdempotencyKey(), Hedge(10), Policy.wrap(Timeout(60), listeners=[lambda event: None])],
+    ids=lambda it: it.name,
+)
+def test_limiters_of_keys_of_keys_obey_too(between: Policy[Any]) -> None:
+    """Whatever stands between them and the request."""
+    inner = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between), lambda ctx: ctx.operation)
+    outer = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between, inner), lambda ctx: ctx.operation)
+    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
+    with client_of(outer, lambda _: httpx.Response(200, headers=headers)) as client:
+        client.get("http://a.test")
+    for keyed in (outer, inner):
+        assert 29 < limiters_of(keyed)["GET a.test"].stats().next_turn <= 30
+
+
+async def test_hedged_attempts_of_several_keys_are_told_apart(in_asyncio: World) -> None:
+    """Each replica's limiter obeys that replica."""
+    replicas = Keyed(lambda number: RateLimiter(1000).wrap(Timeout(60)), lambda ctx: ctx.hedge)
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        number = current_context().hedge
+        await anyio.sleep(0.1 + 0.1 * number)
+        headers = {"x-ratelimit-remaining": str(50 * number), "x-ratelimit-reset": "30"}
+        return httpx.Response(200 if number else 503, headers=headers)
+
+    transport = AsyncResilienceTransport(Hedge(0.01).wrap(replicas), httpx.MockTransport(handler))
+    async with httpx.AsyncClient(transport=transport) as client:
+        assert (await client.get("http://a.test")).status_code == 200
+    assert 29 < limiters_of(replicas)[0].stats().next_turn <= 30
+    assert limiters_of(replicas)[1].stats().next_turn == 0
+
+
 def test_the_standard_pipeline_counts_attempts() -> None:
     """For each host by itself; and each attempt of a retry waits for its turn."""
     instants: list[float] = []
@@ -225,6 +304,17 @@ def test_openai_feeds_a_limiter() -> None:
         with pytest.raises(Exception, match="sorry"):
             client.chat.completions.create(**ask)
         assert 39 < limiter.stats().next_turn <= 40
+
+
+@pytest.mark.parametrize("answer", [completion(), openai_error(400)], ids=["good", "an error"])
+def test_openai_feeds_the_limiter_of_a_key(answer: Answer) -> None:
+    with flaky_server() as server:
+        server.script(OPENAI_PATH, replace(answer, headers=JSON | openai_headers("tokens", 0, "40s")))
+        hosts = Keyed(lambda operation: RateLimiter(1000), lambda ctx: ctx.operation.rpartition(" ")[2])
+        client = openai.protect(OpenAI(api_key="k", base_url=f"{server.url}/v1"), hosts)
+        with contextlib.suppress(BadRequestError):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        assert 39 < limiters_of(hosts)["127.0.0.1"].stats().next_turn <= 40
 
 
 def test_anthropic_feeds_a_limiter() -> None:

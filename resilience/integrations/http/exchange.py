@@ -48,7 +48,6 @@ from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.http.rules import NotRepeatable, TransientStatus
 from resilience.integrations.http.settings import Settings
 from resilience.integrations.wire import OfHost
-from resilience.policy import Policy
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
@@ -93,6 +92,7 @@ class Exchange:
     #: Lets the body take longer than the attempt that brings it.
     body_may_last_until: float | None = None
 
+    _resilience_asks_for_chosen: ClassVar[bool] = True  # of a Keyed: limiters in them obey the response
     _in_tasks: ClassVar[bool]
     _is_over = False
     _why_not_again: str | None = None
@@ -194,7 +194,7 @@ class Exchange:
         if not self._keep(response, ctx):
             await self._close(response)
             raise DeadlineExceeded("the response came after its time")
-        return self._judged(response, ctx._executed)
+        return self._judged(response, ctx)
 
     def _begin(self, ctx: Context) -> Attempt:
         left = ctx.timeout()
@@ -234,9 +234,9 @@ class Exchange:
             self._open.append((response, ctx.deadline))
             return True
 
-    def _judged(self, response: Any, policy: Policy[Any]) -> Any:
+    def _judged(self, response: Any, ctx: Context) -> Any:
         status, headers = self.status_of(response)
-        hear(policy, headers)
+        hear(ctx, headers)
         failure = self.settings.rules.failure_of(status, headers, response)
         if failure is None:
             return response

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from time import time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from resilience.context import Context
 from resilience.policies.rate_limiter import RateLimiter
-from resilience.policy import Policy
 
 __all__ = ["learned"]
 
@@ -74,9 +74,9 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
     return min(understood, default=None)
 
 
-def hear(policy: Policy[object], headers: Mapping[str, str]) -> None:
-    """Let the limiters in a policy obey the headers of a response."""
-    limiters = _limiters_in(policy)
+def hear(ctx: Context, headers: Mapping[str, str]) -> None:
+    """Let the limiters around an attempt obey the headers of its response."""
+    limiters = [it for policy in (ctx._executed, *ctx._info.chosen) for it in _limiters_in(policy)]
     if limiters and (said := learned(headers)) is not None:
         for limiter in limiters:
             limiter._hear(*said)
@@ -85,10 +85,10 @@ def hear(policy: Policy[object], headers: Mapping[str, str]) -> None:
 # --- inside ----------------------------------------------------------------------------------
 
 #: The limiters in each policy that has been asked for: to look for them takes 3 us, for each response.
-_known: WeakKeyDictionary[Policy[object], tuple[RateLimiter, ...]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, tuple[RateLimiter, ...]] = WeakKeyDictionary()
 
 
-def _limiters_in(policy: Policy[object]) -> tuple[RateLimiter, ...]:
+def _limiters_in(policy: Any) -> tuple[RateLimiter, ...]:
     if isinstance(policy, RateLimiter):
         return (policy,)  # not remembered: the entry would keep its own key alive
     limiters = _known.get(policy)

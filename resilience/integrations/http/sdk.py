@@ -22,13 +22,14 @@ from typing import Any, final
 
 from typing_extensions import override
 
+from resilience.ambient import current_context
+from resilience.context import Context
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.limits import hear
-from resilience.integrations.http.perhost import Policies, policy_for
+from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import retry_after
 from resilience.integrations.http.settings import Settings
-from resilience.policy import Policy
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
@@ -102,7 +103,7 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
 
     @functools.wraps(parse)
     def parse_heard(*args: Any, **kwargs: Any) -> Any:  # a coroutine, where the client is asynchronous
-        hear(policy_for(settings.policies, str(client.base_url)), kwargs["response"].headers)
+        hear(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
     chosen = arequest if inspect.iscoroutinefunction(send) else request
@@ -162,14 +163,14 @@ class _Call(Exchange):
             )
         return options
 
-    def _hear(self, error: Any) -> None:
+    def _hear(self, error: Any, ctx: Context) -> None:
         """Let limiters obey the response that an error carries."""
         headers = getattr(getattr(error, "response", None), "headers", None)
         if headers is not None:
-            hear(policy_for(self.settings.policies, self._url), headers)
+            hear(ctx, headers)
 
     @override
-    def _judged(self, response: Any, policy: Policy[Any]) -> Any:
+    def _judged(self, response: Any, ctx: Context) -> Any:
         return response  # a status that is a failure was an error
 
     @override
@@ -192,7 +193,7 @@ class _BlockingCall(_Call, BlockingExchange):
         try:
             return self._send(self._prepared(attempt))
         except self._known as error:
-            self._hear(error)
+            self._hear(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)
@@ -209,7 +210,7 @@ class _AsyncCall(_Call, TaskExchange):
         try:
             return await self._send(self._prepared(attempt))
         except self._known as error:
-            self._hear(error)
+            self._hear(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)

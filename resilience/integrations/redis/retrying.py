@@ -20,6 +20,7 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as _Retry
 
+from resilience import execution
 from resilience.callables import maybe_await
 from resilience.context import waits_until
 from resilience.integrations.redis.commands import Command, also_repeatable, may_repeat
@@ -94,21 +95,16 @@ class PolicyDriven:
 
         For `redis.asyncio` the results of `do`, of `fail` and of this are to be awaited.
         """
-        call = Call(self, fail, is_retryable, with_failure_count)
+        call = Call(self, do, fail, is_retryable, with_failure_count)
         if self.current_call() is not None:
             return self._run(call.part(do))
-
-        def attempt(ctx: Context) -> Any:
-            return self._run(call.attempt(self._limited(do, ctx), ctx))
-
-        attempt.__qualname__ = "redis_command"  # the operation of an execution that is given none
-        return self._execute(attempt)
+        return self._protect(self.policy, call, takes_context=True)()
 
     # What differs. Methods, as in the classes below: of `Any`, as one of them returns what the other awaits.
-    in_tasks: ClassVar[bool]  # whether what is called returns something to await
+    _in_tasks: ClassVar[bool]  # whether what is called returns something to await
     _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
     _limited: Any  # returns what does the same as `do`, and waits for it no longer than the deadline
-    _execute: Any
+    _protect: Any  # puts the policy around a call
 
 
 @final
@@ -132,30 +128,26 @@ class PolicyRetry(PolicyDriven, _Retry):
                     "with cooperative=True it shortens the timeouts of the socket"
                 )
 
-    in_tasks = False
+    _in_tasks = False
     _run = staticmethod(drive)
+    _protect = staticmethod(execution.protect)
 
     def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
         return do  # each operation on the socket keeps to the deadline
-
-    def _execute(self, attempt: Callable[[Context], Any]) -> Any:
-        return self.policy.execute(attempt)
 
 
 @final
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
     """The same for `redis.asyncio`. Here the policy may hold any `Timeout`: the task is cancelled."""
 
-    in_tasks = True
+    _in_tasks = True
     _run = staticmethod(lambda coroutine: coroutine)
+    _protect = staticmethod(execution.aprotect)
 
     def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Callable[[], Awaitable[Any]]:
         if waits_until(ctx) == inf:
             return do  # a Timeout around it will cut it off by then
         return functools.partial(_in_time, do, ctx)
-
-    def _execute(self, attempt: Callable[[Context], Any]) -> Any:
-        return self.policy.aexecute(attempt)
 
 
 async def _in_time(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
@@ -174,17 +166,20 @@ _current: ContextVar[Call | None] = ContextVar("resilience.redis", default=None)
 
 @final
 class Call:
-    """One execution: what its attempts have to know of one another."""
+    """One execution: what the policy calls for each attempt, and what these have to know of one another."""
 
     def __init__(
         self,
         retry: PolicyDriven,
+        do: Callable[[], Any],
         fail: Callable[..., Any],
         is_retryable: Callable[[Exception], bool] | None,
         with_failure_count: bool,
     ) -> None:
         self.retry: PolicyDriven = retry
         self.ctx: Context | None = None  # of the attempt that is running
+        self.__qualname__ = "redis_command"  # the operation of an execution that is given none
+        self._do = do
         self._fail = fail
         self._is_retryable = is_retryable
         self._counts = with_failure_count
@@ -195,8 +190,11 @@ class Call:
         # What may have been carried out, and must not be twice.
         self._in_doubt: list[Command] | None = None
 
-    async def attempt(self, do: Callable[[], Any], ctx: Context) -> Any:
-        """Run `do` once, as one attempt of the policy."""
+    def __call__(self, ctx: Context) -> Any:
+        """Make an attempt."""
+        return self.retry._run(self._attempt(ctx))
+
+    async def _attempt(self, ctx: Context) -> Any:
         ctx.check()
         token = _current.set(self)
         self.ctx = ctx
@@ -206,7 +204,7 @@ class Call:
             if self._in_doubt is not None:
                 names = ", ".join(str(command[0]) for command in self._in_doubt) or "a command"
                 raise OutcomeUnknown(f"{names} may have been carried out before it was cut off; not sent again")
-            result = await self.part(do)
+            result = await self.part(self.retry._limited(self._do, ctx))
             self._unsettled = self._in_doubt = None
             return result
         finally:
@@ -217,7 +215,7 @@ class Call:
         """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
         try:
             result = do()
-            return await result if self.retry.in_tasks else result
+            return await result if self.retry._in_tasks else result
         except Exception as error:
             if self._judge(error):
                 await self._settle(error)

@@ -516,27 +516,6 @@ def test_conditions_combine_with_conditions() -> None:
             ConsecutiveFailures(3) | stranger  # type: ignore[operator]
 
 
-def test_a_missing_argument_is_pythons_own_error() -> None:
-    """What has no default has to be given; what is keyword-only has to be named."""
-    for make in (
-        lambda: Timeout(),  # type: ignore[call-arg]
-        lambda: Bulkhead(),  # type: ignore[call-arg]
-        lambda: SlowRatio(0.5),  # type: ignore[call-arg]
-        lambda: deadline(),  # type: ignore[call-arg]
-        lambda: Retry(3, Boom),  # type: ignore[misc]
-        lambda: CircuitBreaker(5, 30.0),  # type: ignore[misc]
-        lambda: Fallback("value", plain),  # type: ignore[call-overload]
-        lambda: FailureRatio(0.5, 10),  # type: ignore[misc]
-        lambda: SlowRatio(0.5, 10),  # type: ignore[misc]
-        lambda: Timeout(1.0, True),  # type: ignore[misc]
-        lambda: Bulkhead(1, 2),  # type: ignore[misc]
-        lambda: Context(5.0),  # type: ignore[misc]
-        lambda: Retry(tries=3),  # type: ignore[call-arg]
-    ):
-        with pytest.raises(TypeError):
-            make()
-
-
 # --- entry points ----------------------------------------------------------------------------
 
 NOT_CALLABLE = [42, None, "fetch", [len]]

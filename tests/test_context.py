@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from resilience import (
-    Bulkhead,
     CircuitBreaker,
     CircuitOpen,
     Context,
     DeadlineExceeded,
-    Fallback,
     Policy,
     Retry,
     Timeout,
@@ -61,13 +59,6 @@ def test_a_timeout_may_be_a_timedelta(clock: FakeClock) -> None:
     """As all durations."""
     assert Context(timeout=timedelta(minutes=2)).remaining() == 120.0
     assert Context(timeout=5.0).timeout(timedelta(milliseconds=250)) == 0.25
-
-
-def test_an_infinite_timeout_is_none(clock: FakeClock) -> None:
-    """Whoever computes a timeout need not treat "no limit" as a case of its own."""
-    ctx = Context(timeout=INF)
-    assert ctx.deadline == INF
-    assert ctx.timeout() is None
 
 
 def test_a_deadline_has_passed_at_its_very_instant(clock: FakeClock) -> None:
@@ -124,30 +115,7 @@ def test_the_timeout_is_not_zero_if_the_clock_moves_meanwhile(monkeypatch: pytes
         ctx.timeout()
 
 
-async def test_a_budget_by_itself_cuts_nothing_off(world: World) -> None:
-    """Only a Timeout and `async with deadline` do: what is running comes to its own end."""
-
-    async def late(ctx: Context) -> str:
-        await world.sleep(ctx.remaining() + 0.005)
-        return "late"
-
-    assert await world.execute(Retry(), late, Context(timeout=0.25)) == "late"
-
-
 # --- operation, properties, attempt ------------------------------------------------------------
-
-
-async def test_operation_and_properties_are_visible_inside(world: World) -> None:
-    """To the function, to callbacks and events, through every policy and attempt."""
-    pipeline = Retry(2, on=Boom, backoff=[0]).wrap(CircuitBreaker(), Timeout(5.0), Bulkhead(1), Fallback("x", on=Other))
-    seen: list[tuple[int, str | None, dict[str, Any]]] = []
-
-    async def fn(ctx: Context) -> None:
-        seen.append((ctx.attempt, ctx.operation, dict(ctx.properties)))
-        raise Boom
-
-    await world.attempt(pipeline, fn, Context(operation="get-user", properties={"tenant": "acme"}))
-    assert seen == [(1, "get-user", {"tenant": "acme"}), (2, "get-user", {"tenant": "acme"})]
 
 
 def test_properties_are_a_copy_that_nobody_can_change() -> None:

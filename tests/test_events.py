@@ -68,25 +68,6 @@ async def test_a_retry_tells_of_each_failure_each_wait_and_its_end(
     ]
 
 
-@pytest.mark.parametrize(
-    ("retry", "budget", "reason"),
-    [
-        (Retry(1, on=Boom), None, "attempts"),
-        (Retry(9, on=Boom, backoff=[5.0]), 4.0, "deadline"),
-        (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), None, "max_elapsed"),
-    ],
-    ids=["attempts", "deadline", "max_elapsed"],
-)
-async def test_a_retry_tells_why_it_gave_up(
-    world: World, clock: FakeClock, heard: list[Any], retry: Retry, budget: float | None, reason: str
-) -> None:
-    """What ran out: attempts, the deadline or `max_elapsed`."""
-    await world.attempt(retry, Script(Boom()).function(), Context(timeout=budget))
-    [gave_up] = [event for event in heard if isinstance(event, events.RetryGaveUp)]
-    assert (gave_up.reason, gave_up.attempts) == (reason, 1)
-    assert events.RetryScheduled not in kinds(heard), "nothing was scheduled that was not done"
-
-
 async def test_a_retry_tells_of_a_result_that_was_not_good_enough(
     world: World, clock: FakeClock, heard: list[Any]
 ) -> None:
@@ -94,20 +75,6 @@ async def test_a_retry_tells_of_a_result_that_was_not_good_enough(
     retry = Retry(2, on_result=lambda result: result == "bad", backoff=[0])
     assert await world.execute(retry, Script("bad").function()) == "bad"
     assert [event.outcome for event in heard] == [Success("bad")] * 5
-
-
-async def test_a_timeout_tells_of_the_limit_that_was_exceeded(world: World, heard: list[Any]) -> None:
-    """Its own, or the budget of the execution."""
-
-    async def hang(ctx: Context) -> None:
-        await world.hang()
-
-    await world.attempt(Timeout(0.01, name="own"), hang, Context(operation="op"))
-    await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
-    own, budget = (event for event in heard if isinstance(event, events.TimedOut))
-    assert (own.policy, own.operation, own.timeout, own.by_deadline) == ("own", "op", 0.01, False)
-    assert (budget.policy, budget.operation, budget.by_deadline) == ("budget", hang.__qualname__, True)
-    assert 0 <= budget.timeout <= 0.01
 
 
 async def test_a_timeout_tells_whether_it_limits_an_attempt_or_the_total(world: World, heard: list[Any]) -> None:
@@ -241,16 +208,6 @@ async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(
     ]
 
 
-async def test_a_call_that_an_isolated_circuit_refuses_is_told_as_such(world: World, heard: list[Any]) -> None:
-    """The reason is the name of the error that the caller gets."""
-    breaker = CircuitBreaker()
-    breaker.isolate()
-
-    await world.attempt(breaker, Script("never").function())
-    [rejected] = [event for event in heard if isinstance(event, events.CallRejected)]
-    assert (rejected.reason, rejected.retry_after) == ("CircuitIsolated", None)
-
-
 async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, heard: list[Any]) -> None:
     """With no time to come back at: nobody can tell."""
     bulkhead = Bulkhead(1, name="pool")
@@ -271,18 +228,6 @@ async def test_a_bulkhead_tells_of_the_calls_that_it_turns_away(world: World, he
         "waited": 0.0,
         "shadow": False,
     }
-
-
-def test_a_call_that_finds_too_many_abandoned_ones_is_told_as_rejected(
-    threads: World, heard: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`WorkersExhausted` is a rejection like the other two."""
-    monkeypatch.setattr(Timeout, "max_abandoned", 0)
-    outcome = Timeout(5.0, name="t").capture(lambda ctx: "never")
-    assert isinstance(outcome, Failure)
-    assert type(outcome.error).__name__ == "WorkersExhausted"
-    (refused,) = [event for event in heard if isinstance(event, events.CallRejected)]
-    assert (refused.policy, refused.reason, vars(refused)["waited"]) == ("t", "WorkersExhausted", 0.0)
 
 
 # --- the end of an execution -------------------------------------------------------------------

@@ -38,27 +38,17 @@ GROUPS = [
 
 @pytest.mark.parametrize("on", [ConnectionError, (OSError, KeyError), transient], ids=["type", "tuple", "transient"])
 @pytest.mark.parametrize(("leaves", "handled"), GROUPS)
-async def test_a_retry_repeats_a_group_of_what_it_repeats(
+async def test_a_group_is_handled_where_all_its_leaves_are(
     world: World, leaves: list[Exception], handled: bool, on: Any
 ) -> None:
-    script = Script(group(*leaves))
+    """A Retry repeats it, a Fallback answers it, a CircuitBreaker counts it."""
+    error = group(*leaves)
+    script = Script(error)
     await world.attempt(Retry(3, on=on, backoff=[0]), script.function())
     assert script.calls == (3 if handled else 1)
-
-
-@pytest.mark.parametrize(("leaves", "handled"), GROUPS)
-async def test_a_fallback_answers_a_group_of_what_it_answers(
-    world: World, leaves: list[Exception], handled: bool
-) -> None:
-    error = group(*leaves)
-    result = await world.attempt(Fallback("instead", on=ConnectionError), Script(error).function())
-    assert result == "instead" if handled else result is error
-
-
-@pytest.mark.parametrize(("leaves", "handled"), GROUPS)
-async def test_a_breaker_counts_a_group_of_what_it_counts(world: World, leaves: list[Exception], handled: bool) -> None:
-    breaker = CircuitBreaker(1, on=ConnectionError)
-    await fails(world, breaker, group(*leaves))
+    assert (await world.attempt(Fallback("instead", on=on), script.function()) == "instead") is handled
+    breaker = CircuitBreaker(1, on=on)
+    await fails(world, breaker, error)
     assert breaker.state is (OPEN if handled else CLOSED)
 
 

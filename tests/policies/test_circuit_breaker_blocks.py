@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, CircuitState, DeadlineExceeded, SlowRatio
+from resilience import CircuitBreaker, CircuitIsolated, CircuitOpen, DeadlineExceeded, SlowRatio
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
-from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, Other, fails, works
+from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Other, fails, works
 
 
 def raising(error: Exception) -> Callable[[object], bool]:
@@ -40,46 +40,6 @@ async def test_an_isolated_circuit_refuses_until_a_hand_closes_it(world: World, 
     assert isinstance(error, CircuitOpen)
     assert (error.retry_after, error.state, error.policy) == (None, ISOLATED, "inventory")
     assert script.calls == 1
-
-
-@pytest.mark.parametrize("state", CircuitState)
-def test_close_closes_from_every_state(threads: World, clock: FakeClock, state: CircuitState) -> None:
-    """And counting starts from zero."""
-    breaker = CircuitBreaker(2, open_for=5.0, probe_successes=2)
-    _bring_to(breaker, clock, state)
-    breaker.close()
-    assert breaker.state is CLOSED
-    assert breaker.stats().last_failure is None
-    breaker.capture(lambda ctx: 1 / 0)
-    assert breaker.state is CLOSED
-    breaker.capture(lambda ctx: 1 / 0)
-    assert breaker.state is OPEN
-
-
-@pytest.mark.parametrize("state", CircuitState)
-def test_isolate_isolates_from_every_state(threads: World, clock: FakeClock, state: CircuitState) -> None:
-    """Twice is as good as once."""
-    moves = Moves()
-    breaker = CircuitBreaker(2, open_for=5.0, probe_successes=2, on_transition=moves)
-    _bring_to(breaker, clock, state)
-    breaker.isolate()
-    breaker.isolate()
-    assert breaker.state is ISOLATED
-    assert moves.states.count(ISOLATED) == 1
-
-
-def _bring_to(breaker: CircuitBreaker, clock: FakeClock, state: CircuitState) -> None:
-    if state is ISOLATED:
-        breaker.isolate()
-    elif state is CLOSED:
-        breaker.capture(lambda ctx: 1 / 0)
-    else:
-        for _ in range(2):
-            breaker.capture(lambda ctx: 1 / 0)
-        if state is HALF_OPEN:
-            clock.advance(5.0)
-            breaker.execute(lambda ctx: "fine")
-    assert breaker.state is state
 
 
 async def test_stats_tell_what_the_breaker_knows(world: World, clock: FakeClock) -> None:

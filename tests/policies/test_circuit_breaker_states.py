@@ -21,7 +21,7 @@ from resilience import (
 )
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.contention.beside import beside
-from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, Other, fails, works
+from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 
 # --- open --------------------------------------------------------------------------------------
 
@@ -41,36 +41,6 @@ async def test_an_open_circuit_refuses_and_says_why(world: World, clock: FakeClo
     assert error.last_failure == "Boom: connection refused"
     assert error.policy == "inventory"
     assert script.calls == 0
-
-
-async def test_the_first_call_after_the_open_period_is_a_probe(world: World, clock: FakeClock) -> None:
-    """At the very end of the period, not a moment earlier."""
-    breaker = CircuitBreaker(1, open_for=timedelta(seconds=8))
-
-    await fails(world, breaker)
-    clock.advance(7.999)
-    assert isinstance(await works(world, breaker), CircuitOpen)
-    clock.advance(0.001)
-    assert await works(world, breaker) == "fine"
-
-
-async def test_it_stays_open_for_thirty_seconds_by_default(world: World, clock: FakeClock) -> None:
-    """Long enough for most restarts, short enough not to be noticed by a human."""
-    breaker = CircuitBreaker(1)
-
-    await fails(world, breaker)
-    assert breaker.stats().retry_after == pytest.approx(30.0)
-
-
-async def test_time_alone_does_not_change_the_state(world: World, clock: FakeClock) -> None:
-    """`.state` changes when a call or a hand moves it: a reading moves nothing."""
-    breaker = CircuitBreaker(1, open_for=5.0)
-
-    await fails(world, breaker)
-    clock.advance(500.0)
-    assert breaker.state is OPEN
-    assert breaker.stats().state is OPEN
-    assert breaker.stats().retry_after == 0.0
 
 
 async def test_open_periods_grow_with_a_backoff_and_start_again_after_a_close(world: World, clock: FakeClock) -> None:
@@ -239,58 +209,6 @@ async def test_so_many_probes_at_a_time(world: World, clock: FakeClock, probes: 
         assert await works(world, breaker) == "fine"
 
 
-@pytest.mark.parametrize(("probes", "successes"), [(1, 1), (1, 3), (3, 2), (2, 5)])
-async def test_enough_successes_close_it(world: World, clock: FakeClock, probes: int, successes: int) -> None:
-    """One after another or side by side, `probe_successes` of them."""
-    breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=successes)
-
-    await fails(world, breaker)
-    clock.advance(5.0)
-    for number in range(1, successes + 1):
-        assert await works(world, breaker) == "fine"
-        assert breaker.state is (CLOSED if number == successes else HALF_OPEN)
-
-
-async def test_one_failure_opens_it_again(world: World, clock: FakeClock) -> None:
-    """However many probes have succeeded, and whatever the ones still out will say."""
-    breaker = CircuitBreaker(5, open_for=5.0, probes=2, probe_successes=3)
-
-    await fails(world, breaker, times=5)
-    clock.advance(5.0)
-    await works(world, breaker, times=2)
-    async with beside(world) as group:
-        slow = await group.inside(breaker)
-        await fails(world, breaker, Boom("again"))
-        assert breaker.state is OPEN
-        assert breaker.stats().last_failure == "Boom: again"
-        slow.let_go()
-        assert await slow.result() == "fine"
-        assert breaker.state is OPEN
-
-
-async def test_an_answer_that_is_no_failure_is_a_success_of_the_probe(world: World, clock: FakeClock) -> None:
-    """An exception that `on` does not name says that the dependency is there."""
-    breaker = CircuitBreaker(1, open_for=5.0, on=Boom)
-
-    await fails(world, breaker)
-    clock.advance(5.0)
-    await fails(world, breaker, Other("404"))
-    assert breaker.state is CLOSED
-
-
-async def test_a_bad_answer_of_a_probe_opens_it_again(world: World, clock: FakeClock) -> None:
-    """`on_result` counts for probes as for everybody."""
-    breaker = CircuitBreaker(1, open_for=5.0, on_result=lambda value: value != "fine")
-
-    await fails(world, breaker)
-    clock.advance(5.0)
-    assert await world.attempt(breaker, Script("worse").function()) == "worse"
-    assert breaker.state is OPEN
-    clock.advance(5.0)
-    await works(world, breaker)
-    assert breaker.state is CLOSED
-
-
 @pytest.mark.parametrize(
     ("open_for", "probe_timeout", "patience"),
     [(5.0, None, 30.0), (5.0, timedelta(seconds=90), 90.0)],
@@ -331,25 +249,3 @@ async def test_a_probe_that_was_not_even_made_gives_its_slot_back(
     assert breaker.state is HALF_OPEN
     await works(world, breaker)
     assert breaker.state is CLOSED
-
-
-# --- epochs ------------------------------------------------------------------------------------
-
-
-async def test_a_failure_from_before_the_opening_does_not_open_again(world: World, clock: FakeClock) -> None:
-    """The outage is over and the circuit closed; a failure from the outage is old news."""
-    breaker = CircuitBreaker(1, open_for=5.0)
-
-    async with beside(world) as group:
-        old = [await group.inside(breaker, Boom("old")) for _ in range(2)]
-        await fails(world, breaker)
-        clock.advance(5.0)
-        probe = await group.inside(breaker)
-        old[0].let_go()
-        await old[0].result()
-        assert breaker.state is HALF_OPEN
-        probe.let_go()
-        await probe.result()
-        old[1].let_go()
-        await old[1].result()
-        assert breaker.state is CLOSED

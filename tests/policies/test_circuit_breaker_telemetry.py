@@ -9,35 +9,7 @@ import pytest
 
 from resilience import CircuitBreaker, CircuitOpen, CircuitState, Context, events
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails, works
-
-
-async def test_each_transition_is_reported_once_and_in_order(world: World, clock: FakeClock) -> None:
-    """The whole life of a circuit, with the numbers of each change."""
-    moves = Moves()
-    breaker = CircuitBreaker(1, open_for=[5.0, 7.0], on_transition=moves, name="inventory")
-
-    await fails(world, breaker, Boom("one"))
-    await works(world, breaker, times=3)
-    clock.advance(5.0)
-    await fails(world, breaker, Boom("two"))
-    clock.advance(7.0)
-    await works(world, breaker, times=3)
-    breaker.close()
-    breaker.isolate()
-    breaker.isolate()
-    breaker.close()
-    assert [(it.old, it.new, it.retry_after, it.last_failure) for it in moves.events] == [
-        (CLOSED, OPEN, 5.0, "Boom: one"),
-        (OPEN, HALF_OPEN, None, "Boom: one"),
-        (HALF_OPEN, OPEN, 7.0, "Boom: two"),
-        (OPEN, HALF_OPEN, None, "Boom: two"),
-        (HALF_OPEN, CLOSED, None, None),
-        (CLOSED, ISOLATED, None, None),
-        (ISOLATED, CLOSED, None, None),
-    ]
-    assert {it.policy for it in moves.events} == {"inventory"}
-    assert [it.time for it in moves.events] == pytest.approx([1000, 1005, 1005, 1012, 1012, 1012, 1012])
+from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails
 
 
 async def test_an_event_tells_of_the_call_that_moved_the_circuit(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success, TimeoutExceeded
+from resilience import Context, Failure, Policy, RetriesExhausted, Retry, Success
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.policies.retries import Other, Response, bad, notes_of, run
 
@@ -41,24 +41,6 @@ async def test_each_attempt_knows_its_number(world: World, clock: FakeClock) -> 
 
 
 # --- what is tried again -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "error", [ConnectionError(), ConnectionResetError(), BrokenPipeError(), TimeoutError(), TimeoutExceeded("late")]
-)
-async def test_network_errors_are_tried_again_by_default(world: World, clock: FakeClock, error: Exception) -> None:
-    """`transient` is the default of `on`, three the default of `attempts`."""
-    script = Script(error)
-    assert await run(world, Retry(), script) is error
-    assert script.calls == 3
-
-
-@pytest.mark.parametrize("error", [ValueError(), OSError(), FileNotFoundError(), KeyError(), ZeroDivisionError()])
-async def test_other_errors_are_not(world: World, clock: FakeClock, error: Exception) -> None:
-    """A bug does not go away by trying again."""
-    script = Script(error)
-    assert await run(world, Retry(), script) is error
-    assert script.calls == 1
 
 
 @pytest.mark.parametrize("on", [Other, (Other, KeyError), lambda error: False], ids=["type", "tuple", "predicate"])

@@ -246,12 +246,6 @@ async def test_a_result_that_carries_a_delay_raises_the_wait_too(world: World, c
     assert clock.sleeps == [7, 2]
 
 
-async def test_retry_after_may_be_switched_off(world: World, clock: FakeClock) -> None:
-    """Then the backoff alone decides."""
-    await run(world, Retry(2, on=Told, backoff=[2], retry_after=False), Script(Told(60)))
-    assert clock.sleeps == [2]
-
-
 async def test_retry_after_obeys_the_deadline(world: World, clock: FakeClock) -> None:
     """A delay that does not fit ends it at once; it is not shortened, for then the call would be refused again."""
     error = Told(60)

@@ -271,14 +271,6 @@ async def test_a_nested_execution_is_not_heard_by_the_listeners_around_it(world:
     assert [(type(event), event.outcome) for event in seen] == [(events.ExecutionFinished, Success("x"))]
 
 
-def test_listeners_are_there_in_every_thread_and_task_of_an_execution(threads: World) -> None:
-    """An event under a Timeout is heard, although the function runs on a worker."""
-    seen: list[Any] = []
-    pipeline = Policy.wrap(Timeout(5.0), Fallback("x"), Timeout(4.0), listeners=[seen.append])
-    assert pipeline.execute(lambda ctx: 1 / 0) == "x"
-    assert events.FallbackUsed in kinds(seen)
-
-
 # --- listeners observe -------------------------------------------------------------------------
 
 CALLBACKS: dict[str, Callable[[Callable[[Any], Any]], Policy[Any]]] = {
@@ -340,31 +332,6 @@ async def test_an_interrupt_in_a_listener_is_not_swallowed(world: World, how: st
 
     with pytest.raises(KeyboardInterrupt):
         await world.execute(CALLBACKS[how](interrupted), fn)
-
-
-async def test_a_listener_runs_where_the_event_happens(world: World, clock: FakeClock) -> None:
-    """In the thread and task of the call, with its context variables."""
-    here: list[int] = []
-    retry = Retry(2, on=Boom, backoff=[0], on_retry=lambda event: here.append(threading.get_ident()))
-
-    await world.attempt(retry, Script(Boom()).function())
-    assert here == [threading.get_ident()]
-
-
-async def test_a_listener_may_use_the_policy_that_tells_it(world: World, clock: FakeClock) -> None:
-    """It is called outside of every lock: reading, closing, calling again are all allowed."""
-    seen: list[Any] = []
-
-    def listener(event: events.CircuitChanged) -> None:
-        seen.append((event.new, breaker.state, breaker.stats().opened))
-        if event.new is CircuitState.OPEN:
-            breaker.close()
-
-    breaker = CircuitBreaker(1, on_transition=listener)
-
-    await world.attempt(breaker, Script(Boom()).function())
-    assert await world.attempt(breaker, Script("fine").function()) == "fine"
-    assert [new for new, _, _ in seen] == [CircuitState.OPEN, CircuitState.CLOSED]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ASKED_FOR])

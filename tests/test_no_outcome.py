@@ -24,7 +24,7 @@ from resilience import (
     Timeout,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
-from tests.functions import Later, coroutine, quick
+from tests.functions import coroutine, quick
 
 # --- usage errors are no outcomes --------------------------------------------------------------
 
@@ -196,12 +196,6 @@ async def test_a_task_or_future_is_refused_and_left_alone(in_asyncio: World) -> 
             quick().call(lambda it=it: it)
     assert not future.done()
     assert await task == "done"
-
-
-def test_an_object_that_is_awaitable_but_no_coroutine_is_refused() -> None:
-    """Its result would be lost as well."""
-    with pytest.raises(TypeError, match="aexecute"):
-        quick().execute(lambda ctx: Later())
 
 
 def test_a_handler_that_is_asynchronous_in_blocking_code_is_a_misuse() -> None:

@@ -17,8 +17,6 @@ from resilience import (
     Bulkhead,
     BulkheadFull,
     CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
     Context,
     Fallback,
     Pipeline,
@@ -29,7 +27,6 @@ from resilience import (
     events,
 )
 from resilience.runtimes import lowering
-from resilience.testing import Simulation
 from tests.conftest import Boom, FakeClock, Script, World, no_collector
 from tests.functions import quick
 
@@ -48,20 +45,6 @@ class Handing(Policy):
 
     async def around(self, call: Any, ctx: Context) -> Any:
         return await self._other.around(call, ctx)
-
-
-class Keyed(Policy):
-    """A policy for each key, which is the first argument of the call."""
-
-    def __init__(self, make: Callable[[], Policy[Any]]) -> None:
-        self._make = make
-        self.policies: dict[Any, Policy[Any]] = {}
-
-    async def around(self, call: Any, ctx: Context) -> Any:
-        assert ctx.called is not None
-        key = ctx.called.arguments[0]
-        policy = self.policies.get(key) or self.policies.setdefault(key, self._make())
-        return await policy.around(call, ctx)
 
 
 class Conditional(Policy):
@@ -90,23 +73,6 @@ async def called(world: World, policy: Policy[Any], fn: Any, *args: Any) -> Any:
 
 
 # --- keyed and conditional policies --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
-async def test_a_policy_for_each_key(world: World, clock: FakeClock, inside: bool) -> None:
-    """Each host has a circuit of its own, wherever the keyed policy stands."""
-    keyed = Keyed(lambda: CircuitBreaker(2))
-    pipeline = Pipeline(quick(1), Timeout(60.0), keyed) if inside else Pipeline(keyed, quick(1), Timeout(60.0))
-
-    async def fetch(host: str) -> str:
-        if host == "down":
-            raise Boom
-        return f"from {host}"
-
-    results = [await called(world, pipeline, fetch, host) for host in ("down", "down", "down", "up")]
-    assert [type(it) for it in results] == [Boom, Boom, CircuitOpen, str]
-    states = {host: policy.state for host, policy in keyed.policies.items() if isinstance(policy, CircuitBreaker)}
-    assert states == {"down": CircuitState.OPEN, "up": CircuitState.CLOSED}
 
 
 async def test_a_policy_on_a_condition(world: World, clock: FakeClock) -> None:
@@ -272,28 +238,6 @@ async def test_an_interrupt_passes_what_was_handed_on(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         await world.execute(Handing(Pipeline(Fallback("x"), Retry(on=Exception), gate)), script.function())
     assert (script.calls, gate.stats().in_flight) == (1, 0)
-
-
-def test_in_a_simulation_too() -> None:
-    """With a policy for each key."""
-    results: list[Any] = []
-
-    async def down(ctx: Context) -> None:
-        await simulation.sleep(0.1)
-        raise Boom
-
-    async def client() -> None:
-        for _ in range(3):
-            try:
-                await simulation.execute(Handing(Pipeline(breaker, Timeout(1.0))), down)
-            except Exception as error:
-                results.append(type(error))
-
-    with Simulation(seed=1) as simulation:
-        breaker = CircuitBreaker(2)
-        simulation.start(client())
-        simulation.run()
-    assert results == [Boom, Boom, CircuitOpen]
 
 
 def test_what_is_handed_on_is_a_coroutine_function_that_gives_one_context_after_another(threads: World) -> None:

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from resilience import (
-    Fallback,
     Timeout,
     TimeoutExceeded,
 )
@@ -30,17 +29,6 @@ async def test_raise_for_status_of_the_session(server: FlakyServer) -> None:
         assert error.status == 503
         assert (await attempt(one.get(server.script("/", 404)))).status == 404
     assert len(server.requests_to("/down")) == 3
-
-
-async def test_a_fallback_asks_somebody_else(server: FlakyServer) -> None:
-    """What it answers is the session's response, open; the one that lost is closed."""
-    mirror = aiohttp.ClientSession()
-    policy = Fallback(handler=lambda failure, ctx: mirror.get(server.script("/mirror", Answer(body=b"fine"))))
-    async with mirror, session(policy) as one:
-        url = server.script("/", Answer(503, body=b"x" * 1_000_000))
-        for _ in range(2):  # with one connection
-            async with one.get(url) as response:
-                assert await response.read() == b"fine"
 
 
 # --- responses --------------------------------------------------------------------------------

@@ -95,13 +95,6 @@ async def test_names_units_and_descriptions_are_those_of_the_instruments(
             assert metric.data.data_points[0].explicit_bounds == DURATION_BUCKETS
 
 
-def test_without_a_provider_it_is_the_global_one() -> None:
-    """Which, where no SDK is set up, does nothing."""
-    undo = instrument(policy := Policy.wrap(Retry(), Bulkhead(1)))
-    assert policy.execute(lambda ctx: "fine") == "fine"
-    undo()
-
-
 LATER = """
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider

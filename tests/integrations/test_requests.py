@@ -8,51 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPDigestAuth
 from typing_extensions import override
 
 from resilience import (
     CircuitBreaker,
-    Context,
-    Fallback,
 )
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, file_in_the_middle
 from tests.integrations.servers import Answer, FlakyServer
 
-# --- statuses ---------------------------------------------------------------------------------
-
-
-def test_a_fallback_answers_them(server: FlakyServer, session: Make) -> None:
-    """What a fallback answers is the session's response, and the one that lost is closed."""
-    lost: list[requests.Response] = []
-
-    def cached(failure: Any, ctx: Context) -> requests.Response:
-        lost.append(failure.error.response)
-        answer = requests.Response()
-        answer.status_code, answer._content, answer.request = 203, b"cached", failure.error.response.request
-        return answer
-
-    response = session(Fallback(handler=cached)).get(server.script("/", 503), stream=True)
-    assert (response.status_code, response.text) == (203, "cached")
-    assert lost[0].raw.closed
-
-
 # --- a session as usual -----------------------------------------------------------------------
-
-
-def test_redirects_and_cookies(server: FlakyServer, session: Make) -> None:
-    """Each hop is a request of its own to the policy, and the session follows and remembers as ever."""
-    server.script("/from", 503, Answer(302, [("Location", "/to"), ("Set-Cookie", "a=1")]))
-    server.script("/to", 503, 200)
-    one = session()
-    response = one.get(f"{server.url}/from")
-    assert (response.status_code, len(response.history), one.cookies.get_dict()) == (200, 1, {"a": "1"})
-    assert [it.path for it in server.requests] == ["/from", "/from", "/to", "/to"]
-    assert server.requests[-1].headers["Cookie"] == "a=1"
 
 
 def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Make, tmp_path: Path) -> None:

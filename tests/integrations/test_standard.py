@@ -18,20 +18,17 @@ import pytest
 
 from resilience import (
     CircuitOpen,
-    CircuitState,
-    DeadlineExceeded,
     Policy,
     Retry,
     RetryBudget,
     TimeoutExceeded,
-    deadline,
     events,
 )
 from resilience.backoff import Exponential
 from resilience.integrations.http import PerHost, Rules, standard
 from resilience.integrations.httpx import AsyncResilienceTransport, ResilienceTransport
 from tests.conftest import FakeClock
-from tests.integrations.servers import Answer, FlakyServer, flaky_server
+from tests.integrations.servers import Answer, FlakyServer
 
 PATIENT = 10.0
 QUICK = {"backoff": [0], "total_timeout": PATIENT, "attempt_timeout": PATIENT}
@@ -156,20 +153,6 @@ def test_the_pages_name_each_parameter_and_its_default(page: str, heading: str, 
 # --- a policy for each host ------------------------------------------------------------------
 
 
-def test_each_host_has_a_breaker_of_its_own(server: FlakyServer) -> None:
-    """One that is down does not take the others with it; a port is another host."""
-    policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, **QUICK)
-    server.script("/", 503)
-    with flaky_server() as healthy, client_of(policies) as client:
-        assert client.get(server.url).status_code == 503
-        with pytest.raises(CircuitOpen) as caught:
-            client.get(server.url)
-        assert caught.value.policy == f"breaker of {server.url}"
-        assert client.get(healthy.url).status_code == 200
-    assert len(server.requests) == 3
-    assert set(policies.policies) == {server.url, healthy.url}
-
-
 def test_a_host_is_scheme_name_and_port() -> None:
     """Written in whatever way."""
     made: list[str] = []
@@ -222,25 +205,6 @@ def test_a_url_is_a_string() -> None:
     """The classes that clients have for it are none."""
     with pytest.raises(TypeError, match="url must be a string, not URL"):
         standard().for_host(httpx.URL("https://example.org/"))  # type: ignore[arg-type]
-
-
-def test_worlds_share_the_policy_of_a_host(tasks_world: Any, server: FlakyServer) -> None:
-    """What a blocking client has learned about it, an asynchronous one knows."""
-    policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, **QUICK)
-    server.script("/", 503)
-    with client_of(policies) as client:
-        client.get(server.url)
-
-    async def main() -> None:
-        inner = httpx.AsyncHTTPTransport(verify=False)
-        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner)) as client:
-            with pytest.raises(CircuitOpen):
-                await client.get(server.url)
-
-    anyio.run(main, backend=tasks_world.name)
-    (policy,) = policies.policies.values()
-    breaker = policy.policies[4]  # type: ignore[attr-defined]
-    assert breaker.state is CircuitState.OPEN
 
 
 def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_for_all() -> None:
@@ -425,44 +389,3 @@ def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
     with dripping_server(*DRIPS[where]) as url:
         anyio.run(main, url, backend=tasks_world.name)
         assert time.monotonic() - began < PATIENT
-
-
-@contextlib.contextmanager
-def slow_body(server: FlakyServer) -> Iterator[str]:
-    """A body that stops for longer than an attempt may take."""
-    held = threading.Event()
-    timer = threading.Timer(0.5, held.set)
-    timer.start()
-    try:
-        yield server.script("/", Answer(200, body=[b"a", b"b"], drip=held))
-    finally:
-        held.set()
-        timer.cancel()
-        timer.join()
-
-
-def test_a_body_may_take_longer_than_an_attempt(server: FlakyServer) -> None:
-    """It has the time of the whole call: an attempt ends with the headers."""
-    policies = standard(attempt_timeout=0.3, total_timeout=PATIENT)
-    with slow_body(server) as url, client_of(policies) as client:
-        assert client.get(url).content == b"ab"
-
-
-def test_in_a_task_too(tasks_world: Any, server: FlakyServer) -> None:
-    """Where the client's own timeouts are its own again, once the attempt is over."""
-    policies = standard(attempt_timeout=0.3, total_timeout=PATIENT)
-
-    async def main(url: str) -> None:
-        inner = httpx.AsyncHTTPTransport(verify=False)
-        async with httpx.AsyncClient(transport=AsyncResilienceTransport(policies, inner), timeout=None) as client:
-            assert (await client.get(url)).content == b"ab"
-
-    with slow_body(server) as url:
-        anyio.run(main, url, backend=tasks_world.name)
-
-
-def test_the_callers_deadline_is_stronger(server: FlakyServer) -> None:
-    """And then the error says whose time it was."""
-    url = server.script("/", Answer(200, hold=threading.Event()))
-    with client_of(standard()) as client, deadline(0.2), pytest.raises(DeadlineExceeded):
-        client.get(url)

@@ -104,16 +104,6 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-async def test_the_time_that_is_left_is_taken_at_the_start_of_each_attempt(
-    world: World, clock: FakeClock, taken: list[Measurement]
-) -> None:
-    """So one sees how close to the limit the last attempts are."""
-    retry = Retry(2, on=Boom, backoff=[1.5])
-    await world.attempt(retry, Script(Boom()).function(), Context(timeout=5, operation="op"))
-    labels = {"pipeline": "Retry", "operation": "op"}
-    assert of(taken, "attempt.remaining") == [(5.0, labels), (3.5, labels)]
-
-
 async def test_timeouts_are_counted_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
     """An attempt, the total, the wait in a queue, or the budget that the caller gave."""
 

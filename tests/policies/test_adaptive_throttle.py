@@ -19,7 +19,6 @@ from resilience import (
     DeadlineExceeded,
     Failure,
     Rejected,
-    Retry,
     Success,
     Throttled,
     events,
@@ -111,17 +110,6 @@ async def test_too_few_calls_hold_nothing_back(world: World, clock: FakeClock) -
     assert await ends(world, throttle, "fine") == "fine"
 
 
-async def test_as_soon_as_more_is_accepted_more_is_let_through(world: World, clock: FakeClock) -> None:
-    throttle = AdaptiveThrottle(2.0, min_calls=1, on=Boom, rng=LET_THROUGH)
-    await ends(world, throttle, Boom(), 10)
-    rates = []
-    for _ in range(10):
-        await ends(world, throttle, "fine")
-        rates.append(throttle.stats().rejection_rate)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[-1] == 0
-
-
 # --- what counts ---------------------------------------------------------------------------------
 
 
@@ -203,16 +191,6 @@ async def test_results_are_forgotten_when_they_are_as_old_as_the_window(
     assert counts(throttle)[:2] == (0, 0)
 
 
-async def test_it_can_be_told_to_forget(world: World, clock: FakeClock) -> None:
-    """What was held back since it was built stays counted."""
-    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK)
-    await ends(world, throttle, Boom(), 5)
-    assert throttle.stats().rejection_rate > 0
-    throttle.reset()
-    assert throttle.stats() == ThrottleStats(0.0, 0, 0, 4)
-    assert await ends(world, throttle, "fine") == "fine"
-
-
 # --- shadow mode, order, and what is told --------------------------------------------------------
 
 
@@ -234,15 +212,6 @@ async def test_each_call_that_is_held_back_is_told(world: World, clock: FakeCloc
     await ends(world, throttle, "fine")
     [told] = [it for it in heard if isinstance(it, events.CallRejected)]
     assert (told.policy, told.reason, told.retry_after, told.shadow) == ("search", "Throttled", None, False)
-
-
-async def test_a_retry_around_does_not_repeat_what_was_held_back(world: World, clock: FakeClock) -> None:
-    """It is a refusal; that is the point."""
-    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK)
-    script = Script(Boom())
-    error = await world.attempt(Retry(5, on=Boom, backoff=[0]).wrap(throttle), script.function())
-    assert isinstance(error, Throttled)
-    assert script.calls == 1
 
 
 def test_it_is_described() -> None:

@@ -138,18 +138,6 @@ def test_max_wait_may_be_a_timedelta(threads: World) -> None:
         bulkhead.execute(lambda ctx: None)
 
 
-async def test_a_wait_that_is_short_enough_ends_well(world: World) -> None:
-    """Neither `max_wait` nor a budget nor a Timeout hurts who is served in time."""
-    bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-
-    async with beside(world) as group:
-        holder = await group.inside(bulkhead)
-        waiting = await group.queued(bulkhead, Timeout(LONG).wrap(bulkhead), Context(timeout=LONG))
-        holder.let_go()
-        waiting.let_go()
-        assert await waiting.result() == "fine"
-
-
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [

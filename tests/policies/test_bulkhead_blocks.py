@@ -17,45 +17,6 @@ from tests.conftest import Boom, World
 from tests.contention.beside import beside, until
 from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
 
-# --- resize ------------------------------------------------------------------------------------
-
-
-async def test_a_larger_limit_lets_waiters_in_at_once(world: World) -> None:
-    """In order, as many as there is room for."""
-    bulkhead = Bulkhead(1, queue=5)
-
-    async with beside(world) as group:
-        await group.inside(bulkhead)
-        waiting = [await group.queued(bulkhead) for _ in range(4)]
-        bulkhead.resize(3)
-        for call in waiting[:2]:
-            await call.is_inside()
-        assert facts(bulkhead) == (3, 3, 2, 0)
-        assert not any(call.entered.is_set() for call in waiting[2:])
-        for call in waiting:
-            call.let_go()
-    assert facts(bulkhead) == (3, 0, 0, 0)
-
-
-async def test_a_smaller_limit_takes_hold_as_calls_end(world: World) -> None:
-    """Nobody is thrown out; nobody comes in before fewer than the new limit are inside."""
-    bulkhead = Bulkhead(3, queue=5)
-
-    async with beside(world) as group:
-        inside = [await group.inside(bulkhead) for _ in range(3)]
-        waiting = await group.queued(bulkhead)
-        bulkhead.resize(1)
-        assert facts(bulkhead) == (1, 3, 1, 0)
-        for number, call in enumerate(inside):
-            assert not waiting.entered.is_set()
-            call.let_go()
-            await call.result()
-            await until(world, lambda number=number: bulkhead.stats().in_flight == max(1, 2 - number))  # type: ignore[misc]
-        await waiting.is_inside()
-        assert isinstance(await works(world, Bulkhead(1).wrap(bulkhead), Context(timeout=SHORT)), DeadlineExceeded)
-    assert facts(bulkhead)[:3] == (1, 0, 0)
-
-
 # --- slot: a block -----------------------------------------------------------------------------
 
 

@@ -33,7 +33,6 @@ from resilience import (
     deadline,
     events,
 )
-from resilience.clock import clock as process_clock
 from resilience.testing import Simulation, VirtualClock, virtual_time
 from tests.conftest import Boom, Script, World, no_collector
 
@@ -123,27 +122,6 @@ async def test_calls_wait_for_their_turn_and_begin_at_the_rate(world: World, vir
     for _ in range(5):
         await world.execute(limiter, fn)
     assert instants == [0, 0, 0.25, 0.5, 0.75]
-
-
-async def test_a_window_admits_its_limit_in_any_period(world: World, virtual: VirtualClock) -> None:
-    limiter = RateLimiter(2)
-    instants = []
-
-    async def fn(ctx: Context) -> None:
-        instants.append(virtual.now())
-        await world_sleep(world, 0.25)
-
-    for _ in range(5):
-        await world.execute(limiter, fn)
-    assert instants == [0, 0.25, 1, 1.25, 2]
-
-
-async def world_sleep(world: World, seconds: float) -> None:
-    """Wait in virtual time."""
-    if world.blocking:
-        process_clock.sleep(seconds)
-    else:
-        await anyio.sleep(seconds)
 
 
 def test_several_rates_hold_together() -> None:

@@ -16,13 +16,9 @@ import pytest
 
 from resilience import (
     Bulkhead,
-    BulkheadFull,
     CircuitBreaker,
-    CircuitOpen,
-    CircuitState,
     Context,
     DeadlineExceeded,
-    FailureRatio,
     Fallback,
     Policy,
     Retry,
@@ -229,44 +225,6 @@ def test_a_function_that_takes_its_cut_off_for_an_end_returns() -> None:
     assert log == ["saved", 5, "quick", 55]
 
 
-def test_a_bulkhead_grants_in_the_order_of_arrival() -> None:
-    """Never more than the limit; who waits too long is refused, at that instant."""
-    bulkhead = Bulkhead(2, queue=3, max_wait=2.5)
-    log: list[tuple[float, int, str]] = []
-    running = most = 0
-
-    def client(number: int) -> Callable[[Simulation], Any]:
-        async def run(simulation: Simulation) -> None:
-            nonlocal running, most
-
-            async def fn(ctx: Context) -> None:
-                nonlocal running, most
-                running += 1
-                most = max(most, running)
-                log.append((simulation.now(), number, "runs"))
-                await simulation.sleep(2)
-                running -= 1
-
-            try:
-                await simulation.execute(bulkhead, fn)
-            except BulkheadFull:
-                log.append((simulation.now(), number, "refused"))
-
-        return run
-
-    simulated(*[client(number) for number in range(6)])
-    assert most == 2
-    assert log == [
-        (0, 0, "runs"),
-        (0, 1, "runs"),
-        (0, 5, "refused"),
-        (2, 2, "runs"),
-        (2, 3, "runs"),
-        (2.5, 4, "refused"),
-    ]
-    assert bulkhead.stats().in_flight == 0
-
-
 def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() -> None:
     """The end of a simulation is an end for everybody in it."""
     bulkhead = Bulkhead(1, queue=5)
@@ -283,34 +241,6 @@ def test_a_client_that_is_closed_gives_its_permit_back_and_leaves_the_queue() ->
         assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (1, 2)
     assert (bulkhead.stats().in_flight, bulkhead.stats().queued) == (0, 0)
     assert not any(it.is_done for it in clients)
-
-
-def test_a_breaker_protects_a_service_from_a_hundred_clients() -> None:
-    """It opens once, and lets one probe through every open period until the service is back."""
-    calls: list[float] = []
-    breaker = CircuitBreaker(FailureRatio(0.5, window=10), open_for=30)
-    states: list[CircuitState] = []
-
-    async def service(ctx: Context) -> None:
-        calls.append(process_clock.now())
-        if 100 <= process_clock.now() < 200:
-            raise Boom
-
-    async def client(simulation: Simulation) -> None:
-        while simulation.now() < 300:
-            try:
-                await simulation.execute(breaker, service)
-            except (Boom, CircuitOpen):
-                pass
-            states.append(breaker.state)
-            await simulation.sleep(simulation.rng.uniform(1, 3))
-
-    simulated(*[client] * 100)
-    outage = [at for at in calls if 110 <= at < 200]
-    assert len(outage) == 3  # at about 131, 161 and 191
-    assert breaker.stats().opened == 4
-    assert breaker.state is CircuitState.CLOSED
-    assert len([at for at in calls if at > 230]) > 2_000
 
 
 def test_a_deadline_and_the_ambient_context_are_each_clients_own() -> None:

@@ -113,24 +113,6 @@ def test_nested_timeouts_cost_one_hop_per_attempt(monkeypatch: pytest.MonkeyPatc
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
 
 
-def test_the_function_sees_a_copy_of_the_callers_context_variables() -> None:
-    """It reads what the caller has set; what it sets itself stays with it."""
-
-    def fn() -> str:
-        seen = TENANT.get()
-        TENANT.set("changed")
-        return seen
-
-    token = TENANT.set("acme")
-    try:
-        assert Timeout(LONG).call(fn) == "acme"
-        assert TENANT.get() == "acme"
-    finally:
-        TENANT.reset(token)
-    with pytest.raises(LookupError):
-        Timeout(LONG).call(TENANT.get)  # the same worker again: it has kept nothing
-
-
 # --- reuse ---
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from resilience.state.rates import Quota, Spread, Window
@@ -51,6 +51,7 @@ def test_a_window_has_no_edge_at_which_twice_the_limit_passes() -> None:
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 3)), max_size=60))
+@example(2, [(0.0, 1), (0.95, 1), (0.0, 1)])
 def test_no_period_sees_more_than_the_limit(limit: int, arrivals: list[tuple[float, int]]) -> None:
     """And no unit stays longer than a 1024th of the period beyond its time."""
     window, now, taken = Window(limit, 1.0), 0.0, []

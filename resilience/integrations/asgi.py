@@ -112,7 +112,7 @@ class DeadlineMiddleware:
             if not self._cut_off or ctx.deadline == inf:
                 return await self._app(scope, server.receive, server.send)
             timeout = ctx.remaining()
-            with timer_until(ctx.deadline) as timer:
+            with timer_until(ctx.deadline, timeout) as timer:
                 await self._app(scope, server.receive, server.send)
             if timer.fired:
                 raise DeadlineExceeded("the request was cut off at its deadline", timeout=timeout)

@@ -8,9 +8,13 @@ time, which it nearly always does: 2 to 3 us. Here one handle serves all timers 
 
 When it rings, it rings each timer that is due, and is set again for the first one that is left. The timers of a
 `Timeout`, whose limit is constant, end in the order in which they begin. So it rings once per limit at the most,
-however many calls there were, and a call that ends in time costs two writes to a dictionary. Timers without such a
-limit (a body that is to be read by the deadline of its request) have an alarm together, which is set anew for one that
-is due earlier. So have races, which are rung when their next attempt is due.
+however many calls there were, and a call that ends in time costs two writes to a dictionary. Limits that are computed
+anew for each call have an alarm together, which is set anew for one that is due earlier. So have races, which are rung
+when their next attempt is due.
+
+So have the timers that inherit the instant of an outer block, too. They give way to that one's: it may be the timer of
+another task, which passes its cancellation on to this one as soon as it gets it (a task group does). A task that is
+cancelled in that way is left to clean up, and not cancelled once more.
 
 The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
 tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGuard`.
@@ -38,6 +42,14 @@ if TYPE_CHECKING:
 
 #: In the place of a limit, for the alarm that all races of a loop have together.
 RACES: Final = -1.0
+
+#: And for that of the timers whose limits have no alarm of their own.
+OTHERS: Final = 0.0
+
+#: For how many rounds of its loop a timer gives way, and after how many seconds one that did looks again. A task group
+#: passes a cancellation on in the round in which it gets it, so nearly as many may stand inside one another.
+ROUNDS: Final = 10
+LOOKS_AGAIN: Final = 0.05
 
 
 class Bell(Protocol):
@@ -82,6 +94,21 @@ class AsyncioTimer(Timer):
         """Cut off the block, unless it has ended: its task is gone, or a finalizer is just closing that."""
         task = getattr(self, "task", None)
         if task is not None:
+            self._give_way(task.cancelling(), 0 if self._alarm.is_firm else ROUNDS)
+
+    def _give_way(self, cancelling: int, rounds: int) -> None:
+        """Cut off the block, unless an outer one has cancelled its task within so many rounds of the loop.
+
+        :param cancelling: how many cancellations the task was asked for before.
+        """
+        task, loop = getattr(self, "task", None), self._alarm.loop
+        if task is None:
+            return
+        if task.cancelling() > cancelling:  # should it go on after that, its time is over still
+            loop.call_later(LOOKS_AGAIN, self._give_way, cancelling, 0, context=contextvars.Context())
+        elif rounds:
+            loop.call_soon(self._give_way, cancelling, rounds - 1, context=contextvars.Context())
+        else:
             self.fired = True
             cancel(task)
 
@@ -108,10 +135,11 @@ def _asyncio() -> Any:
 class Alarm:
     """Serves the timers of one limit in one loop, or all that have none, or its races."""
 
-    __slots__ = ("_handle", "loop", "pending", "rings_at")
+    __slots__ = ("_handle", "is_firm", "loop", "pending", "rings_at")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, is_firm: bool) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
+        self.is_firm: bool = is_firm  # whether its timers do not give way
         self.pending: dict[Bell, None] = {}
         self.rings_at: float = inf  # an instant on the process clock; infinity where it is not set
         self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
@@ -135,11 +163,13 @@ class Alarm:
     def _ring(self, guard: _LoopCloseGuard) -> None:
         self.rings_at, self._handle = inf, _no_handle
         guard.alarm = None
-        now = guard.rings_at  # it is at least that late, should the clock itself fail
+        now = guard.rings_at  # it is at least that late, should the clock itself fail, or the loop be early
         try:
             now = max(now, clock.now())
         finally:
-            self._ring_until(now)
+            others = [it for it in alarms_of(self.loop) if it is not self and it.rings_at <= now]
+            for alarm in sorted([self, *others], key=_is_firm):  # first those that note what they give way to
+                alarm._ring_until(now)
 
     def _ring_until(self, now: float) -> None:
         """Ring all that are due by now, and set the alarm for the first of the others."""
@@ -169,6 +199,7 @@ def _no_handle() -> None:
 
 
 _deadline = attrgetter("deadline")
+_is_firm = attrgetter("is_firm")
 
 
 @final
@@ -247,6 +278,12 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
         known = _of_thread.alarms = LoopAlarms(loop)
     _latest.alarms = known
     alarm = known.by_limit.get(limit)
-    if known.is_full() if alarm is None else deadline < alarm.rings_at < inf:  # the clock was put back
-        limit = None
-    return known.by_limit.setdefault(limit, Alarm(loop))
+    if limit is not None and (known.is_full() if alarm is None else deadline < alarm.rings_at < inf):
+        limit = OTHERS  # the clock may have been put back
+    return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
+
+
+def alarms_of(loop: asyncio.AbstractEventLoop) -> list[Alarm]:
+    """Return the alarms of the loop that runs in this thread."""
+    known = _of_thread.alarms
+    return [*known.by_limit.values()] if known.loop is loop else []

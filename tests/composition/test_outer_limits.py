@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from resilience import (
     TimeoutExceeded,
     deadline,
 )
-from tests.conftest import Boom, World
+from tests.conftest import Boom, FakeClock, World
 from tests.policies.breakers import CLOSED
 from tests.policies.timeouts import LONG, SHORT
 
@@ -114,6 +115,145 @@ async def test_a_clean_up_that_awaits_is_not_cut_in_half(tasks_world: World, aro
     assert it.ended == it.began > 0  # on a busy machine the time of some is over before they begin
     assert {type(error) for error in errors} <= {DeadlineExceeded, TimeoutExceeded}
     assert len(errors) == 20
+
+
+# A child task of asyncio is cancelled by what waits for it, as soon as that is: its own timer gives way to that.
+
+Children = Callable[[CleanUp], Any]
+
+#: Long enough for all of them to begin. One that begins later fails at once, and its group cancels the others.
+BEGUN = 0.1
+
+
+def in_a_timeout(it: CleanUp) -> Any:
+    return Timeout(LONG).acall(it.fn)
+
+
+def in_the_same_timeout(it: CleanUp) -> Any:
+    """It begins later, so it would end later."""
+    return Timeout(BEGUN).acall(it.fn)
+
+
+async def in_a_block(it: CleanUp) -> None:
+    async with deadline(LONG):
+        await it.fn()
+
+
+def in_a_pipeline(it: CleanUp) -> Any:
+    return Pipeline(Timeout(LONG), Retry(3, on=Boom), Timeout(LONG)).acall(it.fn)
+
+
+async def a_group(child: Children, it: CleanUp) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(child(it))
+
+
+async def groups_in_a_group(child: Children, it: CleanUp) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(groups_three_deep(child, it))
+
+
+async def groups_three_deep(child: Children, it: CleanUp) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(a_group(child, it))
+        group.create_task(Retry(3, on=Boom).acall(a_group, child, it))
+
+
+async def waits_for_a_group(child: Children, it: CleanUp) -> None:
+    await asyncio.wait_for(a_group(child, it), 10)
+
+
+async def gathers(child: Children, it: CleanUp) -> None:
+    await asyncio.gather(child(it), child(it))
+
+
+@pytest.mark.parametrize("child", [in_a_timeout, in_the_same_timeout, in_a_block, in_a_pipeline])
+@pytest.mark.parametrize("waits", [a_group, groups_in_a_group, waits_for_a_group, gathers])
+async def test_the_clean_up_of_a_child_task_is_not_cut_in_half(in_asyncio: World, waits: Any, child: Children) -> None:
+    """Its own timer cancelled it, and then its group, which had got the cancellation of the outer one."""
+    it = CleanUp(in_asyncio)
+    with pytest.raises(TimeoutExceeded):
+        async with deadline(BEGUN):
+            await waits(child, it)
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(BEGUN).acall(waits, child, it)
+    assert it.ended == it.began > 0
+
+
+@pytest.mark.parametrize("waits", [a_group, gathers])
+async def test_nor_where_the_loop_would_ring_for_it_later(in_asyncio: World, clock: FakeClock, waits: Any) -> None:
+    """All that end at an instant are looked at together, also where the loop is early: this clock stands still."""
+    it = CleanUp(in_asyncio)
+
+    async def child(it: CleanUp) -> None:
+        time.sleep(0.002)
+        await in_a_timeout(it)
+
+    with pytest.raises(TimeoutExceeded):
+        await Timeout(BEGUN).acall(waits, child, it)
+    assert it.ended == it.began > 0
+
+
+async def test_nor_where_each_outer_limit_is_computed_anew(in_asyncio: World) -> None:
+    """So many different ones have an alarm together."""
+    it = CleanUp(in_asyncio)
+
+    async def one(seconds: float) -> None:
+        with pytest.raises(DeadlineExceeded):
+            async with deadline(seconds):
+                await groups_three_deep(in_a_timeout, it)
+
+    await asyncio.gather(*(one(0.5 + number / 1e5) for number in range(70)))
+    assert it.ended == it.began > 0
+
+
+async def test_a_child_task_that_nothing_waits_for_is_cut_off_all_the_same(in_asyncio: World) -> None:
+    """It has inherited the instant, and no cancellation of an outer block comes to it."""
+    it = CleanUp(in_asyncio)
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(SHORT):
+            task = asyncio.create_task(in_a_timeout(it))
+            await asyncio.sleep(10)
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(task, 5)
+    assert it.ended == 1
+
+
+async def test_a_child_task_that_goes_on_after_its_cancellation_is_cut_off_then(in_asyncio: World) -> None:
+    """Its group has cancelled it, and it was not impressed: its time is over still."""
+    went_on = []
+
+    async def goes_on() -> None:
+        task: Any = asyncio.current_task()
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            task.uncancel()
+        went_on.append(True)
+        await asyncio.sleep(10)
+
+    async def fn() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Timeout(LONG).acall(goes_on))
+
+    with pytest.raises(TimeoutExceeded):
+        await asyncio.wait_for(Timeout(SHORT).acall(fn), 5)
+    assert went_on == [True]
+
+
+async def test_an_inherited_limit_cuts_off_a_clean_up_that_an_inner_one_has_begun(in_asyncio: World) -> None:
+    """That cancellation came before the instant, and not from an outer block."""
+
+    async def fn() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(10)
+
+    with deadline(2 * SHORT), pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(Pipeline(Timeout(LONG), Timeout(SHORT)).acall(fn), 5)
 
 
 async def test_an_earlier_limit_inside_is_its_own(tasks_world: World) -> None:

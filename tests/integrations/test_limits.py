@@ -288,22 +288,22 @@ def test_openai_feeds_a_limiter() -> None:
         url = f"{server.url}/v1"
         ask: Any = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
         limiter = RateLimiter(1000)
-        client = openai.protect(OpenAI(api_key="k", base_url=url), limiter)
-        client.chat.completions.create(**ask)
-        assert 39 < limiter.stats().next_turn <= 40
-
-        async def main() -> None:
-            limiter = RateLimiter(1000)
-            client = openai.protect(AsyncOpenAI(api_key="k", base_url=url), Policy.wrap(Retry(1), limiter))
-            await client.chat.completions.create(**ask)
-            assert 39 < limiter.stats().next_turn <= 40
-            await client.close()
-
-        anyio.run(main)
-        limiter.reset()
-        with pytest.raises(Exception, match="sorry"):
+        with openai.protect(OpenAI(api_key="k", base_url=url), limiter) as client:
             client.chat.completions.create(**ask)
-        assert 39 < limiter.stats().next_turn <= 40
+            assert 39 < limiter.stats().next_turn <= 40
+
+            async def main() -> None:
+                limiter = RateLimiter(1000)
+                client = openai.protect(AsyncOpenAI(api_key="k", base_url=url), Policy.wrap(Retry(1), limiter))
+                await client.chat.completions.create(**ask)
+                assert 39 < limiter.stats().next_turn <= 40
+                await client.close()
+
+            anyio.run(main)
+            limiter.reset()
+            with pytest.raises(Exception, match="sorry"):
+                client.chat.completions.create(**ask)
+            assert 39 < limiter.stats().next_turn <= 40
 
 
 @pytest.mark.parametrize("answer", [completion(), openai_error(400)], ids=["good", "an error"])
@@ -311,10 +311,10 @@ def test_openai_feeds_the_limiter_of_a_key(answer: Answer) -> None:
     with flaky_server() as server:
         server.script(OPENAI_PATH, replace(answer, headers=JSON | openai_headers("tokens", 0, "40s")))
         hosts = Keyed(lambda operation: RateLimiter(1000), lambda ctx: ctx.operation.rpartition(" ")[2])
-        client = openai.protect(OpenAI(api_key="k", base_url=f"{server.url}/v1"), hosts)
-        with contextlib.suppress(BadRequestError):
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
-        assert 39 < limiters_of(hosts)["127.0.0.1"].stats().next_turn <= 40
+        with openai.protect(OpenAI(api_key="k", base_url=f"{server.url}/v1"), hosts) as client:
+            with contextlib.suppress(BadRequestError):
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+            assert 39 < limiters_of(hosts)["127.0.0.1"].stats().next_turn <= 40
 
 
 def test_anthropic_feeds_a_limiter() -> None:
@@ -323,18 +323,18 @@ def test_anthropic_feeds_a_limiter() -> None:
         server.script(ANTHROPIC_PATH, spent, spent, anthropic_error(429, retry_after="20"))
         url = server.url
         limiter = RateLimiter(1000, max_wait=0)
-        client = anthropic.protect(Anthropic(api_key="k", base_url=url), limiter)
-        ask: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}]}
-        client.messages.create(**ask)
-        client.messages.create(**ask)
-        with pytest.raises(RateLimited) as refused:
+        with anthropic.protect(Anthropic(api_key="k", base_url=url), limiter) as client:
+            ask: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}]}
             client.messages.create(**ask)
-        assert refused.value.retry_after is not None
-        assert 45 < refused.value.retry_after <= 50
-        limiter.reset()
-        with pytest.raises(Exception, match="sorry"):
             client.messages.create(**ask)
-        assert 19 < limiter.stats().next_turn <= 20
+            with pytest.raises(RateLimited) as refused:
+                client.messages.create(**ask)
+            assert refused.value.retry_after is not None
+            assert 45 < refused.value.retry_after <= 50
+            limiter.reset()
+            with pytest.raises(Exception, match="sorry"):
+                client.messages.create(**ask)
+            assert 19 < limiter.stats().next_turn <= 20
 
 
 # --- services ----------------------------------------------------------------------------------

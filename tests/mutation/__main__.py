@@ -41,8 +41,8 @@ _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_coope
 TESTS = {
     "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
     "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
-    "state/circuit.py": ["state/test_circuit.py", *_BREAKER, "issues"],
-    "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py", "issues"],
+    "state/circuit.py": ["state/test_circuit.py", *_BREAKER],
+    "state/permits.py": ["state/test_permits.py", *_BULKHEAD, "policies/test_machines.py"],
     "state/rates.py": ["state/test_rates.py", *_RATES],
     "state/turns.py": ["state/test_turns.py", *_RATES],
     "policies/rate.py": [*_RATES, "test_bad_input.py"],

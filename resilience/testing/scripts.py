@@ -86,6 +86,7 @@ class _Scripted:
             raise ValueError(f"a script has one step or more, and `...` only at its end, not {steps!r}")
         #: How it was called, each time.
         self.calls: list[Call] = []
+        self._lock = threading.Lock()  # a hedge in threads calls from several workers
 
     def __repr__(self) -> str:
         steps = [repr(step) for step in self._steps] + ["..."] * self._repeats
@@ -93,9 +94,11 @@ class _Scripted:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Note a call, and return its step."""
-        number = len(self.calls)
         ctx = current_context()
-        self.calls.append(Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining()))
+        call = Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining())
+        with self._lock:
+            number = len(self.calls)
+            self.calls.append(call)
         if number >= len(self._steps) and not self._repeats:
             steps = "1 step" if len(self._steps) == 1 else f"{len(self._steps)} steps"
             raise ScriptEnded(f"call {number + 1} of a script that has {steps}: {self!r}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from math import inf
 from typing import Any
 
 import pytest
 
 from resilience import Context, Fallback, Retry, Timeout
+from resilience.clock import clock
 from resilience.testing import ScriptEnded, ascript, hang, items, script, virtual_time
+from tests.callers import run_all
 from tests.conftest import Boom
 
 
@@ -47,6 +50,21 @@ def test_the_step_before_an_ellipsis_repeats() -> None:
             fn()
         depths.append(len(caught.traceback))
     assert len(set(depths)) == 1
+
+
+def test_threads_that_call_at_once_take_different_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the attempts of a hedge do, each on a worker."""
+    both = threading.Barrier(2)
+    taken: list[str] = []
+    function = script("one", "other")
+
+    def now() -> float:
+        both.wait(5)  # each is in the middle of its call
+        return 0.0
+
+    monkeypatch.setattr(clock, "now", now)
+    run_all([threading.Thread(target=lambda: taken.append(function())) for _ in range(2)])
+    assert sorted(taken) == ["one", "other"]
 
 
 def test_a_call_too_many_is_no_outcome() -> None:

@@ -7,6 +7,7 @@ thread had never comes back. So what shares such things between threads is reset
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,16 @@ _shared: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 def reset_after_fork(thing: object, reset: Callable[[Any], None]) -> None:
     """Call `reset(thing)` in the child of every fork, for as long as `thing` is there."""
     _shared[thing] = reset
+
+
+def lock_of(thing: object) -> threading.RLock:
+    """Make the `_lock` of a thing: reentrant, as a finalizer may come in the middle; another one in a child."""
+    reset_after_fork(thing, _replace_lock)
+    return threading.RLock()
+
+
+def _replace_lock(thing: Any) -> None:  # pragma: no cover (in the child of a fork)
+    thing._lock = threading.RLock()
 
 
 def _in_child() -> None:  # pragma: no cover (in the child of a fork)

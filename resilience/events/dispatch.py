@@ -8,7 +8,6 @@ while there are none.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, TypeAlias, final
@@ -73,7 +72,7 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys((*_KINDS, CallFinished), ())
-        self._lock = threading.RLock()
+        self._lock = forks.lock_of(self)
         #: Whether any listens to whole executions, or the policies are off: what makes an execution keep a record.
         self.executions: bool = False
         self.calls: bool = False
@@ -102,10 +101,6 @@ class Subscribers:
             self._look_locked()
         return was
 
-    def reset_lock(self) -> None:  # pragma: no cover (in the child of a fork)
-        """Replace the lock, which a thread that is not in the child of a fork may have held."""
-        self._lock = threading.RLock()
-
     def _replace_locked(self, kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
         old = self._by_kind[kind]
         new = change(old)
@@ -124,7 +119,6 @@ class Subscribers:
 
 
 subscribers: Subscribers = Subscribers()
-forks.reset_after_fork(subscribers, Subscribers.reset_lock)
 
 
 def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:

@@ -10,7 +10,6 @@ Nothing runs in the background: a refresh belongs to the caller that makes it, w
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -147,7 +146,7 @@ class Cache(Policy[Never]):
         self._flights = Flights(self.name)
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
-        self._lock = threading.RLock()
+        self._lock = forks.lock_of(self)
         self._hits, self._stales, self._misses = Counter(), Counter(), Counter()
         self._settings = {
             "ttl": ttl,
@@ -161,7 +160,6 @@ class Cache(Policy[Never]):
             "store": store,
             "name": name,
         }
-        forks.reset_after_fork(self, Cache._reset)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> Any:
@@ -300,10 +298,6 @@ class Cache(Policy[Never]):
             misses=self._misses.value(),
             size=size,
         )
-
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Replace the lock, which a thread that is not in the child may have held."""
-        self._lock = threading.RLock()
 
     def __reduce__(self) -> Any:
         """Refuse to be copied: what one of them keeps, the other would not know."""

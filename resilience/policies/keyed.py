@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -101,8 +100,7 @@ class Keyed(Policy[Never]):
         self._made = 0
         self._next_look = -inf  # from when on it looks again for what is idle
         self._uses = count()
-        self._lock = threading.RLock()
-        forks.reset_after_fork(self, Keyed._reset)
+        self._lock = forks.lock_of(self)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
@@ -164,10 +162,6 @@ class Keyed(Policy[Never]):
     def __reduce__(self) -> Any:
         """Refuse to be copied: each copy would count by itself."""
         raise TypeError(f"{self.name} holds policies that all its users share; it cannot be copied or pickled")
-
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Replace the lock, which a thread that is not in the child may have held. The policies reset themselves."""
-        self._lock = threading.RLock()
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -213,6 +213,44 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:
 
 
 @forks
+def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -> None:
+    """Logs, metrics, the dashboard and clients are often set up before a server forks its workers."""
+    forked(
+        """
+        import gc, logging
+        import httpx, prometheus_client
+        from resilience.integrations import dashboard, prometheus
+        from resilience.integrations.httpx import ResilienceTransport
+        from resilience.integrations.logging import log_events
+
+        logging.disable()
+        retry = Retry(2, on=Exception, backoff=[0], name="of this process")
+        log_events()
+        prometheus.instrument(retry)
+        board = dashboard.Dashboard(retry, history=True)
+        transport = ResilienceTransport(retry)
+
+        def is_ours(it):
+            return type(it).__module__.startswith("resilience.integrations")
+
+        def use():
+            retry.capture(lambda ctx: 1 / 0)
+            prometheus_client.generate_latest()
+            prometheus.instrument(Bulkhead(1))()
+            board._watch._log.since(0)
+            assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
+
+        found = {id(lock): lock for it in gc.get_objects() if is_ours(it) for lock in locks_of(it)}
+        thread = beside(lambda: take(*found.values()))
+        in_child(use)
+        let_go.set()
+        thread.join()
+        use()
+        """
+    )
+
+
+@forks
 def test_a_probe_and_a_report_of_another_thread_do_not_hold_up_the_child() -> None:
     """It probes by itself, and tells its own transitions; those of the parent are the parent's to tell."""
     forked(

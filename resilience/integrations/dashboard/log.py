@@ -5,12 +5,12 @@ A circuit that is open refuses thousands of calls a second: that is one row, and
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
+from resilience import forks
 from resilience.events import CallRejected, CircuitChanged, Event, TimedOut
 from resilience.integrations.telemetry import kind_of, scope_of
 from resilience.integrations.telemetry.sentences import sentence
@@ -49,7 +49,7 @@ class Log:
 
     def __init__(self, keep: int, *, messages: bool) -> None:
         self._messages = messages
-        self._lock = threading.RLock()  # reentrant: a finalizer may report an event in the middle of it
+        self._lock = forks.lock_of(self)
         self._rows: deque[Row] = deque()
         self._keep = keep
         self._latest: dict[object, Row] = {}  # of each key; rows that are in `_rows` only

@@ -11,14 +11,13 @@ the other events happen where something goes wrong, and are cheap enough to be r
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import Any, Final, TypeAlias, final
 from weakref import finalize, ref
 
-from resilience import events
+from resilience import events, forks
 from resilience.clock import clock
 from resilience.events import Event, Listener
 from resilience.integrations.dashboard.log import Log
@@ -60,7 +59,7 @@ class Watch:
     """
 
     def __init__(self, observed: Observed, *, keep: int, history: bool, messages: bool) -> None:
-        self._lock = threading.RLock()  # reentrant: a finalizer may report an event in the middle of it
+        self._lock = forks.lock_of(self)
         self._log = Log(keep, messages=messages)
         self._rates = Rates()
         self._history = history

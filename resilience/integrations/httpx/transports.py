@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from typing_extensions import override
 
+from resilience import forks
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
 from resilience.integrations.http.settings import Settings
@@ -36,7 +36,7 @@ class _Protected:
         self._settings = settings
         self._given: Any = transport
         self._made: dict[ModuleType, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock_of(self)
 
     def _transport_of(self, library: ModuleType) -> Any:
         if self._given is not None:

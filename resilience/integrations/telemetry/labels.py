@@ -6,12 +6,11 @@ there is a bound for all of them, whatever they hold.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, final
 
-from resilience import checks
+from resilience import checks, forks
 from resilience.clock import clock
 from resilience.integrations.wire import OfHost
 
@@ -39,7 +38,7 @@ class Labels:
         self._hosts = checks.flag("hosts", hosts)
         self._most = checks.whole("max_names", max_names)
         self._forget = forget
-        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
+        self._lock = forks.lock_of(self)
         self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # and when it was last
 
     def refuse_others(self, hosts: bool, max_names: int) -> None:

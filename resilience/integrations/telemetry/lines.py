@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from typing import TypeAlias, final
 
-from resilience import checks, events
+from resilience import checks, events, forks
 from resilience.checks import Duration
 from resilience.circuit_state import CircuitState
 from resilience.events import CallRejected, CircuitChanged, Event
@@ -74,7 +73,7 @@ class Lines:
         self._levels = {**DEFAULT_LEVELS, **_checked(levels or {})}
         self._repeats = Repeats(checks.whole("repeats", repeats), checks.seconds("interval", interval))
         self._messages = checks.flag("messages", messages)
-        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
+        self._lock = forks.lock_of(self)
         self._follows_endings = False  # whether there is a line for each execution
         self._has_ended = False
         self._unsubscribe: Callable[[], None] | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 from weakref import ref
 
-from resilience import checks, events
+from resilience import checks, events, forks
 from resilience.circuit_state import CircuitState
 from resilience.events import Event
 from resilience.integrations.telemetry.instruments import (
@@ -195,7 +194,7 @@ class Feed:
         self._known: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
-        self._lock = threading.RLock()  # a finalizer may end a subscription in the middle of another
+        self._lock = forks.lock_of(self)
         self._groups: list[Observed] = []
         self._unsubscribe: Callable[[], None] | None = None
 

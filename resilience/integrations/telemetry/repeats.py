@@ -5,11 +5,11 @@ The next event after the interval reports the count. No thread does so earlier.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from resilience import forks
 from resilience.events import CircuitChanged, Event, Parked
 from resilience.integrations.telemetry.words import Fact, Line
 
@@ -44,7 +44,7 @@ class Repeats:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._lock = threading.RLock()  # a finalizer may report an event in the middle of another
+        self._lock = forks.lock_of(self)
         self._intervals: dict[Key, _Interval] = {}  # in the order in which they began
 
     @property

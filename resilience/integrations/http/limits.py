@@ -89,10 +89,10 @@ _known: WeakKeyDictionary[Any, tuple[RateLimiter, ...]] = WeakKeyDictionary()
 
 
 def _limiters_in(policy: Any) -> tuple[RateLimiter, ...]:
-    if isinstance(policy, RateLimiter):
-        return (policy,)  # not remembered: the entry would keep its own key alive
     limiters = _known.get(policy)
     if limiters is None:
+        if isinstance(policy, RateLimiter):
+            return (policy,)  # not remembered: the entry would keep its own key alive
         limiters = _known[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
     return limiters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 import queue
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ from resilience.errors import Misuse
 from resilience.executable import acaptured, captured
 from resilience.outcome import Outcome
 from resilience.policy import Policy
+
+logger: logging.Logger = logging.getLogger("resilience")
 
 Item = TypeVar("Item")
 R = TypeVar("R")
@@ -74,7 +77,7 @@ def each(
     :param limit: how many calls may be under way at once, at least 1.
     :param ordered: whether outcomes come in the order of the items; by default, as they end.
     :param progress: called with 1 for each outcome that is handed out, such as `tqdm`'s `update`, or
-        `lambda n: bar.advance(task, n)` for `rich`.
+        `lambda n: bar.advance(task, n)` for `rich`. What it raises is logged.
     :raises TypeError: for what is no policy, function or items, and for asynchronous items of a blocking function.
 
     >>> from resilience import Retry
@@ -113,9 +116,12 @@ class _Job(NamedTuple):
         return await acaptured(self.policy.acall(self.function, item))
 
     def report(self) -> None:
-        """Tell the user of one more outcome that is handed out."""
+        """Call `progress` for one more outcome that is handed out, which no error in that may lose."""
         if self.progress is not None:
-            self.progress(1)
+            try:
+                self.progress(1)
+            except Exception:
+                logger.exception("progress raised; it changes nothing")
 
 
 @final

@@ -276,6 +276,21 @@ async def test_progress_hears_of_each_outcome(world: World) -> None:
     assert counts == [1] * 5
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_progress_that_raises_loses_no_outcome(
+    world: World, ordered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(number: int) -> int:
+        return number
+
+    def progress(count: int) -> None:
+        raise Boom("no terminal")
+
+    outcomes = await outcomes_of(world, work, range(3), limit=2, ordered=ordered, progress=progress)
+    assert sorted(item for item, _ in outcomes) == [0, 1, 2]
+    assert [it.getMessage() for it in caplog.records] == ["progress raised; it changes nothing"] * 3
+
+
 def test_a_timeout_holds_for_each_call() -> None:
     async def work(seconds: float) -> float:
         await asyncio.sleep(seconds)

@@ -13,7 +13,7 @@ from resilience.ambient import AmbientToken, BlockContext, block_context, curren
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
-from resilience.errors import DeadlineExceeded, ends_with_the_deadline
+from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
 from resilience.runtimes.base import EARLIEST, Timer
 from resilience.runtimes.tasks import shielded_timer, timer_until
 
@@ -42,7 +42,7 @@ class _Budget:
 
     def __enter__(self) -> Context:
         if self._ctx is not None:
-            raise RuntimeError(f"this {type(self).__name__} is in use: open another one")
+            raise BlockMisuse(f"this {type(self).__name__} is in use: open another one")
         now = clock.now()
         ctx = self._open(ends_at := now + self._seconds)
         self._limit = self._seconds if ctx.deadline == ends_at else max(0.0, ctx.deadline - now)

@@ -250,7 +250,7 @@ class KeyMisuse(Misuse, TypeError):
 
 
 class BlockMisuse(Misuse, RuntimeError):
-    """A block is entered where it could not be left."""
+    """A block is entered a second time, or where it could not be left."""
 
 
 class RaceMisuse(Misuse, TypeError):

@@ -22,6 +22,7 @@ from resilience import (
     Retry,
     Success,
     Timeout,
+    deadline,
 )
 from tests.conftest import Boom, FakeClock, Script, World, nothing_is_left_unawaited
 from tests.functions import coroutine, quick
@@ -147,6 +148,30 @@ async def test_a_misuse_inside_the_function_is_no_outcome_of_the_policies_around
     assert calls == [1]
     assert seen == []
     assert released(policy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: CircuitBreaker(1).guard(),
+        lambda: Bulkhead(2).slot(),
+        lambda: deadline(5.0),
+        lambda: next(Retry().attempts()),
+    ],
+    ids=["guard", "slot", "deadline", "attempt"],
+)
+def test_a_block_that_is_entered_twice_is_no_outcome(make: Callable[[], Any], threads: World) -> None:
+    breaker, calls = CircuitBreaker(1), []
+
+    def work() -> None:
+        calls.append(1)
+        block = make()
+        with block, block:
+            pass
+
+    with pytest.raises(RuntimeError, match=r"in use|entered before"):
+        Policy.wrap(Fallback(None), Retry(on=Exception, backoff=[0]), breaker).call(work)
+    assert (calls, breaker.state) == ([1], CircuitState.CLOSED)
 
 
 async def test_a_misuse_gives_the_slot_of_a_probe_back(world: World, clock: FakeClock) -> None:

@@ -9,7 +9,7 @@ from typing import final
 from resilience import checks
 from resilience.ambient import AmbientToken, block_context, leave_block, set_ambient
 from resilience.clock import clock
-from resilience.errors import is_refusal
+from resilience.errors import BlockMisuse, is_refusal
 from resilience.matching import Matcher
 from resilience.policies.retry_state import RetryLimits, RetryState, too_late
 from resilience.runtimes.base import Runtime
@@ -107,7 +107,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         if self.entered:
-            raise RuntimeError(f"this attempt was entered before, and each is for one block: {_BLOCK}")
+            raise BlockMisuse(f"this attempt was entered before, and each is for one block: {_BLOCK}")
         self.entered = self._attempts.was_entered = True
         self._token = set_ambient(self._ctx)
         return self

@@ -7,6 +7,7 @@ from typing import final
 
 from resilience.ambient import block_context
 from resilience.clock import clock
+from resilience.errors import BlockMisuse
 from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit, get_around
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -34,7 +35,7 @@ class Guard:
     def _begin(self) -> bool:
         """Begin the block; true where a function of the user's may have to probe first."""
         if self._noted is not None and self._noted.admission is not None:
-            raise RuntimeError("this guard is in use: ask for another one")
+            raise BlockMisuse("this guard is in use: ask for another one")
         circuit = self._circuit
         if get_around() and circuit.is_around():
             return False  # the block belongs to a call that was admitted

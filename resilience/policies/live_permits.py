@@ -15,7 +15,7 @@ from resilience.ambient import block_context
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
 from resilience.context import Context, waits_until
-from resilience.errors import DeadlineExceeded, Rejected
+from resilience.errors import BlockMisuse, DeadlineExceeded, Rejected
 from resilience.events.dispatch import report_refusal
 from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
@@ -172,7 +172,7 @@ class Slot:
 
     async def _acquire(self, runtime: Runtime) -> None:
         if self._waits or self._held is not None:
-            raise RuntimeError("this slot is in use: ask for another one")
+            raise BlockMisuse("this slot is in use: ask for another one")
         machine = self._permits.machine
         self._waits = True
         try:

@@ -307,6 +307,8 @@ class RateLimiter(Policy[Never]):
     def _look_at(self, result: Any, costs: Units, began: float) -> None:
         """Take over what a result says: how much is left, and how much it has used."""
         if self._told is not None and (said := self._told(result)) is not None:
+            if not (isinstance(said, (tuple, list)) and len(said) == 2):
+                raise TypeError(f"told(result) must return (remaining, seconds) or None, not {said!r}")
             self.learn(*said)
         if self._corrects:
             used = [

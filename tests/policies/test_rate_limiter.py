@@ -352,6 +352,8 @@ def test_told_reads_it_from_results() -> None:
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 20.5}
     limiter = RateLimiter(1000, told=lambda result: None)
     assert Arrivals(limiter).at(0, *"abc").run().began == dict.fromkeys("abc", 0)
+    with pytest.raises(TypeError, match=r"told\(result\) must return \(remaining, seconds\) or None, not 5"):
+        RateLimiter(1000, told=lambda result: result).call(abs, 5)
 
 
 def test_what_was_used_after_all_is_charged_or_given_back() -> None:

@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from resilience import (
+    AdaptiveLimit,
     Bulkhead,
     CircuitBreaker,
     FailureRatio,
@@ -119,8 +120,9 @@ def test_a_pipeline_of_a_list_says_how_to_unpack_it() -> None:
 
 def test_a_limit_of_the_wait_in_no_queue_is_refused() -> None:
     """Whoever writes `max_wait` believes that calls wait."""
-    with refused(ValueError, "max_wait=1", "queue"):
-        Bulkhead(5, max_wait=1)
+    for make in (lambda: Bulkhead(5, max_wait=1), lambda: AdaptiveLimit(0.3, max_wait=1)):
+        with refused(ValueError, "max_wait=1", "queue"):
+            make()
     assert Bulkhead(5, queue=1, max_wait=1).settings()["max_wait"] == 1.0
 
 

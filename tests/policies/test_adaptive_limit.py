@@ -419,11 +419,6 @@ def test_bounds_that_contradict_one_another_are_refused(numbers: dict[str, int])
         AdaptiveLimit(0.3, **numbers)
 
 
-def test_a_wait_without_a_queue_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_wait=1"):
-        AdaptiveLimit(0.3, max_wait=1)
-
-
 # --- many at once --------------------------------------------------------------------------------
 
 

@@ -313,23 +313,6 @@ def test_many_items_in_few_threads() -> None:
     wait_until(lambda: not any(it.name.startswith("resilience-each") for it in threading.enumerate()))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "settings", "message"),
-    [
-        ((5, str, []), {}, "policy must be"),
-        ((Retry(), 5, []), {}, "runs callables"),
-        ((Retry(), str, 5), {}, "items must be"),
-        ((Retry(), str, []), {"limit": 0}, "limit"),
-        ((Retry(), str, []), {"ordered": 1}, "ordered"),
-        ((Retry(), str, []), {"progress": 5}, "progress"),
-    ],
-    ids=["policy", "function", "items", "limit", "ordered", "progress"],
-)
-def test_bad_input_is_refused(arguments: Any, settings: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        each(*arguments, **{"limit": 1, **settings})
-
-
 def test_asynchronous_items_are_for_tasks() -> None:
     async def source() -> AsyncIterator[int]:
         yield 1

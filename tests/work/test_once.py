@@ -237,24 +237,6 @@ def test_results_pass_a_serializer() -> None:
         Once({}, key=by_order).call(lambda order: {1, 2}, "a")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"store": 5}, "store must be"),
-        ({"key": "order"}, "key must be"),
-        ({"payload": 5}, "payload must be"),
-        ({"lease": 0}, "lease"),
-        ({"keep": -1}, "keep"),
-        ({"serializer": object()}, "dumps and loads"),
-        ({"name": ""}, "name"),
-    ],
-    ids=["store", "key", "payload", "lease", "keep", "serializer", "name"],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Once(settings.pop("store", {}), **{"key": by_order, **settings})
-
-
 @pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b")])
 def test_a_key_is_a_text_or_a_number(key: Any) -> None:
     with pytest.raises(TypeError, match="a text or a whole number"):

@@ -186,22 +186,6 @@ async def test_it_is_used_once_and_inside_its_block(tasks_world: World) -> None:
         await supervisor.__aenter__()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"restart": "1"}, "restart"),
-        ({"max_restarts": -1}, "max_restarts"),
-        ({"within": 0}, "within"),
-        ({"on_parked": 5}, "on_parked"),
-        ({"name": ""}, "name"),
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(settings: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Supervisor(**settings)
-
-
 async def test_a_task_cannot_wait_for_its_own_end(tasks_world: World) -> None:
     """Nor can one that it has started: that would never end."""
     errors: list[str] = []

@@ -154,12 +154,10 @@ def protect(
         inner._info = info
         inner._executed = executed
         inner._timer = None
-        chain, record = stage, None
-        if is_observed or subscribers.executions or get_ambient() is not None:
-            record = inherit(inner, executed, ctx)
-            chain = enter if subscribers.policies_off else stage
         try:
-            return chain(inner) if record is None else _recorded(record, chain, inner)
+            if is_observed or subscribers.executions or get_ambient() is not None:
+                return _observed(inner, executed, ctx, stage, enter, _recorded)
+            return stage(inner)
         except (StoppedIteration, Suspended) as carrier:
             carried = carrier.error
         try:
@@ -199,11 +197,10 @@ def aprotect(
         inner._info = info
         inner._executed = executed
         inner._timer = None
-        chain, record = stage, None
         if is_observed or subscribers.executions or get_ambient() is not None:
-            record = inherit(inner, executed, ctx)
-            chain = innermost if subscribers.policies_off else stage
-        result = await (chain(inner) if record is None else _arecorded(record, chain, inner))
+            result = await _observed(inner, executed, ctx, stage, innermost, _arecorded)
+        else:
+            result = await stage(inner)
         if type(result) is CoroutineType:
             _refuse_forgotten_await(executed, function, result)
         return result
@@ -212,6 +209,20 @@ def aprotect(
 
 
 # --- the two ends of an execution ---
+
+
+def _observed(
+    inner: Context,
+    executed: Executed,
+    ctx: Context | None,
+    stage: Stage,
+    innermost: Stage,
+    recorded: Callable[[Record, Stage, Context], Any],
+) -> Any:
+    """Run what may inherit something, or may be recorded. In tasks, what this returns is to be awaited."""
+    record = inherit(inner, executed, ctx)
+    chain = innermost if subscribers.policies_off else stage
+    return chain(inner) if record is None else recorded(record, chain, inner)
 
 
 def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:

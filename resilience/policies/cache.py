@@ -163,7 +163,7 @@ class Cache(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> Any:
-        key = key_of(ctx, self._key, self.name)
+        key = key_of(ctx, self)
         try:
             entry = self._find(key)
         except TypeError:

@@ -104,7 +104,7 @@ class Keyed(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        policy = self.policy_for(key_of(ctx, self._key, self.name))
+        policy = self.policy_for(key_of(ctx, self))
         if ctx._info is not BARE and getattr(type(ctx._function), "_resilience_asks_for_chosen", False):
             ctx = ctx._with_info(ctx._info.with_chosen(policy))
         return await policy.around(call, ctx)

@@ -7,7 +7,7 @@ context for `execute(fn)`. Without one the key is the function with all of its a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from resilience import checks
 from resilience.callables import mismatch, name_of
@@ -23,19 +23,34 @@ def optional_key(value: Key | None) -> Key | None:
     return None if value is None else checks.plain_function("key", value)
 
 
-def key_of(ctx: Context, make: Key | None, policy: str) -> Hashable:
+class HasKey(Protocol):
+    """A policy that tells calls apart."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    @property
+    def _key(self) -> Key | None:
+        """What it was given as `key`."""
+        ...
+
+
+def key_of(ctx: Context, policy: HasKey) -> Hashable:
     """Return the key of the call that a context carries. Where a look-up for it raises, `refuse_unhashable` says why.
 
-    :param make: the policy's key function, if it has one. What that raises comes out.
-    :param policy: the name of the policy that asks.
+    :param policy: the one that asks. What its key function raises, if it has one, comes out.
     :raises KeyMisuse: where there is no key function and the function takes the context alone.
     """
-    function, arguments, keywords = ctx._function, ctx._arguments, ctx._keywords
+    make = policy._key
     if make is None:
-        if arguments is None:
-            raise KeyMisuse(f"{policy}: a function of the context has no arguments to be its key: give key=")
-        return (function, arguments, *sorted(keywords.items())) if keywords else (function, arguments)
-    arguments = (ctx,) if arguments is None else arguments
+        if ctx._arguments is None:
+            raise KeyMisuse(f"{policy.name}: a function of the context has no arguments to be its key: give key=")
+        if ctx._keywords:
+            return (ctx._function, ctx._arguments, *sorted(ctx._keywords.items()))
+        return ctx._function, ctx._arguments
+    arguments, keywords = (ctx,) if ctx._arguments is None else ctx._arguments, ctx._keywords
     try:
         return make(*arguments, **keywords) if keywords else make(*arguments)
     except TypeError as error:

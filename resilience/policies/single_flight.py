@@ -61,7 +61,7 @@ class SingleFlight(Policy[Never]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
-        key = key_of(ctx, self._key, self.name)
+        key = key_of(ctx, self)
         refuse_unhashable(key, self.name)
         flight = self._flights.board(key, ctx)
         try:

@@ -134,7 +134,7 @@ class Once(Policy[Never]):
         return result
 
     def _key_of(self, ctx: Context) -> str:
-        key = key_of(ctx, self._key, self.name)
+        key = key_of(ctx, self)
         if isinstance(key, bool) or not isinstance(key, (str, int)):
             raise KeyMisuse(f"{self.name}: the key of a call is a text or a whole number, not {key!r}")
         return f"resilience:once:{self.name}:{key}"

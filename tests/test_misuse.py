@@ -431,9 +431,10 @@ async def loops_in_a_loop() -> None:
     ("block", "error"), [(fails_in_a_loop, Boom), (queues_in_a_loop, BulkheadFull), (loops_in_a_loop, Boom)]
 )
 async def test_a_blocking_wait_in_an_event_loop_is_reported(
-    tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception]
+    tasks_world: World, block: Callable[[], Awaitable[None]], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops all tasks. The warning stands at the user's line, and says what to write instead."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # which the tests of notebooks have imported
     with (
         pytest.warns(RuntimeWarning, match=r"stops the event loop.*aexecute.*to_thread") as caught,
         pytest.raises(error),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from typing import Any
+
 import anyio
 import httpcore
+import httpx
 import pytest
 
-from resilience.integrations.httpx.pools import reclaim_places
+from resilience.integrations.httpx.pools import completed, reclaim_places
+from tests.conftest import World
 
 
 class Cut(Exception):
@@ -60,3 +66,88 @@ async def reclaims_nothing() -> None:
 
 def test_a_transport_without_places_is_left_as_it_is() -> None:
     anyio.run(reclaims_nothing)
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
+
+
+async def test_the_place_of_a_connection_that_was_not_closed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cancellation comes while httpcore cleans up after the first."""
+
+    async def cut(self: object) -> None:
+        raise Cut
+
+    network = httpcore.AsyncMockBackend([b"no HTTP"])
+    async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(httpcore.AsyncHTTP11Connection, "_response_closed", cut)
+            with pytest.raises(Cut):
+                await pool.request("GET", "http://example.org/")
+        assert [it.is_available() for it in pool.connections] == [False]
+        await reclaim_places(Transport(pool))
+        assert pool.connections == []
+
+
+async def answered() -> tuple[Any, Any]:
+    """Return a pool whose only connection waits for the close of a response, and the stream of that."""
+    transport: Any = httpx.AsyncHTTPTransport()
+    transport._pool = httpcore.AsyncConnectionPool(network_backend=httpcore.AsyncMockBackend([ANSWER]))
+    response = await transport.handle_async_request(httpx.Request("GET", "http://example.org/"))
+    return transport._pool, response.stream
+
+
+def places_in_use(pool: Any) -> int:
+    return sum(not it.is_idle() and not it.is_closed() for it in pool.connections) + len(pool._requests)
+
+
+@pytest.mark.parametrize("rounds", range(5))
+async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, rounds: int) -> None:
+    """At whatever step: httpcore's own shield does not know a cancellation of asyncio's."""
+    pool, stream = await answered()
+    assert places_in_use(pool) == 2
+    task = asyncio.create_task(completed(stream.aclose(), stream))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    was_there_to_be_cancelled = rounds and task.cancel()
+    await asyncio.wait([task])
+    assert places_in_use(pool) == 0
+    assert task.cancelled() == bool(was_there_to_be_cancelled)
+
+
+async def test_a_close_that_waits_for_others_is_cancelled_after_it(in_asyncio: World) -> None:
+    """There it is a future that asyncio would cancel, and not the step of a coroutine."""
+    pool, stream = await answered()
+    [connection] = pool.connections
+    lock = connection._connection._state_lock
+    async with lock:
+        task = asyncio.create_task(completed(stream.aclose(), stream))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            task.cancel()
+        assert not task.done()
+    await asyncio.wait([task])
+    assert (task.cancelled(), places_in_use(pool)) == (True, 0)
+
+
+async def test_a_close_that_fails_fails(in_asyncio: World) -> None:
+    class Fails:
+        _httpcore_stream = None
+
+        async def aclose(self) -> None:
+            raise Cut
+
+    with pytest.raises(Cut):
+        await completed(Fails().aclose(), Fails())
+
+
+async def test_a_close_that_is_thrown_away_is_closed(in_asyncio: World) -> None:
+    _, stream = await answered()
+    closing: Any = stream.aclose()
+    outer = awaits(completed(closing, stream))
+    outer.send(None)
+    outer.close()
+    assert inspect.getcoroutinestate(closing) == inspect.CORO_CLOSED
+
+
+async def awaits(it: Any) -> None:
+    await it

@@ -10,6 +10,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
+from resilience.integrations.httpx.pools import completed
 from resilience.runtimes.tasks import timer_until
 
 _TIMED_OUT = classes("TimeoutException")
@@ -78,7 +79,7 @@ class AsyncLimitedStream(AsyncStream):
     async def aclose(self) -> None:
         if hasattr(self._chunks, "aclose"):
             await self._chunks.aclose()
-        await self._stream.aclose()
+        await completed(self._stream.aclose(), self._stream)
 
 
 def is_in_memory(response: Any) -> bool:

@@ -25,7 +25,7 @@ from resilience.integrations.httpx.bodies import (
     with_body,
 )
 from resilience.integrations.httpx.libraries import classes
-from resilience.integrations.httpx.pools import reclaim_places
+from resilience.integrations.httpx.pools import completed, reclaim_places
 
 _NAMES = ("connect", "read", "write", "pool")
 
@@ -244,7 +244,7 @@ class AsyncSending(_Sending, TaskExchange):
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:
-            await response.aclose()
+            await completed(response.aclose(), response.stream)
 
     @override
     def _let_go(self) -> None:

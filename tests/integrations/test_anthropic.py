@@ -1,6 +1,6 @@
 """A client of the `anthropic` package, protected, against a server that fails as it is told.
 
-What is common to both SDKs is tested with openai's; here is that it holds for this one, and what only this one has.
+What is common to both SDKs is in `test_sdks.py`; here is what only this one has.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Fallback, Retry, deadline, transient
+from resilience import Retry, transient
 from tests.conftest import World
 from tests.integrations import llm_server as llm
 from tests.integrations.sdks import Later, anthropic
-from tests.integrations.servers import Answer, FlakyServer, unused_url
+from tests.integrations.servers import Answer, FlakyServer
 
 PATH = llm.ANTHROPIC_PATH
 SOON = Retry(3, backoff=[0.001])
@@ -50,89 +50,20 @@ def text(message: Any) -> str:
     return message.content[0].text
 
 
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 504, 529])
-def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(server: FlakyServer, status: int) -> None:
-    """With no configuration, "overloaded" included; and the SDK adds no attempts of its own."""
-    server.script(PATH, llm.anthropic_error(status), llm.anthropic_error(status), llm.message())
+def test_the_stream_helper_is_protected(server: FlakyServer) -> None:
+    """Until the stream is open."""
+    server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
+    with (
+        protected(server.url, SOON) as client,
+        client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream,  # type: ignore[arg-type]
+    ):
+        assert "".join(stream.text_stream) == "ab"
+
+
+def test_the_beta_namespace_is_protected(server: FlakyServer) -> None:
+    server.script(PATH, llm.anthropic_error(503), llm.message())
     with protected(server.url, SOON) as client:
-        assert text(ask(client.messages)) == "fine"
-    assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, status: int) -> None:
-    """A bad request comes out at once: not retried, not counted, not answered by a fallback."""
-    server.script(PATH, llm.anthropic_error(status))
-    breaker = CircuitBreaker(1)
-    policy = Fallback(None).wrap(SOON, breaker)
-    with protected(server.url, policy) as client, pytest.raises(anthropic.APIStatusError):
-        ask(client.messages)
-    assert len(server.requests) == 1
-    assert breaker.state.name == "CLOSED"
-
-
-@pytest.mark.parametrize(("status", "told", "requests"), [(400, "true", 3), (529, "false", 1)])
-def test_the_server_may_say_whether_to_try_again(server: FlakyServer, status: int, told: str, requests: int) -> None:
-    """The header `x-should-retry` has the last word."""
-    server.script(PATH, llm.anthropic_error(status, x_should_retry=told))
-    with protected(server.url, SOON) as client, pytest.raises(anthropic.APIStatusError):
-        ask(client.messages)
-    assert len(server.requests) == requests
-
-
-def test_a_refusal_comes_out_as_itself() -> None:
-    """And not as a connection error, which is what this SDK makes of exceptions that it does not know."""
-    with protected(unused_url(), CircuitBreaker(1)) as client:
-        with pytest.raises(anthropic.APIConnectionError):
-            ask(client.messages)
-        with pytest.raises(CircuitOpen):
-            ask(client.messages)
-
-
-def test_the_wait_is_at_least_what_the_server_asks_for(server: FlakyServer, clock: Any) -> None:
-    """In `Retry-After`, bounded by the deadline."""
-    server.script(PATH, llm.anthropic_error(429, retry_after="7"), llm.message())
-    with protected(server.url, SOON) as client:
-        assert text(ask(client.messages)) == "fine"
-        assert clock.sleeps == [7.0]
-        server.script(PATH, llm.anthropic_error(429, retry_after="60"))
-        with deadline(30), pytest.raises(anthropic.RateLimitError):
-            ask(client.messages)
-    assert clock.sleeps == [7.0]
-
-
-def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
-    """With `stream=True` and with the helper."""
-    with protected(server.url, SOON) as client:
-        server.script(PATH, llm.anthropic_error(529), llm.message_stream("a", "b"))
-        with ask(client.messages, stream=True) as events:
-            assert [it.delta.text for it in events if it.type == "content_block_delta"] == ["a", "b"]
-        server.script(PATH, Answer(fault="reset"), llm.message_stream("a", "b"))
-        with client.messages.stream(model="m", max_tokens=9, messages=HELLO) as stream:  # type: ignore[arg-type]
-            assert "".join(stream.text_stream) == "ab"
-    assert len(server.requests) == 4
-
-
-def test_every_way_through_the_client_is_protected(server: FlakyServer) -> None:
-    """The beta namespace, raw responses, streamed responses, copies: their attempts do not multiply."""
-    with protected(server.url, SOON) as client:
-        assert type(client) is anthropic.Anthropic
-        for messages in (
-            client.beta.messages,
-            client.messages.with_raw_response,
-            client.with_options(max_retries=4).messages,
-            client.copy(timeout=5).copy(max_retries=1).messages,
-        ):
-            server.script(PATH, llm.anthropic_error(503), llm.message())
-            ask(messages)
-        server.script(PATH, llm.anthropic_error(503), llm.message())
-        with ask(client.messages.with_streaming_response) as response:
-            assert text(response.parse()) == "fine"
-        assert len(server.requests) == 10
-        server.script(PATH, llm.anthropic_error(503))
-        with pytest.raises(anthropic.InternalServerError):
-            ask(client.with_options(max_retries=4).messages)
-    assert len(server.requests) == 13
+        assert text(ask(client.beta.messages)) == "fine"
 
 
 def test_what_can_be_read_only_once_is_sent_only_once(server: FlakyServer) -> None:
@@ -199,15 +130,6 @@ def test_what_a_users_middleware_calls_retryable_is_a_failure(server: FlakyServe
         assert text(ask(client.messages)) == "fine"
     assert len(server.requests) == 3
     assert transient(anthropic.RetryableError("no"))
-
-
-def test_what_is_no_client_or_no_policy_is_refused() -> None:
-    """With the value in the message."""
-    with anthropic.Anthropic(api_key="k") as client:
-        with pytest.raises(TypeError, match=r"policy must be a policy.*not 3"):
-            protect(client, 3)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="client must be an Anthropic"):
-            protect("client", SOON)  # type: ignore[type-var]
 
 
 def test_clients_for_other_platforms_are_protected() -> None:

@@ -1,4 +1,7 @@
-"""A client of the `openai` package, protected, against a server that fails as it is told."""
+"""A client of the `openai` package, protected, against a server that fails as it is told.
+
+What is common to both SDKs is in `test_sdks.py`; here is what only this one has.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import httpx2
 import pydantic
 import pytest
 
-from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded, deadline
+from resilience import CircuitBreaker, CircuitOpen, Context, Fallback, Policy, Retry, Timeout, TimeoutExceeded
 from resilience.integrations.http import NotRepeatable, PerHost
 from tests.conftest import World, no_collector
 from tests.integrations import llm_server as llm
@@ -46,45 +49,6 @@ def text(completion: Any) -> str:
 
 
 # --- what is tried again ---
-
-
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
-def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(server: FlakyServer, status: int) -> None:
-    """With no configuration, a POST included; and the SDK adds no attempts of its own."""
-    server.script(PATH, llm.openai_error(status), llm.openai_error(status), llm.completion())
-    with protected(server.url, SOON) as client:
-        assert text(ask(client)) == "fine"
-    assert len(server.requests) == 3
-
-
-def test_the_last_error_is_the_sdks_own_with_a_note(server: FlakyServer) -> None:
-    """What comes out is what the SDK raises, and it tells what was tried."""
-    server.script(PATH, llm.openai_error(429))
-    with protected(server.url, SOON) as client, pytest.raises(openai.RateLimitError) as caught:
-        ask(client)
-    assert len(server.requests) == 3
-    assert "3 attempts" in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        llm.openai_error(400),
-        llm.openai_error(401),
-        llm.openai_error(404),
-        llm.openai_error(422),
-    ],
-)
-def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, answer: Answer) -> None:
-    """A bad request comes out at once: not retried, not counted, not answered by a fallback."""
-    server.script(PATH, answer)
-    breaker = CircuitBreaker(1)
-    with protected(server.url, Fallback(None).wrap(SOON, breaker)) as client:
-        for _ in range(2):
-            with pytest.raises(openai.APIStatusError):
-                ask(client)
-    assert len(server.requests) == 2
-    assert breaker.state.name == "CLOSED"
 
 
 @pytest.mark.parametrize("status", [400, 503])
@@ -144,48 +108,7 @@ def test_a_used_up_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) 
     assert breaker.state.name == "OPEN"
 
 
-@pytest.mark.parametrize(("status", "told", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)])
-def test_the_server_may_say_whether_to_try_again(server: FlakyServer, status: int, told: str, requests: int) -> None:
-    """The header `x-should-retry` has the last word."""
-    server.script(PATH, llm.openai_error(status, x_should_retry=told))
-    with protected(server.url, SOON) as client, pytest.raises(openai.APIStatusError):
-        ask(client)
-    assert len(server.requests) == requests
-
-
-def test_a_server_that_is_not_there_opens_the_circuit(server: FlakyServer) -> None:
-    """A refusal of a policy comes out as itself, never wrapped into an error of the SDK."""
-    with protected(unused_url(), CircuitBreaker(2)) as client:
-        for _ in range(2):
-            with pytest.raises(openai.APIConnectionError):
-                ask(client)
-        with pytest.raises(CircuitOpen):
-            ask(client)
-
-
 # --- time ---
-
-
-@pytest.mark.parametrize(
-    ("headers", "delay"), [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "1500", "retry_after": "7"}, 1.5)]
-)
-def test_the_wait_is_at_least_what_the_server_asks_for(
-    server: FlakyServer, clock: Any, headers: dict[str, str], delay: float
-) -> None:
-    """`retry-after-ms` before `Retry-After`."""
-    server.script(PATH, llm.openai_error(429, **headers), llm.completion())
-    with protected(server.url, SOON) as client:
-        assert text(ask(client)) == "fine"
-    assert clock.sleeps == [delay]
-
-
-def test_a_wait_that_does_not_fit_ends_it_at_once(server: FlakyServer) -> None:
-    """The deadline bounds what a server may ask for."""
-    server.script(PATH, llm.openai_error(429, retry_after="60"))
-    with protected(server.url, SOON) as client, deadline(30) as budget, pytest.raises(openai.RateLimitError):
-        ask(client)
-    assert len(server.requests) == 1
-    assert budget.remaining() > 20
 
 
 @pytest.mark.parametrize("own", [5.0, {"timeout": 5.0, "connect": 0.9}, {"timeout": None, "read": 0.9}, 0.9, None])
@@ -223,14 +146,6 @@ def test_without_a_deadline_the_sdks_own_timeouts_hold() -> None:
 
 
 # --- streams ---
-
-
-def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
-    """What fails before the first byte of the body is the policy's."""
-    server.script(PATH, llm.openai_error(503), Answer(fault="reset"), llm.completion_stream("a", "b"))
-    with protected(server.url, SOON) as client, ask(client, stream=True) as stream:
-        assert [it.choices[0].delta.content for it in stream] == ["a", "b"]
-    assert len(server.requests) == 3
 
 
 def test_an_error_in_the_middle_of_a_stream_comes_out(server: FlakyServer) -> None:
@@ -280,15 +195,6 @@ def test_a_stream_that_opens_after_its_time_is_closed(server: FlakyServer, raw: 
 # --- every way through the client ---
 
 
-def test_the_protected_client_is_of_the_same_type_and_the_original_is_left_alone(server: FlakyServer) -> None:
-    """A copy, with the SDK's retries off."""
-    original = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1")
-    with protect(original, SOON) as client:
-        assert type(client) is openai.OpenAI
-        assert (client.max_retries, original.max_retries) == (0, 2)
-        assert "request" not in vars(original)
-
-
 def test_a_client_with_subclasses_of_its_own_is_protected(server: FlakyServer) -> None:
     """Azure's, for one, which makes its copies in its own way."""
     path = "/openai/deployments/m/chat/completions"
@@ -318,29 +224,6 @@ def test_a_policy_for_each_host_goes_by_the_base_url(server: FlakyServer) -> Non
         with pytest.raises(CircuitOpen):
             ask(client)
         assert text(ask(client.with_options(base_url=f"{server.url}/v1"))) == "fine"
-
-
-def test_copies_of_a_protected_client_are_protected(server: FlakyServer) -> None:
-    """And whatever `max_retries` they ask for, attempts do not multiply."""
-    server.script(PATH, llm.openai_error(503))
-    with protected(server.url, SOON) as client:
-        for derived in (client.with_options(max_retries=4), client.with_options(timeout=5).copy(max_retries=1)):
-            server.requests.clear()
-            with pytest.raises(openai.InternalServerError):
-                ask(derived)
-            assert len(server.requests) == 3
-
-
-def test_raw_and_streamed_responses_are_protected(server: FlakyServer) -> None:
-    """`with_raw_response` and `with_streaming_response` go the same way."""
-    with protected(server.url, SOON) as client:
-        server.script(PATH, llm.openai_error(503), llm.completion())
-        raw = ask_through(client.chat.completions.with_raw_response)
-        assert text(raw.parse()) == "fine"
-        server.script(PATH, llm.openai_error(503), llm.completion())
-        with ask_through(client.chat.completions.with_streaming_response) as response:
-            assert text(response.parse()) == "fine"
-    assert len(server.requests) == 4
 
 
 def ask_through(completions: Any, **options: Any) -> Any:
@@ -543,15 +426,6 @@ async def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, tas
 
 
 # --- wrong arguments ---
-
-
-def test_what_is_no_client_or_no_policy_is_refused() -> None:
-    """With the value in the message."""
-    with openai.OpenAI(api_key="k") as client:
-        with pytest.raises(TypeError, match=r"policy must be a policy.*not 3"):
-            protect(client, 3)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="client must be an OpenAI"):
-            protect("client", SOON)  # type: ignore[type-var]
 
 
 def test_the_operation_is_that_of_the_caller_or_the_method_and_the_host(server: FlakyServer) -> None:

@@ -436,7 +436,7 @@ async def test_no_event_is_built_while_nobody_listens(
         breaker.close()
         await world.attempt(Timeout(60.0), Script("never").function(), Context(timeout=0))
         await world.attempt(retry_without_budget(), Script(Boom()).function())
-        await world.attempt(Hedge(5, on=Boom, eager=True), Script(Boom()).function())
+        await world.attempt(Hedge(0.01, on=Boom, eager=True), Script(Boom()).function())
 
         async def outer(ctx: Context) -> None:
             assert isinstance(await world.attempt(full, Script("never").function()), BulkheadFull)

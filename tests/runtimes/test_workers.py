@@ -177,6 +177,7 @@ def test_nobody_queues_for_a_worker() -> None:
 def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that a burst has needed are not kept for ever; the next call starts a new one."""
     monkeypatch.setattr(workers, "IDLE", 0.01)
+    monkeypatch.setattr(workers.pool, "idle", deque())  # those that other tests have left
     timeout = Timeout(LONG)
     worker = timeout.call(threading.current_thread)
     worker.join(5)

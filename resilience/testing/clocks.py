@@ -25,7 +25,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from resilience import checks
 from resilience.clock import wait_for_real
@@ -43,11 +44,11 @@ _LONGEST_PAUSE = 0.001
 #: How often it looks before it believes that a thread which stood still before has not been woken.
 _LOOKS = 4
 
-#: Where a thread stands: its topmost frame (or, of workers, that frame's code) and the instruction in it.
-_Place: TypeAlias = tuple[int, int]
+#: Where a thread stands: its topmost frame, itself, as a later one may have its `id`; and the instruction in it.
+_Place: TypeAlias = tuple[FrameType, int]
 
-#: Where workers wait for work.
-_worker_places: set[_Place] = set()
+#: Where workers wait for work: the same for all of them, by the `id` of the code.
+_worker_places: set[tuple[int, int]] = set()
 
 
 @final
@@ -211,15 +212,17 @@ class VirtualClock:
     def close(self) -> None:
         """End virtual time: what still waits in it goes on, or goes on waiting for real."""
         self._closed = True
+        self._stands.clear()
 
     # --- threads that do not wait on this clock ---
 
     def _busy(self, mine: Wait) -> list[int]:
         """Return the other threads that do not stand still."""
         others = [it for it in threading.enumerate() if self._counts(it)]
-        frames: dict[int, Any] = sys._current_frames() if others else {}
+        frames = sys._current_frames() if others else {}
         # First where all of them are, then what the kernel knows of them: while that is asked, they run.
         looks = [_Look(it, frames.get(it.ident or 0)) for it in others]
+        del frames  # no cycle: one of them is this frame
         return [look.thread.ident or 0 for look in looks if not self._stands_still(look, mine)]
 
     def _counts(self, thread: threading.Thread) -> bool:
@@ -232,6 +235,7 @@ class VirtualClock:
         if place is None:
             return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # another one just ends
         if look.worker_place in _worker_places:
+            self._stands.pop(ident, None)
             return True
         now, ran, is_runnable = time.monotonic(), _seconds_run(thread), _is_runnable(thread)
         stand = self._stands.get(ident)
@@ -257,13 +261,13 @@ class _Look:
 
     __slots__ = ("is_at_work", "place", "thread", "worker_place")
 
-    def __init__(self, thread: threading.Thread, frame: Any) -> None:
+    def __init__(self, thread: threading.Thread, frame: FrameType | None) -> None:
         self.thread: threading.Thread = thread
-        self.place: _Place | None = None if frame is None else (id(frame), frame.f_lasti)
+        self.place: _Place | None = None if frame is None else (frame, frame.f_lasti)
         #: Whether it has been handed a job, and has not begun it.
         self.is_at_work: bool = isinstance(thread, Worker) and thread.has_new_job
-        #: Where it waits for work, perhaps: the same for all workers.
-        self.worker_place: _Place | None = None
+        #: Where it waits for work, perhaps.
+        self.worker_place: tuple[int, int] | None = None
         if isinstance(thread, Worker) and frame is not None and frame.f_code is Worker.run.__code__:
             self.worker_place = (id(frame.f_code), frame.f_lasti)
 

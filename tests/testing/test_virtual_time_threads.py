@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import trio.testing
 from resilience import Bulkhead, Retry, Timeout, TimeoutExceeded
 from resilience.clock import clock as process_clock
 from resilience.testing import VirtualClock, clocks, hang, script, virtual_time
-from tests.conftest import Boom
+from tests.conftest import Boom, no_collector
 from tests.policies.bulkheads import wait_until
 from tests.testing.virtual import in_threads
 
@@ -37,6 +38,20 @@ def test_threads_that_wait_go_on_in_the_order_of_their_instants() -> None:
     with virtual_time() as clock:
         in_threads(retrying("slow", 100, 300), retrying("quick", 50), retrying("middle", 10, 20, 100))
     assert log == [(50, "quick"), (130, "middle"), (400, "slow")]
+
+
+def test_what_a_thread_held_while_it_waited_goes_with_it() -> None:
+    """To see where threads stand, the clock looks at their frames. It keeps none of them."""
+    known: list[weakref.ref[Boom]] = []
+
+    def waits() -> None:
+        held = Boom()
+        known.append(weakref.ref(held))
+        process_clock.sleep(1.0)
+
+    with no_collector(), virtual_time():
+        in_threads(waits, waits)
+        assert [it() for it in known] == [None, None]
 
 
 def test_the_clock_stands_still_while_a_thread_works() -> None:

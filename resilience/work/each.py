@@ -160,6 +160,30 @@ class Each(Generic[Item, R]):
 
 
 @final
+class _Call:
+    """A call in a thread.
+
+    Its outcome is here, until it is handed out, and not in the future: an error in there would be in a cycle, as its
+    traceback holds the frames of the pool's thread, and these the future.
+    """
+
+    __slots__ = ("future", "item", "outcome")
+
+    future: Future[None]
+    outcome: Outcome[Any]
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def result(self) -> tuple[Any, Outcome[Any]]:
+        """Hand out the item and its outcome. What is no outcome is raised."""
+        self.future.result()
+        outcome = self.outcome
+        del self.outcome
+        return self.item, outcome
+
+
+@final
 class _Threads(Iterator[Any]):
     """The pairs, as threads bring them. The consumer reads the items."""
 
@@ -168,8 +192,8 @@ class _Threads(Iterator[Any]):
         self._items = items
         self._error: Exception | None = None  # what the items raised, for when all that was read is handed out
         self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
-        self._begun: deque[tuple[Any, Future[Any]]] | None = deque() if job.ordered else None
-        self._ended: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
+        self._begun: deque[_Call] | None = deque() if job.ordered else None
+        self._ended: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._under_way = 0  # read, and not handed out
         self._has_more = True
 
@@ -183,15 +207,18 @@ class _Threads(Iterator[Any]):
             finally:
                 del error  # it refers to this frame
         if self._begun is None:
-            item, future = self._ended.get()
+            call = self._ended.get()
         else:
-            item, future = self._begun[0]
-            wait([future])  # Ctrl-C in this wait loses nothing
+            call = self._begun[0]
+            wait([call.future])  # Ctrl-C in this wait loses nothing
             self._begun.popleft()
         self._under_way -= 1
-        outcome = future.result()  # raises what is no outcome
+        try:
+            pair = call.result()
+        finally:
+            del call  # its error refers to this frame
         self._job.report()
-        return item, outcome
+        return pair
 
     def _read(self) -> None:
         """Begin calls for as many items as there is room for, as long as no outcome waits to be handed out."""
@@ -207,18 +234,22 @@ class _Threads(Iterator[Any]):
                 self._has_more, self._error = False, error
                 return
             self._under_way += 1
-            future = self._pool.submit(contextvars.copy_context().run, self._job.call, item)
+            call = _Call(item)
+            call.future = self._pool.submit(contextvars.copy_context().run, self._run, call)
             if self._begun is not None:
-                self._begun.append((item, future))
+                self._begun.append(call)
             else:
-                future.add_done_callback(functools.partial(self._end, item))
+                call.future.add_done_callback(functools.partial(self._end, call))
 
     def _has_outcome(self) -> bool:
         """Whether the next outcome is there."""
-        return not self._ended.empty() if self._begun is None else self._begun[0][1].done()
+        return not self._ended.empty() if self._begun is None else self._begun[0].future.done()
 
-    def _end(self, item: Any, future: Future[Any]) -> None:
-        self._ended.put((item, future))
+    def _run(self, call: _Call) -> None:
+        call.outcome = self._job.call(call.item)
+
+    def _end(self, call: _Call, future: Future[None]) -> None:
+        self._ended.put(call)
 
     def close(self) -> None:
         """Begin no further call, and wait for those that run."""

@@ -266,6 +266,27 @@ async def test_a_misuse_is_no_outcome(world: World, ordered: bool) -> None:
         await outcomes_of(world, work, range(5), limit=2, ordered=ordered)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_what_failed_is_freed_with_its_outcome(world: World, ordered: bool) -> None:
+    raised: list[weakref.ref[Boom]] = []
+
+    async def work(number: int) -> None:
+        error = Boom(str(number))
+        raised.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    with no_collector():
+        outcomes = await outcomes_of(world, work, range(3), limit=2, ordered=ordered)
+        assert [type(outcome) for _, outcome in outcomes] == [Failure] * 3
+        del outcomes
+        if not world.blocking:
+            await anyio.lowlevel.checkpoint()
+        assert [it() for it in raised] == [None] * 3
+
+
 async def test_progress_hears_of_each_outcome(world: World) -> None:
     counts: list[int] = []
 

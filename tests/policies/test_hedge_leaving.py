@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -24,13 +25,14 @@ from resilience import (
     Retry,
     RetryBudget,
     Timeout,
+    TimeoutExceeded,
     WorkersExhausted,
     current_context,
     events,
 )
 from resilience.runtimes.workers import pool
 from resilience.testing import virtual_time
-from tests.conftest import Virtual, World, drive
+from tests.conftest import Virtual, World, drive, no_collector
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
@@ -332,6 +334,45 @@ def test_a_function_that_was_walked_away_from_is_counted(threads: World) -> None
         Timeout.max_abandoned = most
         release.set()
     wait_until(lambda: Timeout.abandoned() == before)
+
+
+def test_a_race_that_is_cut_off_leaves_nothing_to_the_collector(threads: World) -> None:
+    class Argument:
+        pass
+
+    let_go, argument = threading.Event(), Argument()
+    known = weakref.ref(argument)
+    with no_collector():
+        try:
+            Policy.wrap(Timeout(0.01), Hedge(5)).call(lambda argument: let_go.wait(5), argument)
+        except TimeoutExceeded:
+            pass
+        del argument
+        let_go.set()
+        wait_until(lambda: known() is None)
+
+
+async def test_a_hedged_call_leaves_nothing_to_the_collector(anywhere: Virtual) -> None:
+    """A race knows the context variables of its caller."""
+
+    class Value:
+        pass
+
+    async def fn(ctx: Context) -> int:
+        await anywhere.sleep(0.1)
+        return ctx.hedge
+
+    known_here: ContextVar[Value | None] = ContextVar("known_here", default=None)
+    with no_collector():
+        value = Value()
+        known, token = weakref.ref(value), known_here.set(value)
+        assert await anywhere.attempt(Hedge(0.05), fn) == 0
+        known_here.reset(token)
+        del value, token
+        await anywhere.sleep(0.1)
+        if anywhere.blocking:
+            wait_until(lambda: known() is None)
+        assert known() is None
 
 
 def test_at_the_cap_nothing_begins_beside_the_first_attempt(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,8 @@ class Race(ABC):
         await self._runtime.close(late)
 
     def _forget(self) -> None:
-        """Let go of what may refer to an error whose traceback has frames of this race."""
+        """Let go of what may refer to this race: what has rung, and an error whose traceback has frames of it."""
+        self._ring_at(inf)
         self._error = self._waiter = None
         del self._call, self._plan
 

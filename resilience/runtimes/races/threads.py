@@ -148,7 +148,10 @@ class ThreadEngine(Engine):
 
 
 def _directly(function: Callable[..., Any], /, *arguments: object) -> Any:
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    finally:
+        del arguments  # no cycle: an error that is thrown in -> traceback -> this frame -> error
 
 
 @final

@@ -102,9 +102,9 @@ class Ringer:
         """Ring, for as long as the run lasts."""
         while True:
             while self._bells and (self._bells[0].ring is None or self._bells[0].due <= clock.now()):
-                ring = heappop(self._bells).ring
-                if ring is not None:
-                    ring()
+                bell = heappop(self._bells)  # not its function, which keeps the race: this task may wait for long
+                if bell.ring is not None:
+                    bell.ring()
             self._woken = self._trio.Event()
             self._wakes_at = self._bells[0].due if self._bells else inf
             with self._trio.move_on_after(max(0.0, self._wakes_at - clock.now())):

@@ -1,1 +1,1 @@
-"""The policies: one room each, strangers to one another."""
+"""The policies: one module each, which do not import one another."""

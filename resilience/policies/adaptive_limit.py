@@ -1,4 +1,4 @@
-"""AdaptiveLimit: as many calls at once as the other side can work on, learned from how long they take."""
+"""AdaptiveLimit: a limit on concurrent calls, learned from their latency."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class LimitStats:
-    """What an adaptive limit holds at one instant.
+    """A snapshot of an adaptive limit.
 
     :param limit: how many calls may run at once now.
-    :param in_flight: how many are running; more than `limit` only while a smaller limit takes hold.
+    :param in_flight: how many are running; more than `limit` only after the limit has fallen.
     :param queued: how many wait.
-    :param rejected: how many have been turned away since it was built.
+    :param rejected: how many calls have been refused so far.
     """
 
     limit: int
@@ -49,10 +49,11 @@ class LimitStats:
 
 @final
 class AdaptiveLimit(Policy[Never]):
-    """Let as many calls run at once as the other side can work on without a queue, and turn the others away.
+    """Let as many calls run at once as the service can handle without a queue, and refuse the others.
 
-    A Bulkhead whose limit learns: about every `window` it falls by a tenth while a tenth of the calls takes longer than
-    `slower_than`, or while the other side refuses some, and rises by one otherwise, if at least half of it was used.
+    It is a Bulkhead that adapts its limit: about every `window`, the limit falls by a tenth while a tenth of the calls
+    take longer than `slower_than`, or while the service refuses some. Otherwise it rises by one, if at least half of it
+    was used.
 
     :param slower_than: seconds; or another algorithm, with `update(limit, sample)` and `reset()`, such as `Seeking()`.
     :param initial: the limit to begin with, 20 by default.
@@ -60,22 +61,22 @@ class AdaptiveLimit(Policy[Never]):
     :param most: the largest limit, 200 by default.
     :param queue: how many calls may wait, 0 by default.
     :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
-    :param window: after how many seconds the limit is looked at again, 1 by default; at least twice the time of the
+    :param window: after how many seconds the limit is evaluated again, 1 by default; at least twice the time of the
         quickest call.
-    :param min_samples: how many calls have to have ended by then, 50 by default; else it waits for more.
-    :param headroom: how many times what ran at once the limit may be, at least 1; 5 by default. A limit that is larger
-        falls by one at a time.
-    :param on: failures that say that the other side cannot keep up; `transient` by default. Other failures, and calls
-        that were cancelled, say nothing: a quick failure is no quick call.
+    :param min_samples: how many calls must have ended by then, 50 by default; otherwise it waits for more.
+    :param headroom: the maximum ratio of the limit to the observed concurrency, at least 1; 5 by default. A larger
+        limit falls by one at a time.
+    :param on: failures that mean that the service cannot keep up; `transient` by default. Other failures, and cancelled
+        calls, are not counted: a quick failure is not a quick call.
     :param on_change: called with a `LimitChanged` for each change of the limit.
-    :param observe_only: true for a limit that refuses nothing, and lets no call wait: it learns, and announces each
-        call beyond the limit (`CallRejected` with `shadow`), which is made without a permit and counts for nothing.
-    :param name: what errors and events call this policy; "AdaptiveLimit" by default.
-    :raises LimitExceeded: where the limit is reached, and the queue is full or `max_wait` has passed.
-    :raises DeadlineExceeded: where the budget of the execution ends while it waits. A `Timeout` around ends the wait
+    :param observe_only: true for a limit that refuses nothing, and lets no call wait: it learns, and reports each call
+        beyond the limit (`CallRejected` with `shadow`), which is made without a permit and not counted.
+    :param name: the name of this policy in errors and events; "AdaptiveLimit" by default.
+    :raises LimitExceeded: if the limit is reached, and the queue is full or `max_wait` has passed.
+    :raises DeadlineExceeded: if the budget of the execution ends while it waits. A `Timeout` around it ends the wait
         with its own error.
 
-    Next to the function, inside all that waits: it must not time queues of ours.
+    Place it next to the function, inside every policy that waits: it must measure only the service.
 
     >>> from resilience import AdaptiveLimit
     >>> limit = AdaptiveLimit(0.3, initial=2)
@@ -164,17 +165,17 @@ class AdaptiveLimit(Policy[Never]):
     def slot(self) -> LimitSlot:
         """Return a block that holds a permit: `with limit.slot():` or `async with limit.slot():`.
 
-        It waits no longer than the deadline of the ambient context. How long the block takes, and what it raises,
-        counts as that of a call.
+        It waits no longer than the deadline of the ambient context. The time of the block, and what it raises, count
+        like those of a call.
         """
         return LimitSlot(self)
 
     def stats(self) -> LimitStats:
-        """Return what it holds at this instant."""
+        """Return a snapshot of the limit."""
         return LimitStats(*self._permits.machine.counts())
 
     def reset(self) -> None:
-        """Forget what was learned, and begin with the initial limit. Calls that run keep their permits."""
+        """Discard what was learned, and start with the initial limit. Running calls keep their permits."""
         with self._lock:
             granted = self._forget_locked()
         self._algorithm.reset()
@@ -217,7 +218,7 @@ class AdaptiveLimit(Policy[Never]):
             self._ended(period, began, ctx)
 
     def _ended(self, began_in: Period, began: float, ctx: Context) -> None:
-        """Note how long a call took; look at the limit, if it is time."""
+        """Record how long a call took; evaluate the limit, if it is time."""
         now, period, permits = clock.now(), self._period, self._permits.machine
         number = period.note(now - began, began_in, permits.in_flight(), permits.busy, now)
         if number >= self._min_samples and now >= period.next_look:
@@ -236,7 +237,7 @@ class AdaptiveLimit(Policy[Never]):
             answer = self._algorithm.update(limit, sample)
             wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
             wanted = checks.number("the limit that update(limit, sample) returned", wanted)
-            # One that is far beyond what is used comes down, but not at once: a quiet night is no reason.
+            # A limit far above the actual use comes down, but slowly: a quiet night is no reason to drop it at once.
             wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
             self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
         finally:
@@ -259,7 +260,7 @@ class AdaptiveLimit(Policy[Never]):
 
 @final
 class LimitSlot:
-    """A permit held for a block, which is timed as a call is."""
+    """A permit held for a block, which is timed like a call."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
         self._limit = limit

@@ -1,12 +1,12 @@
-"""AdaptiveThrottle: hold back a part of the calls at the client, in proportion to what the other side refuses.
+"""AdaptiveThrottle: reject a share of the calls locally, in proportion to those that the service refuses.
 
-Client-side throttling as Google does it ("Site Reliability Engineering", 2016, "Handling Overload", eq. 21-1): of the
-`requests` of the last while, those that were held back here among them, the other side has accepted `accepts`. A new
-one is held back with the probability
+Client-side throttling as at Google ("Site Reliability Engineering", 2016, "Handling Overload", eq. 21-1): of the recent
+`requests`, including those rejected here, the service has accepted `accepts`. A new one is rejected with the
+probability
 
     max(0, (requests - k * accepts) / (requests + 1))
 
-So the other side sees about `k` requests for each one that it accepts, and as soon as it accepts more, more come.
+So the service gets about `k` requests for each one that it accepts, and more as soon as it accepts more.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class ThrottleStats:
-    """What a throttle knows at one instant.
+    """A snapshot of a throttle.
 
-    :param rejection_rate: the share of the calls that is held back now.
-    :param requests: how many calls of the window have ended, or were held back.
-    :param accepts: how many of them the other side has accepted.
-    :param rejected: how many calls have been held back since it was built.
+    :param rejection_rate: the share of the calls that is rejected now.
+    :param requests: how many calls of the window have ended, or were rejected.
+    :param accepts: how many of them the service has accepted.
+    :param rejected: how many calls have been rejected so far.
     """
 
     rejection_rate: float
@@ -54,22 +54,22 @@ class ThrottleStats:
 
 @final
 class AdaptiveThrottle(Policy[Never]):
-    """Hold back a part of the calls while the other side refuses some: about as many as it would refuse.
+    """Reject a share of the calls while the service refuses some: about as many as it would refuse.
 
-    :param k: how many calls are let through for each that is accepted, at least 1; 2 by default. The nearer to 1, the
-        fewer the other side has to refuse, and the longer it takes to notice that it has recovered.
-    :param window: the seconds of which the results count, 30 by default. It forgets in steps of a 32nd.
-    :param min_calls: how many calls have to be in the window before one is held back; 10 by default.
-    :param most: the largest share of the calls that is held back, at most 1; 0.9 by default. The rest finds out whether
-        the other side has recovered: with 1.0 that takes many minutes after a long outage.
-    :param on: which exceptions say that the other side refuses, or cannot keep up; `transient` by default. After any
-        other one it has accepted the call.
-    :param on_result: a predicate over the result; true means that it has refused.
-    :param ignore: exceptions that say nothing. `Rejected` and `DeadlineExceeded` say nothing unless `on` names them,
-        nor does a cancellation.
-    :param observe_only: true for a throttle that holds nothing back: it announces each call that it would have
-        (`CallRejected` with `shadow`). What such a call ends with counts for nothing.
-    :param name: what errors and events call this policy; "AdaptiveThrottle" by default.
+    :param k: how many calls are let through for each accepted one, at least 1; 2 by default. The closer to 1, the fewer
+        calls the service has to refuse, and the longer it takes to notice that it has recovered.
+    :param window: how many seconds a result counts, 30 by default, in steps of a 32nd of it.
+    :param min_calls: how many calls must be in the window before one is rejected; 10 by default.
+    :param most: the largest share of the calls that is rejected, at most 1; 0.9 by default. The rest tests whether the
+        service has recovered: with 1.0 that takes many minutes after a long outage.
+    :param on: which exceptions mean that the service refuses calls or cannot keep up; `transient` by default. After any
+        other one, the call counts as accepted.
+    :param on_result: a predicate over the result; true means that the service has refused the call.
+    :param ignore: exceptions that are not counted. `Rejected` and `DeadlineExceeded` are not counted unless `on` names
+        them, and neither is a cancellation.
+    :param observe_only: true for a throttle that rejects nothing: it reports each call that it would have rejected
+        (`CallRejected` with `shadow`). The result of such a call is not counted.
+    :param name: the name of this policy in errors and events; "AdaptiveThrottle" by default.
     :param rng: source of randomness, `random` by default; `random.Random(seed)` makes it repeatable.
     :raises Throttled: instead of making the call, with `rejection_rate`.
 
@@ -148,19 +148,19 @@ class AdaptiveThrottle(Policy[Never]):
         return result
 
     def stats(self) -> ThrottleStats:
-        """Return what the throttle knows at this instant."""
+        """Return a snapshot of the throttle."""
         with self._lock:
             self._look()
             window = self._window
             return ThrottleStats(self._rate, window.total, window.total - window.bad, self._rejected)
 
     def reset(self) -> None:
-        """Forget all results: nothing is held back until there are new ones."""
+        """Discard all results: no call is rejected until there are new ones."""
         with self._lock:
             self._forget_locked()
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: two throttles would each know half."""
+        """Refuse to be copied: each copy would see only some of the calls."""
         raise TypeError(f"{self.name} counts for all its users; it cannot be copied or pickled")
 
     @override

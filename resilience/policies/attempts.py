@@ -1,4 +1,4 @@
-"""The block form of a Retry: `for attempt in retry.attempts(): with attempt: ...`. A part of Retry's room."""
+"""The block form of a Retry: `for attempt in retry.attempts(): with attempt: ...`. Part of Retry."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Attempts:
         return Attempt(self, self._state.attempt)
 
     def holds_back(self, error: Exception) -> bool:
-        """Decide what follows a block that failed: another attempt (true), or its error."""
+        """Decide what follows a failed block: another attempt (true), or its error."""
         if not self._failures.handles(error):
             if self._state is not None and is_refusal(error):
                 self._state.explain(error, None)  # the last failure was let go of before this block
@@ -88,14 +88,14 @@ class Attempts:
         return True
 
     def succeeded(self) -> None:
-        """Note that a block ended well."""
+        """Record that a block succeeded."""
         if self._limits.budget is not None:
             self._limits.budget.succeeded()
 
 
 @final
 class Attempt:
-    """One attempt: what its block raises is held back while there is another one to make."""
+    """One attempt: suppresses an error of its block while another attempt can be made."""
 
     def __init__(self, attempts: Attempts, number: int) -> None:
         self._attempts = attempts

@@ -1,4 +1,4 @@
-"""Bulkhead: at most so many calls at once, over all threads, tasks and event loops together."""
+"""Bulkhead: a limit on concurrent calls, across all threads, tasks and event loops together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class BulkheadStats:
-    """What a bulkhead holds at one instant.
+    """A snapshot of a bulkhead.
 
     :param limit: how many calls may run at once.
-    :param in_flight: how many are running; more than `limit` only while a smaller limit takes hold.
+    :param in_flight: how many are running; more than `limit` only after the limit was lowered.
     :param queued: how many wait.
-    :param rejected: how many have been turned away since it was built.
+    :param rejected: how many calls have been refused so far.
     """
 
     limit: int
@@ -37,20 +37,20 @@ class BulkheadStats:
 
 @final
 class Bulkhead(Policy[Never]):
-    """Let at most `limit` calls run at once; let a few more wait, and turn the others away.
+    """Let at most `limit` calls run at once; let a few more wait, and refuse the others.
 
-    The count is one for all threads, tasks and event loops that share this object. Permits are granted in the
-    order of arrival, from threads and from tasks alike.
+    All threads, tasks and event loops that share this object share one count. Permits are granted in the order of
+    arrival, from threads and from tasks alike.
 
     :param limit: how many calls may run at once, at least 1.
     :param queue: how many may wait, 0 by default.
     :param max_wait: how many seconds a call may wait; by default as long as its deadline allows.
-    :param observe_only: true for a bulkhead that refuses nothing, and lets no call wait: it announces each call beyond
+    :param observe_only: true for a bulkhead that refuses nothing, and lets no call wait: it reports each call beyond
         the limit (`CallRejected` with `shadow`), which is then made without a permit.
-    :param name: what errors and events call this policy; "Bulkhead" by default.
-    :raises BulkheadFull: where the queue is full, or `max_wait` has passed.
-    :raises DeadlineExceeded: where the budget of the execution ends while it waits. A `Timeout` around ends the
-        wait with its own error.
+    :param name: the name of this policy in errors and events; "Bulkhead" by default.
+    :raises BulkheadFull: if the queue is full, or `max_wait` has passed.
+    :raises DeadlineExceeded: if the budget of the execution ends while it waits. A `Timeout` around it ends the wait
+        with its own error.
 
     >>> from resilience import Bulkhead
     >>> bulkhead = Bulkhead(2)
@@ -104,11 +104,11 @@ class Bulkhead(Policy[Never]):
         return Slot(self._permits)
 
     def stats(self) -> BulkheadStats:
-        """Return what the bulkhead holds at this instant."""
+        """Return a snapshot of the bulkhead."""
         return BulkheadStats(*self._permits.machine.counts())
 
     def resize(self, limit: int) -> None:
-        """Let `limit` calls (at least 1) run at once from now on. More that run already come to their own end."""
+        """Let `limit` calls (at least 1) run at once from now on. Calls that already run are not stopped."""
         self._permits.resize(checks.whole("limit", limit))
 
     def __reduce__(self) -> Any:

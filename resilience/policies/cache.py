@@ -1,4 +1,4 @@
-"""Cache: answer again what was answered before, for a while; and for longer where the call fails.
+"""Cache: answer a call with an earlier result for some time, and for longer if a new call fails.
 
     age < ttl              fresh: the value, without a call
     age < ttl + stale      one caller refreshes it, and gets the old value if that fails; all others get that at once
@@ -42,12 +42,12 @@ logger: logging.Logger = logging.getLogger("resilience")
 @final
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What a cache holds, and how the calls were answered since it was built: each counts once.
+    """A snapshot of a cache: its size, and how calls have been answered so far. Each call counts once.
 
-    :param hits: with a fresh value, or with an error that is kept.
-    :param stale: with an old value, also where a call was made for a new one, and failed.
-    :param shared: with what the call of another caller brought.
-    :param misses: by calling: values that were loaded or refreshed, and failures that came out.
+    :param hits: with a fresh value, or with a cached error.
+    :param stale: with a stale value, including those after a failed refresh.
+    :param shared: with the result of another caller's call.
+    :param misses: by making the call: values that were loaded or refreshed, and failures that were raised.
     :param size: how many entries it holds now.
     """
 
@@ -60,7 +60,7 @@ class CacheStats:
 
 @final
 class Entry:
-    """What is kept for a key: a value, or an error. Instants are on the process clock."""
+    """The entry of a key: a value, or an error. Instants are on the process clock."""
 
     __slots__ = ("error", "fresh_until", "is_used", "next_try", "stale_until", "value")
 
@@ -79,33 +79,33 @@ class Entry:
 
 @final
 class Cache(Policy[Never]):
-    """Answer a call with the value that an earlier one for the same key returned.
+    """Answer a call with the result of an earlier one for the same key.
 
-    One cache for all threads, tasks and event loops that share this object. Where a value is missing, one caller makes
-    the call, and the others wait for it, as under `SingleFlight`. Place it outside of Retry.
+    All threads, tasks and event loops that share this object share one cache. If a value is missing, one caller makes
+    the call, and the others wait for it, as under `SingleFlight`. Place it outside Retry.
 
-    :param ttl: for how many seconds a value is fresh, more than 0; or a function of the value that returns them, where
-        0 or less means that it is not kept.
-    :param key: called with exactly what the function is called with; returns what tells calls apart, which has to be
-        hashable. By default the function and all of its arguments. `execute` needs one: `key(ctx)`.
-    :param max_size: how many entries are kept, 1024 by default. Beyond it the oldest goes that was not asked for
-        since it was last looked at.
-    :param stale: for how many seconds more than `ttl` a value is an answer where a refresh fails, or is under way;
-        0 by default.
-    :param on: which failures of a refresh are answered with the old value; every `Exception` by default.
-    :param ignore: which failures are not, whatever `on` says.
-    :param keep_errors: which failures are kept and raised again, each time as a copy without the frames of the call;
+    :param ttl: how many seconds a value is fresh, more than 0; or a function of the value that returns them. If it
+        returns 0 or less, the value is not kept.
+    :param key: called with the same arguments as the function; returns the key of the call, which must be hashable. By
+        default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+    :param max_size: how many entries are kept, 1024 by default. Beyond it, the oldest entry that was not used since it
+        was last considered is dropped.
+    :param stale: for how many seconds more than `ttl` a value is the answer while a refresh runs, or if it fails; 0 by
+        default.
+    :param on: which failures of a refresh are answered with the stale value; every `Exception` by default.
+    :param ignore: which failures are never answered, even if `on` matches.
+    :param keep_errors: which failures are cached and raised again, each time as a copy without the frames of the call;
         none by default.
-    :param errors_ttl: for how many seconds, 1 by default; and how long after a refresh that failed the next may be
-        made.
-    :param store: a mapping that holds the entries, such as one of `cachetools`, in the place of our own. It is used
-        under a lock, `max_size` is left to it, and what is in it is our own affair.
-    :param name: what errors and events call this policy; "Cache" by default.
-    :raises DeadlineExceeded: where the budget of the execution ends while it waits for another caller.
-    :raises TypeError: from a call whose key cannot be hashed, or that has none. No policy retries or answers it.
+    :param errors_ttl: for how many seconds, 1 by default; also the minimum time between a failed refresh and the next
+        one.
+    :param store: a mapping for the entries, such as one of `cachetools`, instead of the cache's own. It is used under a
+        lock, replaces `max_size`, and the format of its entries is private.
+    :param name: the name of this policy in errors and events; "Cache" by default.
+    :raises DeadlineExceeded: if the budget of the execution ends while it waits for another caller.
+    :raises TypeError: from a call whose key is missing or not hashable. No policy retries or answers it.
 
-    All callers get the same object: it must not be changed. `stale` is RFC 5861's `stale-if-error`, with
-    `stale-while-revalidate` for all callers but the one that refreshes.
+    All callers get the same object: do not modify it. `stale` is RFC 5861's `stale-if-error`, with
+    `stale-while-revalidate` for all callers except the one that refreshes.
 
     >>> from resilience import Cache
     >>> cache = Cache(ttl=60.0)
@@ -214,7 +214,7 @@ class Cache(Policy[Never]):
         return entry.value
 
     def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None) -> bool:
-        """After a call that failed: whether the old value is the answer. If not, it is a miss."""
+        """Whether the stale value is the answer after a failed call. If not, it is a miss."""
         is_answered = False
         try:
             if isinstance(error, Exception):
@@ -225,7 +225,7 @@ class Cache(Policy[Never]):
         return is_answered
 
     def _note_failure(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
-        """Put off the next try, and say whether the old value is the answer. If there is none, keep the error."""
+        """Postpone the next refresh; whether the stale value is the answer. If there is none, cache the error."""
         now = clock.now()
         if old is not None and now < old.stale_until:
             old.next_try = now + self._errors_ttl
@@ -238,7 +238,7 @@ class Cache(Policy[Never]):
     # --- what is kept ---
 
     def _ask_store(self, key: Hashable) -> Entry | None:
-        """Return what a store keeps for a key. One that raises, or gives what is none of ours, holds nothing."""
+        """Return the entry of a key in the store. A store that raises, or returns another object, holds none."""
         try:
             with self._lock:
                 entry = self._store.get(key)  # type: ignore[union-attr]
@@ -276,19 +276,19 @@ class Cache(Policy[Never]):
             logger.exception("the store of %s raised; the result is not kept", self.name)
 
     def forget(self, key: Hashable) -> None:
-        """Drop what is kept for a key. What a call under way for it brings is not kept either."""
+        """Drop the entry of a key. The result of a running call for it is not kept either."""
         with self._lock:
             self._flights.forget(key)
             (self._entries if self._store is None else self._store).pop(key, None)
 
     def clear(self) -> None:
-        """Drop all entries. What calls under way bring is not kept either."""
+        """Drop all entries. The results of running calls are not kept either."""
         with self._lock:
             self._flights.forget_all()
             (self._entries if self._store is None else self._store).clear()
 
     def stats(self) -> CacheStats:
-        """Return what the cache holds, and how calls were answered."""
+        """Return a snapshot: the size of the cache, and how calls were answered."""
         with self._lock:
             size = len(self._entries if self._store is None else self._store)
         return CacheStats(
@@ -300,7 +300,7 @@ class Cache(Policy[Never]):
         )
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: what one of them keeps, the other would not know."""
+        """Refuse to be copied: one cache would not know the entries of the other."""
         raise TypeError(f"{self.name} holds values that all its users share; it cannot be copied or pickled")
 
     @override

@@ -1,4 +1,4 @@
-"""Chaos: do to a few calls, on purpose, what a dependency will do to many one day.
+"""Chaos: inject faults into a share of the calls, to test the policies around them.
 
 As Netflix's Chaos Monkey (2011) did to machines, and Polly's Simmy to calls. Off until it is switched on, for a time.
 """
@@ -35,7 +35,7 @@ _Effect: TypeAlias = Literal["error", "result", "delay", "action"]
 #: The default of `result`: None is a result.
 _NOT_GIVEN: Final[Any] = ...
 
-#: What is set to "off" where there must be no chaos.
+#: The environment variable that forbids chaos if it is "off".
 VARIABLE: Final = "RESILIENCE_CHAOS"
 _A_DAY: Final = 86_400.0
 
@@ -59,25 +59,26 @@ class Switch:
 
 @final
 class Chaos(Policy[A_co], Generic[A_co]):
-    """Let a share of the calls fail, answer something else, take longer, or begin with an action of yours.
+    """Make a share of the calls fail, return another result, take longer, or begin with an action of yours.
 
-    It does nothing until it is switched on, with `on()` or for a block, `with chaos.injecting():`, and is off again
-    after a time. `Chaos.stop_all()` ends it everywhere in the process. With `RESILIENCE_CHAOS=off` in the environment
-    it cannot be switched on. Give exactly one of `error`, `result`, `delay` and `action`.
+    It does nothing until it is switched on, with `on()` or for a block, `with chaos.injecting():`, and switches itself
+    off after some time. `Chaos.stop_all()` ends it everywhere in the process. With `RESILIENCE_CHAOS=off` in the
+    environment it cannot be switched on. Give exactly one of `error`, `result`, `delay` and `action`.
 
-    :param rate: the share of the calls that it happens to while it is on, from 0 to 1; 0.01 by default.
+    :param rate: the share of the calls that are affected while it is on, from 0 to 1; 0.01 by default.
     :param error: what is raised instead of making the call: an `Exception`, a class of them, or a function of the
-        context that returns one. Calls that share one exception share its traceback: better give a class.
+        context that returns one. Calls that share one exception share its traceback, so prefer a class.
     :param result: what is returned instead of making the call.
-    :param delay: seconds before the call is made, or a function of the context that returns them. Timeouts around cut
-        the wait off; one for which the deadline leaves no time ends at the deadline, with `DeadlineExceeded`.
+    :param delay: seconds before the call is made, or a function of the context that returns them. Timeouts around it
+        cut the wait off; a wait that does not fit into the deadline ends there, with `DeadlineExceeded`.
     :param action: a function of the context that is called before the call is made. May be asynchronous in asynchronous
-        code. What it raises comes out.
-    :param when: a predicate over the context: which calls it may happen to; all by default.
-    :param name: what events call this policy; "Chaos" by default.
+        code. What it raises reaches the caller.
+    :param when: a predicate over the context: which calls may be affected; all by default.
+    :param name: the name of this policy in events; "Chaos" by default.
     :param rng: source of randomness, `random` by default; `random.Random(seed)` makes it repeatable.
 
-    Innermost, next to the function, so that all policies around it have to cope. In a simulation it is seeded.
+    Place it innermost, next to the function, so that all policies around it react to its faults. In a simulation it is
+    seeded.
 
     >>> from resilience import Chaos, Retry
     >>> chaos = Chaos(error=ConnectionError)
@@ -182,9 +183,9 @@ class Chaos(Policy[A_co], Generic[A_co]):
     def on(self, rate: float | None = None, lasts: Duration = 300.0) -> None:
         """Switch it on.
 
-        :param rate: the share of the calls that it happens to; that of the constructor by default.
-        :param lasts: after how many seconds it is off again; 300 by default, a day at most.
-        :raises RuntimeError: where `RESILIENCE_CHAOS=off` in the environment forbids it.
+        :param rate: the share of the calls that are affected; that of the constructor by default.
+        :param lasts: after how many seconds it switches itself off; 300 by default, at most a day.
+        :raises RuntimeError: if `RESILIENCE_CHAOS=off` in the environment forbids it.
         """
         switch = self._make_switch(rate, lasts, None)
         with self._lock:
@@ -197,7 +198,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     @contextmanager
     def injecting(self, rate: float | None = None, lasts: Duration = 300.0) -> Iterator[None]:
-        """Switch it on for a block: a test, say. After that it is as it was; off, if it was switched off meanwhile.
+        """Switch it on for a block, such as a test. Afterwards it is as before; off, if it was switched off inside.
 
         :param rate: as in `on`.
         :param lasts: as in `on`.
@@ -217,16 +218,16 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     @property
     def is_on(self) -> bool:
-        """Whether something may happen to calls now."""
+        """Whether calls may be affected now."""
         return self._find_switch() is not None
 
     @property
     def injected(self) -> int:
-        """How many calls something was done to since it was built."""
+        """How many faults it has injected so far."""
         return self._injected
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: a copy would not be switched off with it."""
+        """Refuse to be copied: switching it off would not affect a copy."""
         raise TypeError(f"{self.name} is switched on and off for all its users; it cannot be copied or pickled")
 
     @override
@@ -267,7 +268,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         return switch
 
     def _happens(self, ctx: Context) -> bool:
-        """Draw whether something is done to this call, and count it."""
+        """Draw whether this call is affected, and count it."""
         switch = self._find_switch()
         if switch is None or (self._when is not None and not self._when(ctx)):
             return False

@@ -1,4 +1,4 @@
-"""CircuitBreaker: stop calling what keeps failing, and find out carefully when it has recovered."""
+"""CircuitBreaker: stop calling a service that keeps failing, and detect when it has recovered."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ _DEFAULT_TRIP = ConsecutiveFailures(5)
 
 @final
 class CircuitBreaker(Policy[Never]):
-    """Refuse calls for a while when too many have failed, then let a few probes find out whether it is over.
+    """Refuse calls for some time when too many have failed, then let a few probes test for recovery.
 
     :param trip: when to open: `ConsecutiveFailures(5)` by default (an `int` will do), `FailureRatio`, `SlowRatio`, or
         two of them with `|`.
     :param open_for: seconds for which it stays open, 30 by default; or a backoff, which grows with each re-opening
         and starts again once the circuit has closed.
-    :param probes: how many calls may find out at a time whether the dependency has recovered; 1 by default.
-    :param probe_successes: how many of them have to succeed to close the circuit, 1 by default. One failure opens
-        it again.
-    :param probe_timeout: seconds after which a probe that has not come back loses its slot, and its result no
-        longer counts; by default the larger of the open period and 30 s.
-    :param probe: a function of nothing that asks the dependency how it is: the call that finds the open period over
-        runs it as the first probe, for at most `probe_timeout`, and no call is made before it has succeeded. Then the
-        call goes on. What it raises, or `False`, opens the circuit again. In tasks it may be asynchronous (a plain
-        function runs in the event loop); in threads it runs on a worker. None by default: calls are the probes.
+    :param probes: how many calls at a time may test whether the dependency has recovered; 1 by default.
+    :param probe_successes: how many of them must succeed to close the circuit, 1 by default. One failure opens it
+        again.
+    :param probe_timeout: seconds after which an unfinished probe loses its slot, and its result no longer counts; by
+        default the larger of the open period and 30 s.
+    :param probe: a health check, a function without parameters: the first call after the open period runs it as the
+        first probe, for at most `probe_timeout`, and no call is made before it has succeeded. Then the call continues.
+        If it raises or returns `False`, the circuit opens again. In tasks it may be asynchronous (a plain function runs
+        in the event loop); in threads it runs on a worker. None by default: calls are the probes.
     :param on: what is a failure: an exception type, a tuple of them, or a predicate over the exception. Every
-        `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the dependency, only
-        where they are named.
+        `Exception` by default; but `Rejected` and `DeadlineExceeded`, which say nothing about the dependency, only if
+        `on` names them.
     :param on_result: a predicate over the result; true means that it is a failure.
-    :param ignore: exceptions that say nothing: nothing is recorded. Every other one is a success, as the dependency
-        has answered.
+    :param ignore: exceptions that are not recorded. Every other one counts as a success, because the dependency has
+        answered.
     :param on_transition: called with a `CircuitChanged` for each change of state, in order.
-    :param observe_only: true for a circuit that refuses nothing: it goes through its states as if it did, and announces
-        each call that it would have refused (`CallRejected` with `shadow`). What such a call ends with moves nothing.
-    :param name: what errors and events call this policy; "CircuitBreaker" by default.
+    :param observe_only: true for a circuit that refuses nothing: it changes its state as if it did, and reports each
+        call that it would have refused (`CallRejected` with `shadow`). The result of such a call changes nothing.
+    :param name: the name of this policy in errors and events; "CircuitBreaker" by default.
     :raises CircuitOpen: instead of making the call, with `retry_after`; `CircuitIsolated` after `isolate()`.
 
-    Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks.
-    A result counts only in the period of the circuit that admitted its call. A call inside a call that the same breaker
-    has admitted belongs to that one: it goes through, and is not counted apart.
+    Share one breaker between all callers of one dependency: it counts them together, in threads and in tasks. A result
+    counts only in the period of the circuit that admitted its call. A nested call, inside a call that the same breaker
+    has admitted, belongs to the outer call: it is let through, and not counted separately.
 
     >>> from resilience import CircuitBreaker
     >>> breaker = CircuitBreaker(1, open_for=30)
@@ -174,32 +174,32 @@ class CircuitBreaker(Policy[Never]):
 
     @property
     def state(self) -> CircuitState:
-        """The state of the circuit. It changes when a call or `isolate` or `close` moves it, not with time alone."""
+        """The state of the circuit. Only a call, `isolate` or `close` changes it, never time alone."""
         return self._circuit.state
 
     def stats(self) -> CircuitStats:
-        """Return what the breaker knows at this instant."""
+        """Return a snapshot of the state and the counts."""
         return self._circuit.stats()
 
     def isolate(self) -> None:
-        """Refuse every call until `close` is called. A breaker that only observes announces it."""
+        """Refuse every call until `close` is called. A breaker that only observes reports the calls instead."""
         self._circuit.isolate()
 
     def close(self) -> None:
-        """Let calls pass again, and count from zero. Results of calls that are under way no longer count."""
+        """Let calls pass again, and count from zero. Results of running calls no longer count."""
         self._circuit.close()
 
     def check(self) -> CircuitState:
-        """Run `probe` where the open period is over, and return the state. For a loop beside the calls, in a thread.
+        """Run `probe` if the open period is over, and return the state. For a background loop in a thread.
 
-        Nothing is done while the circuit is closed, open, isolated, or probed by another one, nor without a `probe`.
-        What `probe` raises is recorded, and does not come out.
+        It does nothing while the circuit is closed, open, isolated, or probed by another caller, or without a `probe`.
+        What `probe` raises is recorded, not raised.
         """
         drive(self._check(BLOCKING))
         return self.state
 
     async def acheck(self) -> CircuitState:
-        """Do so in a task: `probe` may be asynchronous."""
+        """Do the same as `check` in a task; `probe` may be asynchronous."""
         await self._check(TASKS)
         return self.state
 
@@ -215,13 +215,13 @@ class CircuitBreaker(Policy[Never]):
     def guard(self) -> Guard:
         """Return a block under this breaker: `with breaker.guard():` or `async with breaker.guard():`.
 
-        Entering it raises `CircuitOpen` where a call is refused; what the block raises is recorded
-        as what a call raises is.
+        Entering it raises `CircuitOpen` if a call would be refused; an error of the block is recorded like that of a
+        call.
         """
         return Guard(self._circuit)
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: two breakers would each know half."""
+        """Refuse to be copied: each copy would see only some of the calls."""
         raise TypeError(f"{self.name} holds a circuit that all its users share; it cannot be copied or pickled")
 
     @override

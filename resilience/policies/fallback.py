@@ -1,4 +1,4 @@
-"""Fallback: answer in the place of a call that failed."""
+"""Fallback: answer in place of a call that failed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 
 @final
 class _NotGiven:
-    """The default of `value`: distinguishes `Fallback()` from `Fallback(None)` where a handler is given."""
+    """The default of `value`: distinguishes `Fallback()` from `Fallback(None)` if there is a handler."""
 
     def __repr__(self) -> str:
         return "<not given>"  # in signatures, where the default would show an address
@@ -39,21 +39,21 @@ _NOT_GIVEN: Final[Any] = _NotGiven()
 
 @final
 class Fallback(Policy[A_co], Generic[A_co]):
-    """Answer with a value, or with what a handler makes of the failure, when the call failed.
+    """Answer with a value, or with the result of a handler, when the call failed.
 
-    :param value: the answer, returned as it is, be it falsy or callable; None by default.
-    :param handler: called as `handler(failure, ctx)` to make the answer, where `failure` is `Failure(error)` or
-        the `Success(value)` that was not good enough. May be asynchronous in asynchronous code. What it raises
-        comes out, with the original error as its context.
-    :param on: what is answered: an exception type, a tuple of them, or a predicate over the exception.
-        Every `Exception` by default, `Rejected` and `DeadlineExceeded` among them.
+    :param value: the answer, returned as it is, even if it is falsy or callable; None by default.
+    :param handler: called as `handler(failure, ctx)` to make the answer, where `failure` is `Failure(error)` or the
+        `Success(value)` that was not good enough. May be asynchronous in asynchronous code. What it raises reaches the
+        caller, with the original error as its context.
+    :param on: what is answered: an exception type, a tuple of them, or a predicate over the exception. Every
+        `Exception` by default, including `Rejected` and `DeadlineExceeded`.
     :param on_result: a predicate over the result; true means that it is not good enough.
-    :param ignore: exceptions that are never answered, whatever `on` says.
+    :param ignore: exceptions that are never answered, even if `on` matches.
     :param on_fallback: called with a `FallbackUsed` before each answer.
-    :param name: what errors and events call this policy; "Fallback" by default.
+    :param name: the name of this policy in errors and events; "Fallback" by default.
 
-    A cancellation is never answered. Outermost, it answers whatever all the other policies could not mend;
-    inside a Retry it would hide the failure from it.
+    A cancellation is never answered. Outermost, it answers every failure that the other policies could not prevent;
+    inside a Retry it would hide the failure from the Retry.
 
     >>> from resilience import Fallback
     >>> Fallback("unknown").execute(lambda ctx: {}["name"])

@@ -1,4 +1,4 @@
-"""Calls of one key that are under way, over all threads, tasks and event loops: one leads, the others follow.
+"""Concurrent calls of one key, across all threads, tasks and event loops: one leads, the others follow.
 
     lead      the first caller of a key calls. What its call ends with is handed to those that wait.
     follow    the others wait, each in its own runtime and no longer than its own deadline.

@@ -1,4 +1,4 @@
-"""The block form of a CircuitBreaker: `with breaker.guard():`. A part of CircuitBreaker's room."""
+"""The block form of a CircuitBreaker: `with breaker.guard():`. Part of CircuitBreaker."""
 
 from __future__ import annotations
 

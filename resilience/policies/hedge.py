@@ -1,4 +1,4 @@
-"""Hedge: where a call takes long, make it once more beside the first attempt, and take what comes first."""
+"""Hedge: if a call takes long, start another attempt beside the first, and use the first good result."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @final
 class Quantile:
-    """A delay that is observed: so long as this share of the calls takes at most.
+    """An observed delay: this quantile of the latency of the calls.
 
     :param share: more than 0, less than 1; 0.95 by default: in the long run, one call in twenty is hedged.
     :param least: the shortest delay in seconds, 1 ms by default.
     :param most: the longest; no limit by default.
     :param window: for how many seconds a call is remembered, 60 by default.
-    :param warm_up: how many calls have to be remembered before one is hedged, 20 by default.
+    :param warm_up: how many calls must be remembered before one is hedged, 20 by default.
 
     >>> from resilience import Hedge, Quantile
     >>> Hedge(Quantile(0.99, most=0.5)).delay()  # nothing is known yet
@@ -74,7 +74,7 @@ class Quantile:
 
     @property
     def most(self) -> float:
-        """The longest delay in seconds; infinity where there is no limit."""
+        """The longest delay in seconds; infinity if there is no limit."""
         return inf if self._most is None else self._most
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -90,33 +90,32 @@ _DEFAULT_DELAY = Quantile()
 
 @final
 class Hedge(Policy[Never]):
-    """Make another attempt beside one that takes long, and answer with the first good result.
+    """Start another attempt beside one that takes long, and answer with the first good result.
 
-    That cuts off the longest waits of a service whose calls are quick but for a few (Dean, Barroso: "The Tail at
-    Scale", CACM 2013). The call has to be one that may be made twice.
+    That shortens the longest waits for a service with a few slow calls among fast ones (Dean, Barroso: "The Tail at
+    Scale", CACM 2013). It must be safe to make the call twice.
 
     :param delay: seconds without an answer after which another attempt begins, and so on every `delay`; 0 is all at
         once. Or a `Quantile` of what calls have taken, the default.
     :param hedges: how many attempts beside the first, at least 1, the default.
-    :param on: failures that do not decide the call while another attempt runs; `transient` by default. Any other
-        failure ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never decides while another
-        runs.
-    :param on_result: a predicate over the result; true means that it decides no more than a failure in `on`. A result
-        that is thrown away is closed, if it can be.
-    :param ignore: failures that end the call at once, whatever `on` says.
-    :param eager: whether a failure that does not decide begins the next attempt at once; not by default.
-    :param budget: what pays for hedges, over all calls: a `RetryBudget`, perhaps shared with `Retry`; a ratio, for one
-        of its own (0.1 by default); any object with its three methods; None is no limit. Where it is spent, the
-        attempts that run go on.
+    :param on: failures that do not end the call while another attempt runs; `transient` by default. Any other failure
+        ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never ends it while another runs.
+    :param on_result: a predicate over the result; true means that it does not end the call either. A discarded result
+        is closed, if it can be.
+    :param ignore: failures that end the call at once, even if `on` matches.
+    :param eager: whether a failure that does not end the call begins the next attempt at once; not by default.
+    :param budget: what pays for hedges, across all calls: a `RetryBudget`, which a `Retry` may share; a ratio, for its
+        own budget (0.1 by default); any object with the three methods of one; None is no limit. If it is used up, the
+        running attempts continue.
     :param on_hedge: called with a `HedgeStarted` when another attempt begins.
-    :param name: what events call this policy; "Hedge" by default.
+    :param name: the name of this policy in events; "Hedge" by default.
 
-    What loses is cut off before the answer is returned: tasks are cancelled and awaited; in threads the policies inside
-    are unwound, so that permits come back, and the function is walked away from, as by a `Timeout`, and counted in
-    `Timeout.abandoned()`. At `Timeout.max_abandoned` no hedge begins. Under threads each attempt runs on a worker.
+    Losing attempts are cut off before the answer is returned: tasks are cancelled and awaited; in threads the policies
+    inside are unwound, so that permits are released, and the function is abandoned, as by a `Timeout`, and counted in
+    `Timeout.abandoned()`. At `Timeout.max_abandoned` no hedge begins. In threads each attempt runs on a worker.
 
-    Where all fail, the first attempt's failure comes out, with a note on the others. Nothing is hedged before a
-    `Quantile` is warm, after the deadline, and where the function is a callable object with `repeatable = False`.
+    If all fail, the caller gets the first attempt's failure, with a note on the others. A call is not hedged before a
+    `Quantile` is warm, after the deadline, or if the function is a callable object with `repeatable = False`.
 
     >>> from resilience import Hedge
     >>> import time
@@ -200,7 +199,7 @@ class Hedge(Policy[Never]):
             del answer, failed  # no cycle: error -> traceback -> this frame -> error
 
     async def _alone(self, call: Call[T], ctx: Context) -> T:
-        """Make a call that is not hedged, and note how long it takes."""
+        """Make a call that is not hedged, and record how long it takes."""
         rules, began = self._rules, clock.now()
         result = await call(ctx)
         if rules.on_result is None or not rules.on_result(result):
@@ -212,7 +211,7 @@ class Hedge(Policy[Never]):
         return result
 
     def delay(self) -> float:
-        """Return the seconds after which a call is hedged now; infinity where too little is known yet."""
+        """Return the seconds after which a call is hedged now; infinity if too few calls have been observed."""
         quantile, latencies = self._quantile, self._latencies
         if quantile is None or latencies is None:
             return self._delay
@@ -220,7 +219,7 @@ class Hedge(Policy[Never]):
         return observed if observed == inf else min(max(observed, quantile.least), quantile.most)
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: two hedges would each pay for their own, and know half of the calls."""
+        """Refuse to be copied: each copy would have its own budget, and see only some of the calls."""
         raise TypeError(
             f"{self.name} has a budget and observations that its users share; it cannot be copied or pickled"
         )
@@ -241,7 +240,7 @@ class Hedge(Policy[Never]):
 
 
 async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:
-    """Close all results that no caller will see, also where this is cancelled in the middle of one."""
+    """Close all results that no caller will see, even if this is cancelled in the middle of one."""
     if not plan.discarded:
         return
     async with AsyncExitStack() as closing:

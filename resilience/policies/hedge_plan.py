@@ -1,4 +1,4 @@
-"""One hedged call: which attempts begin, when, and which one decides. A part of Hedge's room."""
+"""One hedged call: which attempts begin, when, and which one decides. Part of Hedge."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ _LOOKS: Final = 32
 @final
 @dataclass(frozen=True, slots=True)
 class KeyedStats:
-    """How many policies a `Keyed` has.
+    """A snapshot of a `Keyed`.
 
-    :param keys: how many it has now.
-    :param made: how many it has made and kept since it was built.
-    :param dropped: how many of these are gone: unused for too long, too many, or forgotten.
+    :param keys: how many policies it has now.
+    :param made: how many it has created and kept so far.
+    :param dropped: how many of these it has dropped: unused for too long, too many, or forgotten.
     """
 
     keys: int
@@ -55,19 +55,19 @@ class _Kept:
 
 @final
 class Keyed(Policy[Never]):
-    """Run each call under the policy of its key, which is made when the key is first seen.
+    """Run each call under the policy of its key, which is created when the key is first seen.
 
-    :param make: called with the key, outside of locks; returns the policy for it, or a pipeline. Name it after the key
-        where errors and metrics should tell keys apart.
-    :param key: called with exactly what the function is called with (`key(ctx)` for `execute`); returns the key, which
-        has to be hashable.
-    :param max_keys: how many policies are kept, 1000 by default. Beyond that the tenth that was not used for the
-        longest time is dropped, and with it what it had counted. Calls under way in a dropped policy go on.
+    :param make: called with the key, without holding a lock; returns the policy for it, or a pipeline. Name the policy
+        after the key if errors and metrics should tell keys apart.
+    :param key: called with the same arguments as the function (`key(ctx)` for `execute`); returns the key, which must
+        be hashable.
+    :param max_keys: how many policies are kept, 1000 by default. Beyond that, the least recently used tenth is dropped,
+        with its state. Running calls finish under a dropped policy.
     :param idle: after how many seconds without use a policy is dropped, more than 0; by default never. Calls for its
         key no longer find it then; it goes when the policy of another key is made, at most a 32nd later.
-    :param name: what errors call this policy; "Keyed" by default.
-    :raises TypeError: from a call whose key cannot be hashed, and where `make` returns no policy. No policy retries or
-        answers it. What `make` and `key` raise themselves comes out.
+    :param name: the name of this policy in errors; "Keyed" by default.
+    :raises TypeError: from a call whose key is not hashable, or if `make` does not return a policy. No policy retries
+        or answers it. What `make` and `key` raise themselves reaches the caller.
 
     >>> from resilience import CircuitBreaker, Keyed
     >>> breakers = Keyed(lambda host: CircuitBreaker(5, name=host), key=lambda host, path: host)
@@ -110,7 +110,7 @@ class Keyed(Policy[Never]):
         return await policy.around(call, ctx)
 
     def policy_for(self, key: Hashable) -> Policy[Any]:
-        """Return the policy of a key; make it, if there is none."""
+        """Return the policy of a key; create it, if there is none."""
         try:
             kept = self._kept.get(key)
         except TypeError:
@@ -144,13 +144,13 @@ class Keyed(Policy[Never]):
                 del self._kept[key]
 
     def forget(self, key: Hashable) -> None:
-        """Drop the policy of a key. Calls under way in it go on; the next one is under a new one."""
+        """Drop the policy of a key. Running calls finish under it; the next call gets a new one."""
         with self._lock:
             self._kept.pop(key, None)
 
     @property
     def policies(self) -> Mapping[Hashable, Policy[Any]]:
-        """The policies that are kept now, by key, in the order in which they were made. A snapshot."""
+        """The current policies, by key, in the order in which they were created. A snapshot."""
         with self._lock:
             return MappingProxyType({key: it.policy for key, it in self._kept.items()})
 
@@ -160,7 +160,7 @@ class Keyed(Policy[Never]):
             return KeyedStats(keys=len(self._kept), made=self._made, dropped=self._made - len(self._kept))
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: each copy would count by itself."""
+        """Refuse to be copied: each copy would count separately."""
         raise TypeError(f"{self.name} holds policies that all its users share; it cannot be copied or pickled")
 
     @override

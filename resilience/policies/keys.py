@@ -1,7 +1,7 @@
-"""What tells one call from another: the key of Keyed, SingleFlight and Cache.
+"""What identifies a call: the key of Keyed, SingleFlight and Cache.
 
-A key function is called with exactly what the function is called with: `key(url)` for `call(fetch, url)`, the
-context for `execute(fn)`. Without one the key is the function with all of its arguments.
+A key function gets the same arguments as the function: `key(url)` for `call(fetch, url)`, the context for
+`execute(fn)`. Without one, the key is the function with all of its arguments.
 """
 
 from __future__ import annotations

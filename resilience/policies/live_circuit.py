@@ -1,6 +1,6 @@
 """A circuit in use: the machine behind its lock, what has been counted, and its transitions reported in order.
 
-A part of CircuitBreaker's room. The policy and the block form both go through it.
+Part of CircuitBreaker. The policy and the block form both use it.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ DONE = Success(None)
 @final
 @dataclass(frozen=True, slots=True)
 class CircuitStats:
-    """What a breaker knows at one instant.
+    """A snapshot of a breaker.
 
     :param state: the state of the circuit.
     :param retry_after: seconds until an open circuit admits a probe; None in the other states.
-    :param last_failure: type and message of the failure that opened it; None while it is closed. Not shown by `repr`:
-        the message may hold anything.
-    :param probes: how many probes are out.
-    :param opened: how many times it has opened since it was built.
-    :param rejected: how many calls it has refused since it was built.
-    :param failure_type: the name of the type of `last_failure`; None where there is none, as after slow calls.
+    :param last_failure: type and message of the failure that opened it; None while it is closed. Not shown by `repr`,
+        because the message may contain anything.
+    :param probes: how many probes are running.
+    :param opened: how many times it has opened so far.
+    :param rejected: how many calls it has refused so far.
+    :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
     """
 
     state: CircuitState
@@ -163,7 +163,7 @@ class LiveCircuit:
         return self.machine.period.state
 
     def stats(self) -> CircuitStats:
-        """Return what is known at this instant."""
+        """Return a snapshot."""
         now = clock.now()
         with self._lock:
             period = self.machine.period

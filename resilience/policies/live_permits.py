@@ -1,7 +1,6 @@
 """Permits in use: the machine with its waiters, the refusals, and the block that holds a permit.
 
-A part of the rooms of Bulkhead and AdaptiveLimit. The policies take a permit that lies free, and give it back,
-themselves; all the rest goes through here.
+Part of Bulkhead and AdaptiveLimit. The policies themselves take and release a free permit; everything else is here.
 """
 
 from __future__ import annotations

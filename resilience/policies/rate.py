@@ -1,4 +1,4 @@
-"""A rate as a value: so many units in so much time, and what a call uses of them. A part of RateLimiter's room."""
+"""A rate as a value: units per time, and how many of them a call uses. Part of RateLimiter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.checks import Duration, format_number
 from resilience.context import Context
 from resilience.state.rates import Spread, Window
 
-#: What a call uses of a rate: so many units, or a function of its context that returns how many.
+#: How many units of a rate a call uses: a number, or a function of its context that returns it.
 Cost: TypeAlias = float | Callable[[Context], float]
 
 
@@ -22,16 +22,16 @@ class Rate:
     """At most `limit` units in `per` seconds.
 
     :param limit: how many units, more than 0.
-    :param per: in how many seconds, 1 by default.
-    :param burst: None, the default: at most `limit` in *any* `per` seconds, exactly, however they lie. A number: evenly
-        spread, and at most so many at once after a quiet time; 1 is one after another (GCRA, ITU-T I.371). A call that
-        costs more than the burst begins when all of that is there, and leaves a debt.
+    :param per: the period in seconds, 1 by default.
+    :param burst: None, the default: at most `limit` in *any* period of `per` seconds, exactly. A number: evenly spread,
+        and at most that many at once after a quiet time; 1 is one after another (GCRA, ITU-T I.371). A call that costs
+        more than the burst begins when the whole burst is available, and leaves a debt.
     :param cost: how many units a call uses: a number more than 0, 1 by default; or a function of the context, called
-        for each call, whose answer may be 0.
-    :param actual: a function of the result that returns how many units the call has used after all. The difference is
-        charged to, or given back for, those who come later.
-    :raises ValueError: for a cost that is more than the limit, where there is no burst. One that is computed is refused
-        when it comes, with `RateLimited`.
+        for each call, which may return 0.
+    :param actual: a function of the result that returns how many units the call has actually used. The difference is
+        charged or refunded to later calls.
+    :raises ValueError: for a cost that is more than the limit, if there is no burst. A computed cost that is too high
+        is refused in the call, with `RateLimited`.
 
     Immutable. May be used by several limiters, which then share nothing.
 

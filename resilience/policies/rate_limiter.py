@@ -1,4 +1,4 @@
-"""RateLimiter: at most so many calls, or units of something, in so much time, over all threads, tasks and loops."""
+"""RateLimiter: a limit on calls, or units of something, per time, across all threads, tasks and loops."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ from resilience.state.turns import Turn, Turns, Units, Woken
 
 T = TypeVar("T")
 
-#: What a call uses of the quota that the other side gives.
+#: What a call uses of the quota that the service reports.
 _ONE_CALL = 1.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RateLimiterStats:
-    """What a rate limiter holds at one instant.
+    """A snapshot of a rate limiter.
 
     :param queued: how many wait for their turn.
-    :param next_turn: seconds until a call that comes now would begin, if it had the usual cost (1 where that is
-        computed); 0 for at once.
-    :param rejected: how many have been turned away since it was built.
+    :param next_turn: seconds until a new call of the usual cost (1 if the cost is computed) would begin; 0 for at once.
+    :param rejected: how many calls have been refused so far.
     """
 
     queued: int
@@ -53,10 +52,10 @@ class RateLimiterStats:
 class RateLimiter(Policy[Never]):
     """Let calls begin at a limited rate; the others wait for their turn, in the order of arrival.
 
-    The queue is one for all threads, tasks and event loops that share this object. Who gives up leaves it, and all
-    behind come earlier.
+    All threads, tasks and event loops that share this object share one queue. When a call gives up, all behind it move
+    up.
 
-    :param rate: a `Rate`; or a number, which is at most so many calls in any second.
+    :param rate: a `Rate`; or a number, which means at most that many calls in any second.
     :param more: further rates. A call begins when all of them allow it, and is charged to all of them.
     :param max_wait: how many seconds a call may wait; 0 turns away at once what has no turn now. By default as long as
         its deadline allows.
@@ -64,16 +63,16 @@ class RateLimiter(Policy[Never]):
         says when to come again) closes the limiter to all callers for so long; it does by default.
     :param longest_pause: the most seconds that such an error can close it for, 60 by default. With the integrations for
         HTTP, the headers of a response close it, too, and not for longer either.
-    :param told: a function of the result, which returns how many calls the other side still allows and for how many
-        seconds, `(remaining, seconds)`; or None, where it does not say. See `learn`.
+    :param told: a function of the result, which returns how many calls the service still allows and for how many
+        seconds, `(remaining, seconds)`; or None, if it does not report that. See `learn`.
     :param observe_only: let all calls through at once; only report, as a `CallRejected` with `shadow=True`, those that
         have no turn. Not by default.
-    :param name: what errors and events call this policy; "RateLimiter" by default.
-    :raises RateLimited: at once where the turn would come after `max_wait` or the deadline, with the seconds until
-        then as `retry_after`. And later, where a pause or a correction has moved the turn of a waiting call so far.
+    :param name: the name of this policy in errors and events; "RateLimiter" by default.
+    :raises RateLimited: at once if the turn would come after `max_wait` or the deadline, with the seconds until then as
+        `retry_after`. Also later, if a pause or a correction moves the turn of a waiting call that far.
 
-    A turn's instant is the latest that any rate, pause or quota names. Evenly spread turns are charged by this
-    schedule, so that timers that are late do not lower the rate; at most 0.25 s, or a burst, is caught up.
+    The instant of a turn is the latest one that any rate, pause or quota requires. Evenly spread turns follow this
+    schedule, so that late timers do not lower the rate; at most 0.25 s, or a burst, is made up for.
 
     >>> from resilience import Rate, RateLimiter
     >>> limiter = RateLimiter(Rate(2, per=60), max_wait=0)
@@ -139,41 +138,41 @@ class RateLimiter(Policy[Never]):
     def turn(self, *costs: float) -> TurnBlock:
         """Return a block that begins when its turn comes: `with limiter.turn():` or `async with limiter.turn():`.
 
-        :param costs: of each rate, how many units the block uses; by default what a call costs.
+        :param costs: how many units of each rate the block uses; by default the cost of a call.
 
         It waits no longer than the deadline of the ambient context.
         """
         return TurnBlock(self, self._given(costs) if costs else None)
 
     def try_take(self, *costs: float) -> float:
-        """Take a turn if there is one now; return 0 then, and else the seconds until there would be one.
+        """Take a turn if there is one now and return 0; otherwise return the seconds until the next one.
 
-        Nothing is taken while any caller waits. Infinity for a cost that is never allowed.
+        No turn is taken while any caller waits. The result is infinity for a cost that is never allowed.
 
-        :param costs: of each rate, how many units; by default what a call costs.
+        :param costs: how many units of each rate; by default the cost of a call.
         """
         units = self._given(costs) if costs else self._fixed or self._costs(block_context())
         turns, now = self._turns, clock.now()
         return 0.0 if turns.take(units, now) else max(SAME, turns.seconds(units, now))
 
     def learn(self, remaining: float, reset_after: Duration) -> None:
-        """Obey what the other side says: `remaining` calls (zero or more) until so many seconds from now.
+        """Obey a limit that the service reports: `remaining` calls (zero or more) for the next `reset_after` seconds.
 
-        It only narrows. Of one window (resets within 1 s of each other) the smaller number counts, as other calls are
-        on their way. It is forgotten at the reset.
+        It can only narrow the limit. Within one window (resets within 1 s of each other) the smallest number counts,
+        because other calls are in flight. It is discarded at the reset.
         """
         left = checks.within("remaining", remaining, 0)
         seconds, now = checks.seconds("reset_after", reset_after, zero=True), clock.now()
         self._wake(self._turns.change(lambda: self._turns.quota.learn(left, now + seconds, now)))
 
     def pause(self, seconds: Duration) -> None:
-        """Let no call begin for so many seconds. Of two pauses the later end holds; then waiting calls come evenly."""
+        """Let no call begin for that many seconds, then begin waiting calls evenly. The later end of two counts."""
         self.learn(0, checks.seconds("seconds", seconds, zero=True))
 
     def resize(self, limit: float) -> None:
-        """Change the limit of the only rate. What was used stays used, and who waits is timed anew.
+        """Change the limit of the only rate. Past use still counts, and waiting calls get new turns.
 
-        :raises TypeError: where there are several rates.
+        :raises TypeError: if there are several rates.
         """
         if len(self._rates) > 1:
             many = len(self._rates)
@@ -187,12 +186,12 @@ class RateLimiter(Policy[Never]):
         self._wake(self._turns.change(change))
 
     def reset(self) -> None:
-        """Forget what was used, and what the other side has said. Who waits keeps its place."""
+        """Discard the past use, and what the service has reported. Waiting calls keep their places."""
         meters, quota = tuple(meter_of(rate) for rate in self._rates), Quota(clock.now())
         self._wake(self._turns.change(lambda: self._turns.replace(meters, quota)))
 
     def stats(self) -> RateLimiterStats:
-        """Return what the limiter holds at this instant."""
+        """Return a snapshot of the limiter."""
         return RateLimiterStats(*self._turns.counts(self._usual, clock.now()))
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""RepeatCap: at most so many retries and hedges in everything inside, however many layers try again there."""
+"""RepeatCap: a limit on retries and hedges in everything inside, across all layers that retry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 @final
 class RepeatCap(Policy[Never]):
-    """Let at most `repeats` retries and hedges be made in each call, by all policies inside together.
+    """Allow at most `repeats` retries and hedges in each call, by all policies inside together.
 
-    That includes the executions that the function starts, in its tasks and in threads that get its `contextvars` (as
-    those of `asyncio.to_thread` do), and what stands in a `detached()` block. Three attempts in each of three layers
-    are 27 calls at the bottom, and 3 under a `RepeatCap(2)` around them. The call's own last failure comes out.
+    That includes the executions that the function starts, in its tasks, in threads that inherit its `contextvars` (such
+    as those of `asyncio.to_thread`), and in a `detached()` block. Three attempts in each of three layers are 27 calls
+    at the bottom, and 3 under a `RepeatCap(2)` around them. The caller gets the last failure of the call.
 
-    :param repeats: how many, zero or more. Of several caps around one another, each counts.
-    :param name: what events call this policy; "RepeatCap" by default.
+    :param repeats: the maximum number, zero or more. If caps are nested, each one counts.
+    :param name: the name of this policy in events; "RepeatCap" by default.
 
     >>> from resilience import RepeatCap, Retry
     >>> calls = []

@@ -1,4 +1,4 @@
-"""Retry: call again what failed, after a wait, for as long as there are attempts and time left."""
+"""Retry: repeat a failed call, after a wait, while there are attempts and time left."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ _DEFAULT_BACKOFF = Exponential(0.1, cap=10.0)
 
 @final
 class Retry(Policy[Never]):
-    """Call again when a call failed in a way that may be gone at the next try.
+    """Repeat a call that failed in a way that may not occur again.
 
-    The call's own last exception (or result) comes out, not one of ours, with one note on it that says
-    how many attempts were made, in what time, and what each failed with. (The time is since the first attempt began,
-    or, where there is no deadline, no limit and no listener to make it read the clock then, since it failed.)
+    The caller gets the call's own last exception (or result), with a note that says how many attempts were made, in
+    what time, and what each failed with. (The time is since the first attempt began or, if there is no deadline, no
+    limit and no listener, for which it would read the clock then, since that attempt failed.)
 
-    :param attempts: how many calls to make at most, the first one included: 3 by default, at least 1, which is
-        no retry; None is as many as time allows.
-    :param on: what is tried again: an exception type, a tuple of them, or a predicate over the exception.
-        `transient` by default: connection and timeout errors of the standard library and of the well-known
-        clients. `Rejected` and `DeadlineExceeded` only where they are named here.
-    :param on_result: a predicate over the result; true means that it is not good enough. A result that is
-        thrown away is closed, if it can be.
-    :param ignore: exceptions that are never tried again, whatever `on` says.
+    :param attempts: the maximum number of calls, the first one included: 3 by default, at least 1, which is no retry;
+        None is as many as time allows.
+    :param on: which exceptions are retried: an exception type, a tuple of them, or a predicate over the exception.
+        `transient` by default: connection and timeout errors of the standard library and of the well-known clients.
+        `Rejected` and `DeadlineExceeded` only where they are named here.
+    :param on_result: a predicate over the result; true means that it is not good enough. A discarded result is closed,
+        if it can be.
+    :param ignore: exceptions that are never retried, even if `on` matches.
     :param backoff: how long to wait before each retry: a backoff, a sequence of seconds, or a callable that
         returns an iterable of them. Exponential from 0.1 s with full jitter, at most 10 s, by default.
-    :param max_elapsed: seconds after the first attempt began in which every further one has to begin; no limit
-        by default.
+    :param max_elapsed: seconds after the beginning of the first attempt within which every further one must begin; no
+        limit by default.
     :param retry_after: whether an error or result that carries a delay (`.retry_after`, in seconds) raises
         the wait to at least that; it does by default.
-    :param max_retry_after: the longest such delay that is waited for, 300 seconds by default. Where more is asked for,
-        it gives up at once with the failure: no server's word makes a caller wait for a day.
-    :param budget: what pays for retries, over all calls: a `RetryBudget`, perhaps shared with other policies; a ratio
-        (0.1, say), for one of its own; any object with its three methods. None, the default, is no limit. It is asked
-        before the wait. Where it is spent, the failure comes out at once.
-    :param wrap: raise `RetriesExhausted` in the end instead of the last failure itself; not by default.
+    :param max_retry_after: the longest such delay that it waits for, 300 seconds by default. If more is asked for, it
+        gives up at once with the failure: a server cannot make a caller wait for a day.
+    :param budget: what pays for retries, across all calls: a `RetryBudget`, which other policies may share; a ratio,
+        such as 0.1, for its own budget; any object with the three methods of one. None, the default, is no limit. A
+        retry is paid before its wait. If the budget is used up, the failure is raised at once.
+    :param wrap: whether to raise `RetriesExhausted` in the end instead of the last failure itself; not by default.
     :param on_retry: called with a `RetryScheduled` before each wait; never after the last failure.
-    :param name: what errors and events call this policy; "Retry" by default.
-    :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. What its `uniform`
-        returns has to be seconds, zero or more: anything else comes out as a `ValueError` or `TypeError`.
+    :param name: the name of this policy in errors and events; "Retry" by default.
+    :param rng: source of randomness for the backoff: `random.Random(seed)` makes it repeatable. Its `uniform` must
+        return seconds, zero or more: anything else raises a `ValueError` or `TypeError`.
 
-    It never waits for nothing: where the next delay does not fit in what is left of the deadline or of
-    `max_elapsed`, it stops at once with the failure that it has. No attempt starts after the deadline, and
-    nothing is waited for after the last attempt. Nor does it wait for a refusal that it can foresee: where a circuit
-    inside will still be open when the wait ends, it stops at once with the failure that it has. What is refused after
-    failed attempts has their history as a note, and the last failure as its context.
+    It never waits in vain: if the next delay does not fit into the time left of the deadline or of `max_elapsed`, it
+    stops at once with the last failure. No attempt starts after the deadline, and there is no wait after the last
+    attempt. It does not wait for a refusal that it can foresee either: if a circuit inside will still be open when the
+    wait ends, it stops at once with the last failure. A refusal after failed attempts carries their history as a note,
+    and the last failure as its context.
 
-    A failure that carries `repeatable = False` (an error or a result with that attribute) is never tried again,
-    whatever `on` says: so a client says that a request may have been carried out, or that its body cannot be sent
-    twice. A callable object with that attribute that is run by `execute` or `aexecute` is not called again either, as
-    a call that a `Timeout` cut off leaves no failure of its own to say it.
+    A failure that carries `repeatable = False` (an error or a result with that attribute) is never retried, even if
+    `on` matches: a client uses it for a request that may have been executed, or whose body cannot be sent twice. A
+    callable object with that attribute that is run by `execute` or `aexecute` is not called again either, because a
+    call that a `Timeout` cut off leaves no failure that could carry it.
 
     >>> from resilience import Retry
     >>> answers = iter([ConnectionError("reset"), "fine"])
@@ -180,8 +180,8 @@ class Retry(Policy[Never]):
     def attempts(self) -> Attempts:
         """Return the attempts for a block: `for attempt in retry.attempts(): with attempt: ...`, or `async for`.
 
-        An exception of the block that this policy handles is held back while there is another attempt to
-        make. The deadline of the ambient context holds. `on_result` does not: a block has no result.
+        An exception of the block that this policy handles is suppressed while another attempt can be made. The deadline
+        of the ambient context applies. `on_result` does not: a block has no result.
 
         >>> from resilience import Retry
         >>> for attempt in Retry(on=ValueError, backoff=[0]).attempts():

@@ -1,7 +1,7 @@
-"""What a Retry knows of one execution: how many attempts, since when, what failed, how long to wait.
+"""The state of a Retry in one execution: how many attempts, since when, what failed, how long to wait.
 
-A part of Retry's room: after each failure it decides whether there is another attempt and how long to wait for
-it. The policy and the block form both follow it.
+Part of Retry: after each failure it decides whether there is another attempt and how long to wait for it. The policy
+and the block form both use it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class RetryState:
         self.attempt += 1
 
     def give_back(self) -> None:
-        """Return the repeat that this retry took, and has not made."""
+        """Refund the repeat that this retry has paid for and not made."""
         give_back_repeat(self._ctx._info.cap, self._limits.budget)
 
     def give_back_if_refused(self, error: Exception) -> None:
@@ -211,7 +211,7 @@ def too_late(policy: str) -> DeadlineExceeded:
 
 
 def _discarded(failed: Failed) -> Any:
-    """Return what no caller will see, and is to be closed: the result, or the response that an error carries."""
+    """Return the discarded object to close: the result, or the response that an error carries."""
     if not isinstance(failed, Exception):
         return failed.value
     try:
@@ -221,7 +221,7 @@ def _discarded(failed: Failed) -> Any:
 
 
 def _annotate(error: Exception, note: str) -> None:
-    """Put our note on an exception, in the place of an earlier one of ours."""
+    """Put our note on an exception, in place of an earlier one of ours."""
     try:
         notes = getattr(error, "__notes__", None)
         if isinstance(notes, list):

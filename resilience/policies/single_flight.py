@@ -1,4 +1,4 @@
-"""SingleFlight: of the calls that are made for the same key at the same time, make one."""
+"""SingleFlight: make one call for all concurrent callers of the same key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class SingleFlightStats:
-    """What a SingleFlight has under way at one instant.
+    """A snapshot of a SingleFlight.
 
-    :param in_flight: how many keys a call is under way for.
-    :param shared: how many calls have got what another caller's call brought, since it was built.
+    :param in_flight: for how many keys a call is running.
+    :param shared: how many calls have got the result of another caller's call so far.
     """
 
     in_flight: int
@@ -32,19 +32,19 @@ class SingleFlightStats:
 
 @final
 class SingleFlight(Policy[Never]):
-    """Let one call for a key run at a time; hand what it ends with to all who ask for the same meanwhile.
+    """Let one call for a key run at a time, and share its outcome with all concurrent callers of that key.
 
-    The count is one for all threads, tasks and event loops that share this object. Each follower waits no longer than
-    its own deadline allows. Of a failure each gets a copy of its own, with the traceback of the call. A leader that is
-    cancelled, or runs out of its own time, fails no other caller: one of them makes the call.
+    That applies to all threads, tasks and event loops that share this object. Each follower waits no longer than its
+    own deadline allows. Each gets its own copy of a failure, with the traceback of the call. If the leader is
+    cancelled, or runs out of its own time, no other caller fails: one of them makes the call.
 
-    :param key: called with exactly what the function is called with; returns what tells calls apart, which has to be
-        hashable. By default the function and all of its arguments. `execute` needs one: `key(ctx)`.
-    :param name: what errors and events call this policy; "SingleFlight" by default.
-    :raises DeadlineExceeded: where the budget of the execution ends while it waits.
-    :raises TypeError: from a call whose key cannot be hashed, or that has none. No policy retries or answers it.
+    :param key: called with the same arguments as the function; returns the key of the call, which must be hashable. By
+        default the function and all of its arguments. `execute` needs one: `key(ctx)`.
+    :param name: the name of this policy in errors and events; "SingleFlight" by default.
+    :raises DeadlineExceeded: if the budget of the execution ends while it waits.
+    :raises TypeError: from a call whose key is missing or not hashable. No policy retries or answers it.
 
-    Known from Go's `golang.org/x/sync/singleflight`. All who wait get the same object: it must not be changed.
+    Modelled on Go's `golang.org/x/sync/singleflight`. All callers get the same object: do not modify it.
 
     >>> from resilience import SingleFlight
     >>> SingleFlight().call(str.upper, "hello")
@@ -73,11 +73,11 @@ class SingleFlight(Policy[Never]):
         return flight.share()  # type: ignore[no-any-return]
 
     def forget(self, key: Hashable) -> None:
-        """Let the next caller of this key call anew, beside the call that is under way."""
+        """Let the next caller of this key start a new call, beside the running one."""
         self._flights.forget(key)
 
     def stats(self) -> SingleFlightStats:
-        """Return what is under way at this instant."""
+        """Return a snapshot of the running calls."""
         return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._flights.shared.value())
 
     def __reduce__(self) -> Any:

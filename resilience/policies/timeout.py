@@ -1,4 +1,4 @@
-"""Timeout: a limit to how long a call may take, and the deadline that everything inside it obeys."""
+"""Timeout: a limit on the time of a call, and the deadline that everything inside it respects."""
 
 from __future__ import annotations
 
@@ -31,31 +31,32 @@ pool.most = _most_abandoned
 
 @final
 class Timeout(Policy[Never]):
-    """Give the call so many seconds, then let the caller go with `TimeoutExceeded`.
+    """Give the call that many seconds, then release the caller with `TimeoutExceeded`.
 
     :param seconds: the limit for everything inside this policy: retries and their waits, queues, the function.
         More than zero.
-    :param cooperative: only carry the deadline; not by default. Nothing is cut off; what looks at the context (our own
-        policies, `ctx.timeout()` handed to a client) keeps to it. No thread, no scope, next to no cost, and the
-        right choice for clients that belong to one thread (sqlite3, Django's ORM). A late result is returned; a
-        function that took more than twice its limit, and a second more than it, is reported by a `RuntimeWarning`.
+    :param cooperative: whether only to set the deadline; not by default. Nothing is cut off; code that reads the
+        context (our own policies, `ctx.timeout()` passed to a client) respects it. It uses no thread and no scope,
+        costs almost nothing, and is the right choice for clients that belong to one thread (sqlite3, Django's ORM). A
+        late result is returned; a function that took more than twice its limit, and over a second more than it, is
+        reported by a `RuntimeWarning`.
     :param on_timeout: called with a `TimedOut` when the limit cut a call off.
-    :param name: what errors and events call this policy; "Timeout" by default.
+    :param name: the name of this policy in errors and events; "Timeout" by default.
 
-    Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In
-    blocking code the function alone runs on a worker thread and is walked away from: it goes on until it ends by
-    itself, and is counted in `Timeout.abandoned()` meanwhile. At `Timeout.max_abandoned` of them in the process
-    the next call is refused with `WorkersExhausted`. While the interpreter shuts down, and starts no thread any
-    more, the function runs in the calling thread, with its deadline and nothing to cut it off; a warning is logged.
+    Under asyncio the task is cancelled once, as `asyncio.timeout` does; under trio by a cancel scope. In blocking code
+    only the function runs on a worker thread, and is abandoned: it continues until it ends by itself, and
+    `Timeout.abandoned()` counts it until then. At `Timeout.max_abandoned` of them in the process, the next call is
+    refused with `WorkersExhausted`. While the interpreter shuts down and can start no thread, the function runs in the
+    calling thread, with its deadline, but cannot be cut off; a warning is logged.
 
-    Where the budget of the context ends earlier, it fires then, and the error is `DeadlineExceeded`.
+    If the budget of the context ends earlier, it fires then, and the error is `DeadlineExceeded`.
 
     >>> from resilience import Timeout
     >>> Timeout(2.0).execute(lambda ctx: ctx.remaining() <= 2.0)
     True
     """
 
-    #: How many calls that were walked away from may be running in this process before new ones are refused.
+    #: How many abandoned calls may be running in this process before new ones are refused.
     max_abandoned: ClassVar[int] = DEFAULT_MAX_ABANDONED
 
     def __init__(
@@ -75,7 +76,7 @@ class Timeout(Policy[Never]):
 
     @staticmethod
     def abandoned() -> int:
-        """Return how many blocking calls that were walked away from are still running in this process."""
+        """Return how many abandoned blocking calls are still running in this process."""
         return pool.abandoned
 
     @override
@@ -93,7 +94,7 @@ class Timeout(Policy[Never]):
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(ctx.child(deadline=deadline))  # that one fires first: nothing to arm
+                    return await call(ctx.child(deadline=deadline))  # that one fires first, so there is nothing to arm
                 limit = self._seconds if deadline == own else None
                 timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 5 % of a call
@@ -106,7 +107,7 @@ class Timeout(Policy[Never]):
                     timer.stop(None)
                     return result
         except Exception as error:
-            # Something inside found no time left. Where that was our limit, not the execution's, it is our timeout.
+            # Code inside found no time left. If that was our limit, not that of the execution, it is our timeout.
             if not ends_with_the_deadline(error):
                 if self._cooperative:
                     self._look_for_overrun(ctx, began, deadline)
@@ -120,7 +121,7 @@ class Timeout(Policy[Never]):
             del found_over
 
     def _exceeded(self, ctx: Context, budget: float | None, found_over: Exception | None) -> TimeoutExceeded:
-        """Make the error: this policy's own, or where it was `budget` (in seconds) that ran out, the execution's."""
+        """Make the error: this policy's own, or, if `budget` (in seconds) ran out, the execution's."""
         error: TimeoutExceeded
         if budget is None:
             limit = self._seconds
@@ -135,9 +136,9 @@ class Timeout(Policy[Never]):
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:
-        """Say what this policy limits in an execution, from where it stands in what is executed.
+        """Say what this policy limits in an execution, from its position in the executed pipeline.
 
-        None where it does not stand there, as another policy has handed its call on to it, or stands there twice.
+        None if it is not in the pipeline, because another policy has passed its call to it, or is in it twice.
         """
         found: set[Literal["attempt", "total"]] = set()
         executed = ctx._info.record and ctx._info.record.executed

@@ -31,6 +31,7 @@ from resilience import (
     Fallback,
     Hedge,
     Keyed,
+    Pipeline,
     Policy,
     Quantile,
     Rate,
@@ -110,6 +111,15 @@ def of(make: Callable[..., object], given: dict[str, Any] | None = None, /, **pa
         for case in table(
             make.__name__, lambda it, name=parameter: make(**{**(given or {}), name: it}), parameter, values
         )
+    ]
+
+
+def ways_to_wrap(parameter: str, values: Wrong) -> list[Case]:
+    """The wrong values of a parameter of a pipeline, however it is made."""
+    return [
+        case
+        for wrap in (Pipeline, Policy.wrap, Retry().wrap)
+        for case in table("wrap", lambda it, wrap=wrap: wrap(Retry(), **{parameter: it}), parameter, values)
     ]
 
 
@@ -410,10 +420,8 @@ CASES: list[Case] = [
     *table("Context.timeout", lambda it: Context().timeout(it), "limit", {**NO_DURATION, "value_errors": [0, -1, NAN]}),
     *of(deadline, timeout={**required(NO_DELAY), "value_errors": [-1, NAN, -INF]}),
     *of(detached, timeout={**NO_DELAY, "value_errors": [-1, NAN, -INF]}),
-    *table("wrap", lambda it: Retry().wrap(name=it), "name", NO_NAME),
-    *table(
-        "wrap", lambda it: Retry().wrap(listeners=it), "listeners", wrong([5, print, [5], ["print"], [later], None], [])
-    ),
+    *ways_to_wrap("name", NO_NAME),
+    *ways_to_wrap("listeners", wrong([5, print, [5], ["print"], [None], [later], None], [])),
     *table("subscribe", lambda it: events.subscribe(it), "listener", wrong([*NO_LISTENER["type_errors"], None], [])),
     *table(
         "subscribe",

@@ -13,7 +13,6 @@ import pytest
 from resilience import (
     Bulkhead,
     CircuitBreaker,
-    CircuitOpen,
     ConsecutiveFailures,
     Context,
     FailureRatio,
@@ -26,7 +25,7 @@ from resilience import (
     events,
 )
 from resilience.backoff import Constant, Decorrelated, Exponential, Linear
-from tests.conftest import Boom, FakeClock, Script, World, shown
+from tests.conftest import Boom, FakeClock, Script, World
 
 
 class Tag(Policy):
@@ -97,19 +96,6 @@ def test_a_pipeline_wraps_further_and_is_not_changed_by_it() -> None:
     assert ab.policies == (a, b)
     assert abc.policies == (a, b, c)
     assert cab.policies == (c, a, b)
-
-
-# --- shared state ----------------------------------------------------------------------------
-
-
-async def test_a_breaker_in_two_pipelines_is_one_breaker(world: World, clock: FakeClock) -> None:
-    """What fails in one is refused in the other."""
-    breaker = CircuitBreaker(2)
-    reading, writing = Retry(1).wrap(breaker), Policy.wrap(breaker, Timeout(5.0), name="writing")
-
-    await world.attempt(reading, Script(Boom()).function())
-    await world.attempt(writing, Script(Boom()).function())
-    assert isinstance(await world.attempt(reading, Script("never").function()), CircuitOpen)
 
 
 # --- names and listeners ---------------------------------------------------------------------
@@ -322,30 +308,6 @@ def test_only_policies_can_be_wrapped() -> None:
         for stranger in (42, None, "retry", len, object, (Retry(), Timeout(1.0))):
             with pytest.raises(TypeError, match="only policies"):
                 wrap(stranger)
-
-
-async def hear_later(event: events.Event) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value", "error"),
-    [
-        ("name", 42, TypeError),
-        ("name", "", ValueError),
-        ("listeners", 42, TypeError),
-        ("listeners", print_nothing, TypeError),
-        ("listeners", [None], TypeError),
-        ("listeners", [hear_later], TypeError),
-        ("policies", [Retry()], TypeError),
-    ],
-    ids=shown,
-)
-def test_a_pipeline_refuses_what_it_cannot_take(parameter: str, value: Any, error: type[Exception]) -> None:
-    """When it is made, by either way, with the parameter in the message."""
-    ways: list[Any] = [Pipeline, Policy.wrap, Retry().wrap]
-    for wrap in ways:
-        with pytest.raises(error, match=parameter):
-            wrap(Retry(), **{parameter: value})
 
 
 # --- copies ----------------------------------------------------------------------------------

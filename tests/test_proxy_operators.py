@@ -93,7 +93,7 @@ async def test_a_named_asynchronous_operator_does(tasks_world: World) -> None:
     "name", ["__iter__", "__enter__", "__exit__", "__init__", "__class__", "__format__", "__aiter__"]
 )
 def test_what_does_no_work_is_refused_with_its_name(name: str) -> None:
-    """It was accepted, and protected nothing."""
+    """Else it would protect nothing."""
     with pytest.raises(TypeError, match=f"{name} cannot be protected.*name the methods"):
         quick().proxy(Vector(), name)
 
@@ -110,7 +110,7 @@ def test_what_returns_the_client_itself_returns_the_proxy() -> None:
 
 
 def test_operators_that_are_not_named_are_those_of_the_client() -> None:
-    """They used to be missing, or those of `object`."""
+    """And not missing, or those of `object`."""
     proxy: Any = quick().proxy(Vector(), "__call__")
     assert (f"{proxy:x}", 1 - proxy, -proxy, int(proxy)) == ("vector x", 4711, 4711, 4711)
     with pytest.raises(TypeError):

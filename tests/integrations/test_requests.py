@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPDigestAuth
 from typing_extensions import override
 
-from resilience import (
-    CircuitBreaker,
-)
+from resilience import CircuitBreaker, Context, Fallback
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.requests import ResilienceAdapter
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, file_in_the_middle
 from tests.integrations.servers import Answer, FlakyServer
 
 # --- a session as usual -----------------------------------------------------------------------
+
+
+def test_a_fallback_answers_with_a_response_that_it_has_made(server: FlakyServer, session: Make) -> None:
+    """One without a connection, also where the session streams."""
+
+    def cached(failure: Any, ctx: Context) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code, answer._content, answer.request = 203, b"cached", failure.error.response.request
+        return answer
+
+    response = session(Fallback(handler=cached)).get(server.script("/", 503), stream=True)
+    assert (response.status_code, response.text) == (203, "cached")
 
 
 def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Make, tmp_path: Path) -> None:

@@ -129,13 +129,13 @@ async def test_too_few_calls_hold_nothing_back(world: World, clock: FakeClock) -
     ids=repr,
 )
 async def test_what_each_ending_counts_as(
-    world: World, clock: FakeClock, ending: Any, counted: tuple[int, int]
+    threads: World, clock: FakeClock, ending: Any, counted: tuple[int, int]
 ) -> None:
     """Refused, accepted (the other side has answered), or nothing."""
     throttle = AdaptiveThrottle(
         on=Boom, on_result=lambda it: it == "bad", ignore=lambda error: type(error) is LookupError
     )
-    assert await ends(world, throttle, ending) is ending
+    assert await ends(threads, throttle, ending) is ending
     assert counts(throttle)[:2] == counted
 
 

@@ -35,9 +35,9 @@ async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | Non
 
 
 @pytest.mark.parametrize("value", [object(), 0, "", None, False, [], dict, len, Boom, Boom("a value")], ids=shown)
-async def test_a_failure_is_answered_with_the_value_as_it_is(world: World, value: Any) -> None:
+async def test_a_failure_is_answered_with_the_value_as_it_is(threads: World, value: Any) -> None:
     """Falsy, callable, a class, an exception: the very object, neither called nor raised."""
-    assert await world.execute(Fallback(value), Script(Boom()).function()) is value
+    assert await threads.execute(Fallback(value), Script(Boom()).function()) is value
 
 
 async def test_the_value_is_none_unless_given(world: World) -> None:

@@ -316,13 +316,13 @@ def test_a_resize_times_those_who_wait_anew() -> None:
     [(2, 2), (timedelta(seconds=3), 3), (600, 60), (None, 0), (0, 0), (-1, 0), (nan, 0), (inf, 0), ("2", 0), (True, 0)],
 )
 async def test_an_error_that_says_when_closes_it_to_all(
-    world: World, virtual: VirtualClock, asked: Any, closed_for: float
+    threads: World, virtual: VirtualClock, asked: Any, closed_for: float
 ) -> None:
     """For so long, at most a minute; what is no number of seconds is ignored."""
     limiter = RateLimiter(1000)
-    await world.attempt(limiter, Script(TooMany(asked)).function())
+    await threads.attempt(limiter, Script(TooMany(asked)).function())
     assert limiter.stats().next_turn == closed_for
-    assert await works(world, limiter) == "fine"
+    assert await works(threads, limiter) == "fine"
     assert virtual.now() == closed_for
 
 

@@ -232,10 +232,10 @@ async def test_a_backoff_is_not_started_for_a_call_that_succeeds(world: World, c
     ],
 )
 async def test_an_error_that_carries_a_delay_raises_the_wait_to_it(
-    world: World, clock: FakeClock, asked: Any, waited: float
+    threads: World, clock: FakeClock, asked: Any, waited: float
 ) -> None:
     """To at least that; what is no number of seconds is as good as none."""
-    await run(world, Retry(2, on=Told, backoff=[0.25]), Script(Told(asked)))
+    await run(threads, Retry(2, on=Told, backoff=[0.25]), Script(Told(asked)))
     assert clock.sleeps == [waited]
 
 

@@ -86,3 +86,13 @@ def describe(failed: Failed) -> tuple[str, str]:
     if isinstance(failed, Exception):
         return type(failed).__name__, describe_error(failed)
     return "result", type(failed.value).__name__
+
+
+def closable(failed: Failed) -> Any:
+    """Return what is to be closed if this is discarded: the result, or the response that an error carries."""
+    if not isinstance(failed, Exception):
+        return failed.value
+    try:
+        return getattr(failed, "response", None)
+    except Exception:  # a property that raises says nothing
+        return None

@@ -101,7 +101,7 @@ class Hedge(Policy[Never]):
     :param on: failures that do not end the call while another attempt runs; `transient` by default. Any other failure
         ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never ends it while another runs.
     :param on_result: a predicate over the result; true means that it does not end the call either. A discarded result
-        is closed, if it can be.
+        is closed, if it can be; so is the response that a discarded failure carries.
     :param ignore: failures that end the call at once, even if `on` matches.
     :param eager: whether a failure that does not end the call begins the next attempt at once; not by default.
     :param budget: what pays for hedges, across all calls: a `RetryBudget`, which a `Retry` may share; a ratio, for its

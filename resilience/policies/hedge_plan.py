@@ -13,7 +13,7 @@ from resilience.events.dispatch import emit
 from resilience.events.kinds import BudgetSpent, HedgeFinished, HedgeStarted
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult, is_repeatable
-from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
+from resilience.outcome import Failure, Outcome, Success, closable, unwrap_stop_iteration
 from resilience.record import History
 from resilience.repeats import Budget, give_back_repeat, take_repeat
 from resilience.state.quantiles import Histogram
@@ -80,7 +80,7 @@ class HedgePlan:
         self.answer: Outcome[Any] | None = None
         #: The number of the attempt whose good result it is.
         self.won: int | None = None
-        #: Results that were not good enough, and are not the answer.
+        #: What is to be closed of outcomes that are not the answer: results, and responses that errors carry.
         self.discarded: list[Any] = []
 
     def begin(self) -> Context | None:
@@ -150,8 +150,9 @@ class HedgePlan:
         self.answer = outcome
 
     def _discard(self, outcome: Outcome[Any]) -> None:
-        if isinstance(outcome, Success):
-            self.discarded.append(outcome.value)
+        resource = closable(outcome if isinstance(outcome, Success) else outcome.error)
+        if resource is not None:
+            self.discarded.append(resource)
 
     def give_up(self, error: BaseException) -> None:
         """Discard the answer, as this ends the call: cancelled, or interrupted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 from resilience.backoff import Backoff, Randomness
 from resilience.clock import clock
@@ -18,7 +18,7 @@ from resilience.events.dispatch import emit, subscribers
 from resilience.events.kinds import AttemptFailed, BudgetSpent, RetryGaveUp, RetryScheduled
 from resilience.info import Listener
 from resilience.matching import asked_delay, is_repeatable
-from resilience.outcome import Failed, Success, as_outcome
+from resilience.outcome import Failed, Success, as_outcome, closable
 from resilience.record import History
 from resilience.repeats import Budget, Refuser, give_back_repeat, take_repeat
 from resilience.runtimes.base import Runtime
@@ -66,7 +66,7 @@ class RetryState:
 
         A task waits in any case, so that other tasks run.
         """
-        if delay > 0 or self._ctx.runtime is not BLOCKING or _discarded(failed) is not None:
+        if delay > 0 or self._ctx.runtime is not BLOCKING or closable(failed) is not None:
             return False
         self._begin_next()
         return True
@@ -74,7 +74,7 @@ class RetryState:
     async def wait(self, failed: Failed, delay: float, runtime: Runtime) -> bool:
         """Close what this failure leaves behind, wait, and begin the next attempt; false if it is too late by then."""
         try:
-            discarded = _discarded(failed)
+            discarded = closable(failed)
             if discarded is not None:
                 await runtime.close(discarded)
             await runtime.sleep(delay, self._ctx._timer)
@@ -208,16 +208,6 @@ class RetryState:
 def too_late(policy: str) -> DeadlineExceeded:
     """Return the error for an execution whose time was over before it began."""
     return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
-
-
-def _discarded(failed: Failed) -> Any:
-    """Return the discarded object to close: the result, or the response that an error carries."""
-    if not isinstance(failed, Exception):
-        return failed.value
-    try:
-        return getattr(failed, "response", None)
-    except Exception:  # a property that raises says nothing
-        return None
 
 
 def _annotate(error: Exception, note: str) -> None:

@@ -142,6 +142,14 @@ async def test_a_failure_with_none_beside_it_ends_the_call(anywhere: Virtual) ->
     assert response.closed == 0
 
 
+async def test_the_response_of_a_failure_that_is_discarded_is_closed(anywhere: Virtual) -> None:
+    discarded = Boom("first")
+    discarded.response = Response()  # type: ignore[attr-defined]
+    service = Service(anywhere, (0.2, discarded), (0.5, "second"))
+    assert await service.under(Hedge(0.1, on=Boom)) == ("second", 0.6)
+    assert discarded.response.closed == 1  # type: ignore[attr-defined]
+
+
 async def test_eager_begins_the_next_attempt_at_once(anywhere: Virtual) -> None:
     """Where one has failed; so many as there may be."""
     service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")), (0.05, "third"))

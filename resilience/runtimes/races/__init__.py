@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from resilience.clock import clock
-from resilience.outcome import Failure, Outcome, Success, unwrap_stop_iteration
+from resilience.outcome import Failure, Outcome, Success, closable, unwrap_stop_iteration
 from resilience.runtimes.base import Plan, Runtime, Waiter
 
 
@@ -82,8 +82,9 @@ class Race(ABC):
             self._running.pop(number, None)
         try:
             if self._is_decided:
-                if isinstance(outcome, Success):
-                    await self._close(outcome.value)
+                late = closable(outcome if isinstance(outcome, Success) else outcome.error)
+                if late is not None:
+                    await self._close(late)
             elif self._plan.ended(number, outcome):
                 self._end()
             else:

@@ -1,7 +1,7 @@
 """How many retries and hedges there may be: over all calls (a budget), and in one execution (a cap).
 
-Attempts per call bound what one call does. They do not bound what all calls do together: where a service fails for
-everybody, three attempts are three times the load on what already fails, and that load can keep it down after the cause
+Attempts per call bound what one call does. They do not bound what all calls do together: where a service fails for all
+callers, three attempts are three times the load on what already fails, and that load can keep it down after the cause
 is gone (Bronson et al., "Metastable Failures in Distributed Systems", HotOS 2021). Nor do they bound layers: three
 attempts in each of three layers are 27 calls at the bottom.
 """

@@ -202,7 +202,7 @@ class Period:
     """What is known of the calls since the last look, under one limit. A call gets the period in which it began.
 
     Its identity is the epoch: a call that ends in another period than it began in counts in no comparison of limits.
-    Appending takes no lock; its owner holds one around `sample`.
+    Appending takes no lock; its owner lets one thread at a time take a `sample`.
     """
 
     __slots__ = ("dropped", "earlier", "full", "inflight", "next_look", "samples", "since")

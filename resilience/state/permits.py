@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 
 W = TypeVar("W")
 
-_NOBODY: deque[Any] = deque()  # stays empty
+_NO_WAITERS: deque[Any] = deque()  # stays empty
 
 
 class Place(enum.Enum):
@@ -74,7 +74,7 @@ class Permits(Generic[W]):
         self._rejected = 0
         self._made = min(limit, self.BATCH)  # permits in existence, free or taken
         self.free: list[None] = [None] * self._made
-        self._waiting: deque[Ticket[W]] = _NOBODY  # 760 bytes, which most bulkheads never need
+        self._waiting: deque[Ticket[W]] = _NO_WAITERS  # 760 bytes, which most bulkheads never need
         self.busy: bool = False  # there are waiters, or more permits than there should be
         self._lock = threading.RLock()
 
@@ -146,7 +146,7 @@ class Permits(Generic[W]):
     def join(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
         """Join the queue with a new ticket. It may be granted at once, and is gone if the queue is full."""
         with self._lock:
-            if self._waiting is _NOBODY:
+            if self._waiting is _NO_WAITERS:
                 self._waiting = deque()
             self._waiting.append(ticket)
             self.busy = True

@@ -1,4 +1,4 @@
-"""The ambient context: the one that code finds without being handed it, and the blocks that set it.
+"""The ambient context, which code finds without receiving it, and the blocks that set it.
 
 It is a `contextvars` variable, so it follows tasks, `anyio.to_thread` and the workers of `Timeout`. A block
 (`with deadline(...)`, an attempt of a Retry) makes a context of its own ambient, and restores the one before.
@@ -28,11 +28,11 @@ reset_ambient: Callable[[AmbientToken], None] = _ambient.reset
 
 
 def current_context() -> Context:
-    """Return the context of the execution that surrounds this code; a fresh, unlimited one where there is none.
+    """Return the context of the execution around this code; a new, unlimited one if there is none.
 
-    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`. A call that
-    has no deadline, no context of its caller's and no listener sets none for its first attempt: that is a quarter of
-    what it costs, and all that such a context would say besides is what is called.
+    It follows tasks and `anyio.to_thread` (it is a `contextvars` variable) and the workers of `Timeout`. A call without
+    a deadline, a context from its caller and a listener sets none for its first attempt: that saves a quarter of its
+    cost, and such a context would contain nothing but the call.
     """
     return innermost_open(get_ambient()) or Context()
 

@@ -1,14 +1,13 @@
-"""How long to wait before the next try: schedules of delays, with jitter.
+"""How long to wait before the next attempt: schedules of delays, with jitter.
 
-A backoff is a description; `delays(rng)` starts one execution's schedule, an endless iterator of
-seconds. Nothing is shared between executions but the source of randomness.
+A backoff is a description; `delays(rng)` starts one execution's schedule, an endless iterator of seconds. Executions
+share only the source of randomness.
 
-Jitter spreads clients that failed together, so that they do not come back together (Marc Brooker,
-"Exponential Backoff And Jitter", AWS Architecture Blog, 2015). The cap bounds the envelope *before*
-jitter draws inside it: capped afterwards, every client that has reached the cap would wait the very
-same time again. Full jitter draws from 0 to the envelope, equal jitter keeps half of it, a ratio
-`r` stays within +-r of it, and decorrelated jitter draws between the base and three times the last
-delay.
+Jitter spreads clients that failed together, so that they do not retry together (Marc Brooker, "Exponential Backoff And
+Jitter", AWS Architecture Blog, 2015). The cap bounds the envelope *before* jitter draws inside it: otherwise, all
+clients that have reached the cap would wait for exactly the same time. Full jitter draws from 0 to the envelope, equal
+jitter keeps half of it, a ratio `r` stays within +-r of it, and decorrelated jitter draws between the base and three
+times the last delay.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ class Decorrelated(Backoff):
 
 @final
 class _Given(Backoff):
-    """Delays that the user wrote down or computes; the last one repeats."""
+    """Delays that the user lists or computes; the last one repeats."""
 
     def __init__(self, source: tuple[float, ...] | Backoff | Callable[[], Iterable[Duration]]) -> None:
         self._source = source

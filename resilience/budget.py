@@ -1,4 +1,4 @@
-"""A budget of time for a block of code: `with deadline(8.0) as ctx:`; and the way out of one: `with detached(5.0):`."""
+"""A time budget for a block of code, `with deadline(8.0) as ctx:`, and a way out of one, `with detached(5.0):`."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class _Budget:
 
 @final
 class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
-    """Open a budget for everything in a block: each execution inside inherits what is left of it.
+    """Open a budget for everything in a block: each execution inside inherits the time left.
 
-    Budgets only shorten: inside another one, or inside an execution, the earlier deadline holds.
+    Budgets only shorten: inside another one, or inside an execution, the earlier deadline applies.
 
     :param timeout: seconds from the entry of the block; 0 is already over, infinity is no limit.
 
-    As `with`, nothing is cut off: what waits or tries again inside obeys, as do `ctx.check()` and `ctx.timeout()`.
-    As `async with`, the block itself is cut off when the time is over, and `DeadlineExceeded` is raised.
+    As `with`, nothing is cut off: everything inside that waits or retries respects it, as do `ctx.check()` and
+    `ctx.timeout()`. As `async with`, the block itself is cut off when the time is up, and `DeadlineExceeded` is raised.
 
     >>> from resilience import Retry, deadline
     >>> with deadline(8.0) as ctx:
@@ -110,15 +110,15 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
 
 @final
 class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
-    """Open a block that inherits no deadline: for clean-ups when the time is over, and for work in the background.
+    """Open a block that inherits no deadline: for clean-ups when the time is up, and for work in the background.
 
-    Executions inside get the operation and the properties of what is around, and `timeout` for their own budget.
+    Executions inside inherit the operation and the properties, and get `timeout` as their own budget.
 
     :param timeout: seconds from the entry of the block; no limit by default.
 
     As `with`, nothing is cut off. As `async with`, the block is cut off after `timeout`, and `DeadlineExceeded` is
-    raised; under trio it is shielded from the cancellation around it, so give it a limit. Under asyncio a task is
-    cancelled once, so what it awaits after that runs to its end anyway.
+    raised; under trio it is shielded from an outer cancellation, so give it a limit. Under asyncio a task is cancelled
+    once, so whatever it awaits after that runs to its end anyway.
 
     >>> from resilience import Retry, deadline, detached
     >>> with deadline(0.0):

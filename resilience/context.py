@@ -1,8 +1,7 @@
-"""The context of an execution: what is called, how much time is left, which attempt this is, what it is for.
+"""The context of an execution: what is called, the time left, the number of the attempt, the operation.
 
-A context is handed inwards and never changed. A policy that gives less time, or starts another
-attempt, derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each
-other.
+A context is passed inwards and never changed. A policy that sets an earlier deadline, or starts another attempt,
+derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each other.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ __all__ = ["Called", "Context"]
 class Context:
     """What travels with an execution, from the outermost policy to the function.
 
-    :param timeout: the budget of the whole execution in seconds from now; ``0`` is already over,
-        None (the default) and infinity are no limit. A budget obliges everything that waits or tries
-        again; what cuts a running call off is a `Timeout`, or `async with deadline(...)`.
-    :param operation: what is being done, for logs and metrics. Of low cardinality: ``"get-user"``, not
-        ``"get-user-4711"``.
+    :param timeout: the budget of the whole execution in seconds from now; ``0`` is already over, None (the default) and
+        infinity are no limit. Everything that waits or retries respects a budget; only a `Timeout` or `async with
+        deadline(...)` cuts a running call off.
+    :param operation: a name for logs and metrics, with few different values: ``"get-user"``, not ``"get-user-4711"``.
     :param properties: values that travel with the execution, visible in every callback and event.
 
-    After an execution the context that was passed in says what happened:
+    After an execution, the context that was passed in contains what happened:
 
     >>> from resilience import Context, Retry
     >>> ctx = Context(timeout=2.0, operation="greet")
@@ -123,14 +121,14 @@ class Context:
 
     @property
     def operation(self) -> str | None:
-        """What is being done, for logs and metrics: by default the qualified name of what is called."""
+        """The name of the operation, for logs and metrics: by default the qualified name of the function."""
         if self._info.operation is not None or self._function is None:
             return self._info.operation
         return name_of(self._function)
 
     @property
     def hedge(self) -> int:
-        """0, or the number of the attempt that a `Hedge` has begun beside the first one: to choose another replica."""
+        """The number of the attempt that a `Hedge` has started beside the first, to choose a replica; else 0."""
         return self._info.hedge
 
     @property
@@ -141,7 +139,7 @@ class Context:
     # --- time ---
 
     def remaining(self) -> float:
-        """Return the seconds left; infinity where there is no limit, never negative."""
+        """Return the seconds left; infinity if there is no limit, never negative."""
         return inf if self.deadline == inf else max(0.0, self.deadline - clock.now())
 
     @property
@@ -155,11 +153,11 @@ class Context:
             raise DeadlineExceeded("the deadline of the execution has passed")
 
     def timeout(self, limit: Duration | None = None) -> float | None:
-        """Return the timeout to hand to a client: the smaller of `limit` and what is left, in seconds.
+        """Return the timeout to pass to a client: the smaller of `limit` and the time left, in seconds.
 
-        None where there is neither. Where nothing is left it raises `DeadlineExceeded`: a timeout of 0
-        means "for ever" to aiohttp, redis, grpc and SQL drivers. Never more than 2,147,483 seconds (24 days): many
-        clients count milliseconds in 31 bits, and fail with what is longer.
+        None if there is neither. If no time is left, it raises `DeadlineExceeded`, because a timeout of 0 means "for
+        ever" to aiohttp, redis, grpc and SQL drivers. It is at most 2,147,483 seconds (24 days), because many clients
+        count milliseconds in 31 bits, and fail with longer timeouts.
         """
         seconds = inf if limit is None else checks.seconds("limit", limit, infinite=True)
         if self.deadline != inf:
@@ -202,9 +200,9 @@ class Context:
         timer: Timer | None = None,
         hedge: int | None = None,
     ) -> Context:
-        """Derive the context to hand inwards.
+        """Derive the context to pass inwards.
 
-        :param deadline: an instant on the process clock; it can only shorten what is there.
+        :param deadline: an instant on the process clock; it can only make the deadline earlier.
         :param attempt: the number of the attempt that is about to start.
         :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
         :param hedge: the number of the attempt that is about to start beside the first one.

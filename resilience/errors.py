@@ -1,4 +1,4 @@
-"""What the library raises, and nothing else: your own exceptions come through unwrapped.
+"""The errors that the library raises. Your own exceptions reach the caller unwrapped.
 
     ResilienceError
     ├── Rejected                          the call was not made; .policy, .retry_after
@@ -13,8 +13,8 @@
     │   └── DeadlineExceeded              the execution's own budget is used up
     └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
 
-Each is made afresh when it is raised, carries its numbers as attributes, and can be pickled and copied, as can
-subclasses of your own, whatever their arguments are.
+Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied. So can your
+own subclasses, regardless of their parameters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Rejected(ResilienceError):
 
     What a refusal carries is slotted, because it has to be quick: see `bare`.
 
-    :param retry_after: seconds after which a new try may be admitted; None where that can't be known.
+    :param retry_after: seconds after which another attempt may be admitted; None if that is unknown.
     """
 
     __slots__ = ("policy", "retry_after")
@@ -84,7 +84,7 @@ bare: Any = Exception.__new__
 class CircuitOpen(Rejected):
     """The circuit breaker refuses calls to let the dependency recover.
 
-    :param state: the state that refused: `OPEN`, `HALF_OPEN` (all probes are out) or `ISOLATED`.
+    :param state: the state that refused: `OPEN`, `HALF_OPEN` (all probes are running) or `ISOLATED`.
     :param last_failure: type and message of the failure that opened the circuit, as text. Never the
         exception itself: it would keep every frame of that call alive for as long as the circuit is open.
     """
@@ -133,12 +133,12 @@ class BulkheadFull(Rejected):
 class RateLimited(Rejected):
     """The turn of the call would come after its `max_wait`, or after its deadline.
 
-    `retry_after` are the seconds until that turn; None where the call costs more than is ever allowed at once.
+    `retry_after` is the number of seconds until that turn; None if the call costs more than is ever allowed at once.
     """
 
 
 class LimitExceeded(Rejected):
-    """As many calls are running as the limit allows just now, and the queue is full or the wait in it was too long.
+    """As many calls run as the current limit allows, and the queue is full or the wait in it was too long.
 
     :param limit: how many calls could run at once when it was refused. It adapts.
     """
@@ -158,9 +158,9 @@ class LimitExceeded(Rejected):
 
 
 class Throttled(Rejected):
-    """An `AdaptiveThrottle` holds this call back, as the other side refuses too many.
+    """An `AdaptiveThrottle` rejected this call locally, because the service refuses too many.
 
-    :param rejection_rate: the share of the calls that it holds back, when it decided.
+    :param rejection_rate: the share of the calls that it rejected at that time.
     """
 
     __slots__ = ("rejection_rate",)
@@ -178,14 +178,14 @@ class Throttled(Rejected):
 
 
 class WorkersExhausted(Rejected):
-    """Too many calls that were walked away from are still running, or the system has no thread left.
+    """Too many abandoned calls are still running, or the system cannot start a thread.
 
     The function was not entered.
     """
 
 
 class TimeoutExceeded(ResilienceError, TimeoutError):
-    """The call did not end within the time that a `Timeout` gives it.
+    """The call did not end within the limit of a `Timeout`.
 
     :param timeout: the limit that was exceeded, in seconds.
     """
@@ -196,7 +196,7 @@ class TimeoutExceeded(ResilienceError, TimeoutError):
 
 
 class DeadlineExceeded(TimeoutExceeded):
-    """The budget of the whole execution is used up, whatever time a single policy may have left."""
+    """The budget of the whole execution is used up, regardless of the limits of single policies."""
 
 
 def is_refusal(error: Exception) -> bool:

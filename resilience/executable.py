@@ -1,4 +1,4 @@
-"""What a user can do with a policy: execute a function under it, call one, decorate one, wrap a client.
+"""What users do with a policy: execute or call a function under it, decorate one, wrap a client.
 
 How a call then runs is in `execution`.
 """
@@ -35,12 +35,12 @@ D_co = TypeVar("D_co", covariant=True, default=Never)
 
 
 class Executable(ABC, Generic[D_co]):
-    """What functions can be executed under: a policy, or a pipeline of them.
+    """A policy, or a pipeline of them: functions can be executed under it.
 
-    `D` is what it may answer besides the call's own result.
+    `D` is what it may return besides the call's own result.
     """
 
-    #: What errors and events call it.
+    #: Its name in errors and events.
     name: str
 
     # The private attributes, under names that a subclass will not choose.
@@ -75,10 +75,10 @@ class Executable(ABC, Generic[D_co]):
     def execute(self, fn: Callable[[Context], Any], ctx: Context | None = None) -> Any:
         """Run `fn(ctx)` under this policy.
 
-        :param fn: a plain function runs here, and its result is returned. For a coroutine function (or a
-            partial of one, or an object whose `__call__` is one) the result is to be awaited.
-        :param ctx: what travels with the execution. By default a child of the ambient context, or a fresh one.
-        :raises TypeError: if a plain function returns an awaitable; that is what `aexecute` is for.
+        :param fn: a plain function runs at once, and its result is returned. For a coroutine function (or a partial of
+            one, or an object whose `__call__` is one) an awaitable is returned.
+        :param ctx: the context of the execution; by default a child of the ambient context, or a new one.
+        :raises TypeError: if a plain function returns an awaitable; use `aexecute` for that.
 
         >>> from resilience import Retry
         >>> Retry().execute(lambda ctx: f"attempt {ctx.attempt}")
@@ -89,7 +89,7 @@ class Executable(ABC, Generic[D_co]):
         return protect(self, fn, ctx, takes_context=True)()
 
     async def aexecute(self, fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None) -> T | D_co:
-        """Run `fn(ctx)` under this policy and await what it returns, whatever kind of awaitable that is.
+        """Run `fn(ctx)` under this policy and await what it returns, which may be any awaitable.
 
         :param fn: any function that returns an awaitable: a coroutine function, a lambda, a bound method.
         :param ctx: as in `execute`.
@@ -107,7 +107,7 @@ class Executable(ABC, Generic[D_co]):
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` under this policy: for callables that take no context.
 
-        Looks at `fn` as `execute` does. Inside, `current_context()` is what `ctx` would have been.
+        `fn` is treated as in `execute`. Inside, `current_context()` returns the context.
 
         >>> from resilience import Retry
         >>> Retry().call(max, 3, 5)
@@ -125,7 +125,7 @@ class Executable(ABC, Generic[D_co]):
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
         """Run `fn(ctx)` and return the outcome as a value: `Success(value)` or `Failure(error)`.
 
-        What is not an `Exception` (an interrupt, say) is still raised, and so is a misuse of the library.
+        Anything but an `Exception` (such as an interrupt) is still raised, and so is a usage error.
 
         >>> from resilience import Retry
         >>> Retry().capture(lambda ctx: 1 / 0)
@@ -146,15 +146,15 @@ class Executable(ABC, Generic[D_co]):
         idle: Duration | None = None,
         resume: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> Streaming:
-        """Return this policy for functions that bring items: generators, asynchronous ones, and streams of clients.
+        """Return this policy for functions that yield items: generators, also asynchronous, and streams of clients.
 
-        A stream is one call that ends with its last item. It is retried until it has brought an item.
+        A stream is one call that ends with its last item. It is retried until it has delivered an item.
 
-        :param first: how many seconds an attempt may take to its first item; no limit of its own by default.
-        :param idle: how many seconds each later item may take; the consumer's own time never counts. What takes longer
-            fails with `TimeoutExceeded`, as any failure.
-        :param resume: what the function is called with, by keyword, to go on after an item: functions of the last item
-            that was handed out. With it, a Retry also repeats what fails later.
+        :param first: how many seconds the first item of an attempt may take; no limit by default.
+        :param idle: how many seconds each later item may take; the consumer's own time never counts. An item that takes
+            longer fails with `TimeoutExceeded`, like any failure.
+        :param resume: the keyword arguments with which the function is called to continue after an item, as functions
+            of the last delivered item. With it, a Retry also repeats later failures.
         :raises TypeError: around a Cache, a SingleFlight or a Hedge.
 
         >>> from resilience import Retry
@@ -179,12 +179,11 @@ class Executable(ABC, Generic[D_co]):
     def __call__(self, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Decorate a function: every call of it runs under this policy.
 
-        Signature, name, documentation and types are kept. Whether it is asynchronous is decided here,
-        once. Works on functions, methods, above and below `staticmethod` and `classmethod`, and on
-        callables without a name.
+        Signature, name, documentation and types are kept. Whether it is asynchronous is decided once, at decoration. It
+        works on functions, methods, above and below `staticmethod` and `classmethod`, and on callables without a name.
 
-        :raises TypeError: for what cannot be called, for a generator function or one of `contextlib.contextmanager`,
-            whose call ends before its work has begun, for a class, and for another policy.
+        :raises TypeError: for an object that cannot be called, for a generator function or one of
+            `contextlib.contextmanager`, whose call ends before its work has begun, for a class, and for another policy.
         """
         if args or kwargs:
             what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
@@ -209,19 +208,19 @@ class Executable(ABC, Generic[D_co]):
         return named_like(protect(self, fn), fn)
 
     def proxy(self, client: C, /, *names: str) -> C:
-        """Return the client with the named methods run through this policy; the rest is the client's own.
+        """Return the client with the named methods run under this policy; everything else is the client's own.
 
         :param names: methods of the client; dotted ones reach into its namespaces (``"chat.completions.create"``).
-            None named: all public methods, except those that begin or end the client's own life (``close``,
-            ``connect`` ...), properties, classes and generator functions. An async method is awaited.
+            Without names: all public methods, except those that open or close the client (``close``, ``connect`` ...),
+            properties, classes and generator functions. An async method is awaited.
         :raises AttributeError: if there is no such method.
         """
         return make_proxy(client, names, self, repr(self))
 
     def aproxy(self, client: C, /, *names: str) -> C:
-        """Do as `proxy` for methods that return an awaitable without being `async def`.
+        """Like `proxy`, for methods that return an awaitable without being `async def`.
 
-        What they return can be awaited, and entered with `async with` where the client's result can.
+        Their results can be awaited, and entered with `async with` if the client's results can.
         """
         return make_proxy(client, names, awaiting(self, self.acall), repr(self), is_generator_function)
 

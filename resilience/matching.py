@@ -1,14 +1,14 @@
-"""What counts: the words `on`, `on_result` and `ignore`, which mean the same in every policy.
+"""Which outcomes count: the parameters `on`, `on_result` and `ignore`, which mean the same in every policy.
 
-`on` names what is handled: an exception type, a tuple of them, or a predicate over the exception.
-`ignore` is never handled, and stronger. `on_result` is a predicate over a value that came back.
+`on` defines which exceptions are handled: an exception type, a tuple of them, or a predicate over the exception.
+Exceptions that `ignore` matches are never handled; it is stronger. `on_result` is a predicate over the returned value.
 
 Two rules of the library stand above the user's words. A misuse of the library is no outcome. And
 `Rejected` and `DeadlineExceeded`, the library's own "it was not even tried" and "there is no time
 left", are handled by a policy that repeats or counts calls only where `on` names them as types.
 
-An exception group is what all its leaves are: handled if each of them is, and neutral if one of them is neutral or only
-some of them are handled.
+An exception group is handled if each of its leaves is handled, and neutral if one of them is neutral or only some of
+them are handled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The outcome of a call as a value: `Success(value)` or `Failure(error)`.
 
-Inside the library exceptions travel as exceptions. Outcomes are for code that looks at a call from
-the side: predicates and handlers, listeners, `Policy.capture`, and tests.
+Inside the library, exceptions travel as exceptions. Outcomes are for code that observes a call: predicates and
+handlers, listeners, `Policy.capture`, and tests.
 """
 
 from __future__ import annotations

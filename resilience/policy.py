@@ -1,8 +1,7 @@
 """Policies, and pipelines of them: each is defined by the other.
 
-A policy is one coroutine, `around(call, ctx)`: what it does around the rest of the chain, which it
-runs with `await call(ctx)`. Everything else here puts one policy around another; what a user does with them
-is in `executable`.
+A policy is one coroutine, `around(call, ctx)`, which runs the rest of the chain with `await call(ctx)`. The rest of
+this module puts policies around one another; the methods that users call are in `executable`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Call: TypeAlias = Callable[[Context], Awaitable[T]]
 
 
 class Policy(Executable[D_co]):
-    """What to do around a call. `Policy[D]`: `D` is what it may answer besides the call's own result.
+    """What to do around a call. `Policy[D]`: `D` is what it may return besides the call's own result.
 
     Subclass it and write `around`; the same code then runs in threads, in asyncio and in trio:
 
@@ -52,7 +51,7 @@ class Policy(Executable[D_co]):
     'HELLO'
     """
 
-    #: What errors and events call this policy: the name of its class, unless it was given another.
+    #: The name of this policy in errors and events: by default that of its class.
     name: str = "Policy"
 
     #: Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, everything inside it then
@@ -80,11 +79,11 @@ class Policy(Executable[D_co]):
 
     @abstractmethod
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
-        """Run the rest of the chain with `await call(ctx)`, as often as this policy sees fit.
+        """Run the rest of the chain with `await call(ctx)`, once, several times or not at all.
 
-        Await nothing else but what `ctx` and `ctx.runtime` offer. Hand a derived context inwards
-        (`ctx.child(...)`), never a changed one. Only an `Exception` is an outcome: let everything
-        else through, and give back what you hold in a `finally`.
+        Await only `call` and what `ctx` and `ctx.runtime` offer. Pass a derived context inwards (`ctx.child(...)`),
+        never a changed one. Only an `Exception` is an outcome: let everything else through, and release what you hold
+        in a `finally`.
         """
 
     def settings(self) -> Mapping[str, object]:
@@ -92,7 +91,7 @@ class Policy(Executable[D_co]):
         return {}
 
     def describe(self) -> str:
-        """Say what this policy does, with every number, in a line."""
+        """Return one line that says what this policy does, with every number."""
         return repr(self)
 
     def __repr__(self) -> str:
@@ -134,9 +133,9 @@ class Policy(Executable[D_co]):
         """Put policies around one another: `a.wrap(b, c)` and `Policy.wrap(a, b, c)` are both a(b(c(fn))).
 
         :param policies: outermost first. A policy may be in many pipelines, which then share its state.
-        :param name: what errors and events call the pipeline; "Pipeline" by default.
+        :param name: the name of the pipeline in errors and events; "Pipeline" by default.
         :param listeners: plain functions of one event, for what happens inside this pipeline.
-        :raises TypeError: for what is no policy, and for listeners that cannot be called.
+        :raises TypeError: for an object that is not a policy, and for listeners that cannot be called.
 
         >>> from resilience import Policy, Retry, Timeout
         >>> Policy.wrap(Retry(), Timeout(2.0), name="users")
@@ -175,9 +174,9 @@ class Pipeline(Policy[D_co]):
     Where its policies answer with several types, mypy infers their union from `wrap`, but `object` from `Pipeline`.
 
     :param policies: outermost first, at least one.
-    :param name: what errors and events call the pipeline; "Pipeline" by default.
+    :param name: the name of the pipeline in errors and events; "Pipeline" by default.
     :param listeners: plain functions of one event, for what happens inside this pipeline.
-    :raises TypeError: for what is no policy, and for listeners that cannot be called.
+    :raises TypeError: for an object that is not a policy, and for listeners that cannot be called.
 
     >>> from resilience import Pipeline, Retry, Timeout
     >>> Pipeline(Retry(), Timeout(2.0)).policies
@@ -205,13 +204,13 @@ class Pipeline(Policy[D_co]):
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
-        """Every policy in the order in which a call meets them, outermost first; nested pipelines are spelled out."""
+        """Every policy in the order in which a call meets them, outermost first; nested pipelines are flattened."""
         return sum((part.policies if type(part) is Pipeline else (part,) for part in self._parts), ())
 
     def find(self, kind: type[W]) -> W:
         """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
 
-        Looks in nested pipelines, too. Where there are several of it, name them and take `pipeline["name"]`.
+        It looks in nested pipelines, too. If there are several, name them and take `pipeline["name"]`.
 
         :raises LookupError: if there is none.
         :raises ValueError: if there are several.

@@ -5,16 +5,16 @@ RetryScheduled      ... and another one will be made after `delay`
 RetryGaveUp         ... and no other one will be made
 HedgeStarted        a Hedge began another attempt beside one that takes long
 HedgeFinished       ... and that call is over
-BudgetSpent         a retry or a hedge was not made, as its budget is spent
+BudgetSpent         a retry or a hedge was not made, because its budget is used up
 TimedOut            a Timeout cut a call off, or found the budget used up
-CallRejected        a CircuitBreaker, a Bulkhead, or a Timeout without a worker did not let a call through;
+CallRejected        a policy, such as a CircuitBreaker or a Bulkhead, did not let a call through;
                     with `shadow`, a policy that only observes would not have let it through
 CircuitChanged      a circuit went from one state to another
 FallbackUsed        a Fallback answered instead of the call
 LimitChanged        the limit of an AdaptiveLimit went up or down
-ChaosInjected       a Chaos does something to a call
-CacheUsed           a Cache or SingleFlight answered without calling
-StreamOpened        a stream has brought its first item
+ChaosInjected       a Chaos injects a fault into a call
+CacheUsed           a Cache or SingleFlight answered without making a call
+StreamOpened        a stream has delivered its first item
 Parked              a task of a Supervisor has failed too often
 ExecutionFinished   a whole execution is over, however it ended
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name

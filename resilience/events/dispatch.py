@@ -1,8 +1,7 @@
 """Reporting events: the listeners, and how they are called.
 
-Listeners observe. They are plain functions of one event, called in the thread or task where it
-happened, outside every lock; what they raise is logged and changes nothing. No event object is built
-while there are none.
+Listeners observe. They are plain functions of one event, called in the thread or task where it happened, without
+holding a lock; what they raise is logged and changes nothing. Without listeners, no event object is built.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     """Call `listener` with every event of the given kinds in this process.
 
     :param listener: a plain function of one event. It runs where the event happens and should be quick.
-    :param kinds: classes of events; all but `CallFinished`, where none is given.
+    :param kinds: classes of events; by default all except `CallFinished`.
     :returns: a function that ends the subscription; calling it again does nothing.
     :raises TypeError: for a listener that is a coroutine function, and for a kind that is no event.
 

@@ -1,4 +1,4 @@
-"""The events: what happened, as facts.
+"""The events.
 
 Each carries the policy's name, the operation, what was called, the time, and the numbers of its kind.
 """
@@ -20,15 +20,15 @@ Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What every event says.
+    """The fields that every event has.
 
-    :param policy: the name of the policy that it happened in.
-    :param operation: the operation of the execution, by default the qualified name of what was called; None for a block
-        (`breaker.guard()`) to which no context around gave one.
+    :param policy: the name of the policy that reports it.
+    :param operation: the operation of the execution, by default the qualified name of the function; None for a block
+        (`breaker.guard()`), unless a context around it has one.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
-    :param pipeline: the name of what was executed, a pipeline or a policy alone. None outside an execution, and where
-        no record is kept of it: it has no listeners, none for `ExecutionFinished`, and no context of its caller's.
+    :param pipeline: the name of the executed pipeline or single policy. None outside an execution, and if no record of
+        it is kept: it has no listeners, none for `ExecutionFinished`, and no context from its caller.
     """
 
     policy: str
@@ -41,7 +41,8 @@ class Event:
     def called(self) -> Called | None:
         """Function, arguments and keywords of the call; None for a block, which is no call.
 
-        No field: it is not shown, compared, copied or pickled, as arguments may be secret, and may be anything.
+        It is not a field, so it is not shown, compared, copied or pickled: arguments may be secret, and may be any
+        objects.
         """
         found = vars(self).get("_called")
         return None if found is None else Called(*found)
@@ -87,9 +88,9 @@ class RetryGaveUp(Event):
     :param elapsed: seconds since the first one began.
     :param outcome: what the last one ended with.
     :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
-        ``"unrepeatable"`` where the failure says that the call must not be made again, ``"retry_after"`` where the
-        server asked for a longer wait than `max_retry_after`, ``"circuit_open"`` where a circuit inside would have
-        refused the next attempt, ``"budget"`` where the budget of retries is spent, ``"cap"`` where a `RepeatCap` is.
+        ``"unrepeatable"`` if the call must not be made again, ``"retry_after"`` if the server asked for a longer wait
+        than `max_retry_after`, ``"circuit_open"`` if a circuit inside would have refused the next attempt, ``"budget"``
+        if the retry budget is used up, ``"cap"`` if a `RepeatCap` is.
     """
 
     attempts: int
@@ -102,7 +103,7 @@ class RetryGaveUp(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSpent(Event):
-    """A repeat was not made, as the budget that is to pay for it is spent.
+    """A retry or hedge was not made, because its budget is used up.
 
     :param repeat: what was not made.
     """
@@ -112,7 +113,7 @@ class BudgetSpent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class HedgeStarted(Event):
-    """A call takes long, and another attempt begins beside it. What `on_hedge` is called with.
+    """A call takes long, and another attempt begins beside it. `on_hedge` gets this event.
 
     :param number: of that attempt beside the first, from 1.
     :param elapsed: seconds since the first attempt began.
@@ -124,9 +125,9 @@ class HedgeStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class HedgeFinished(Event):
-    """A call of which more than one attempt was made at once is over.
+    """A call with more than one concurrent attempt is over.
 
-    :param won: the number of the attempt whose good result was returned, 0 for the first; None where none was good.
+    :param won: the number of the attempt whose good result was returned, 0 for the first; None if none was good.
     :param attempts: how many were made, the first included.
     :param elapsed: seconds since the first attempt began.
     """
@@ -142,8 +143,8 @@ class TimedOut(Event):
 
     :param timeout: the limit that was exceeded, in seconds.
     :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
-    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None where that
-        can't be known: `pipeline` is None, or does not name the policy, to which another one has handed its call on.
+    :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None if that is
+        unknown: `pipeline` is None, or does not contain the policy, because another one has passed its call to it.
     """
 
     timeout: float
@@ -156,8 +157,8 @@ class CallRejected(Event):
     """A call was not let through, or, with `shadow`, would not have been.
 
     :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
-    :param retry_after: seconds after which a new try may be admitted, None where that can't be known.
-    :param waited: seconds that it waited in a queue before; 0 where it was turned away at once.
+    :param retry_after: seconds after which another attempt may be admitted, None if that is unknown.
+    :param waited: seconds that it waited in a queue before; 0 if it was refused at once.
     :param shadow: whether the policy only observes (`observe_only=True`): the call was made all the same.
     """
 
@@ -174,10 +175,10 @@ class CircuitChanged(Event):
     :param old: the state it left.
     :param new: the state it is in now.
     :param retry_after: seconds for which it will stay open; None in the other states.
-    :param last_failure: type and message of the failure that opened it; None where it is now closed or isolated. Not
-        shown by `repr`: the message may hold anything.
+    :param last_failure: type and message of the failure that opened it; None if it is now closed or isolated. Not shown
+        by `repr`, because the message may contain anything.
     :param reason: why, in words without messages: ``"failures 5 of 5; the last failure was ConnectionError"``.
-    :param failure_type: the name of the type of `last_failure`; None where there is none, as after slow calls.
+    :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
     :param counted: what the circuit had counted when it tripped; None at every other change.
     """
 
@@ -206,8 +207,8 @@ class LimitChanged(Event):
 
     :param old: how many calls could run at once.
     :param new: how many can now.
-    :param reason: why, in a word or two: `"room"`, `"slow"`, `"dropped"` (the other side refuses calls), `"idle"`,
-        `"slow anyway"` (fewer at once have made no call quicker); or what the algorithm says.
+    :param reason: why, in a word or two: `"room"`, `"slow"`, `"dropped"` (the service refuses calls), `"idle"`, `"slow
+        anyway"` (fewer concurrent calls have not made calls faster); or the reason that the algorithm gives.
     """
 
     old: int
@@ -217,7 +218,7 @@ class LimitChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosInjected(Event):
-    """A Chaos does something to a call.
+    """A Chaos injects a fault into a call.
 
     :param effect: what: `"error"`, `"result"` (both instead of the call), `"delay"` or `"action"` (both before it).
     """
@@ -227,10 +228,9 @@ class ChaosInjected(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUsed(Event):
-    """A call was answered without calling.
+    """A call was answered without making it.
 
-    :param how: with a value that is ``"fresh"``, with a ``"stale"`` one, or with what another caller's call brought,
-        which is ``"shared"``.
+    :param how: with a ``"fresh"`` value, a ``"stale"`` one, or the result of another caller's call, ``"shared"``.
     """
 
     how: Literal["fresh", "stale", "shared"]
@@ -238,10 +238,10 @@ class CacheUsed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOpened(Event):
-    """A stream has brought its first item. Its `policy` is what is executed.
+    """A stream has delivered its first item. Its `policy` is the one that is executed.
 
-    :param attempt: the number of the attempt that brought it.
-    :param elapsed: seconds since it was first asked for, earlier attempts included.
+    :param attempt: the number of the attempt that delivered it.
+    :param elapsed: seconds since it was first requested, earlier attempts included.
     """
 
     attempt: int
@@ -250,7 +250,7 @@ class StreamOpened(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Parked(Event):
-    """A task of a Supervisor has failed too often, and is not restarted any more. What `on_parked` is called with.
+    """A task of a Supervisor has failed too often and is no longer restarted. `on_parked` gets this event.
 
     :param name: the name of the task; `policy` is that of the supervisor.
     :param restarts: how often it was restarted within the period of the supervisor.
@@ -268,9 +268,9 @@ class ExecutionFinished(Event):
 
     :param attempts: how many times the function was entered.
     :param elapsed: seconds from the beginning to the end.
-    :param outcome: how it ended; None where it was cancelled or interrupted, which is no outcome.
+    :param outcome: how it ended; None if it was cancelled or interrupted, which is not an outcome.
     :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
-    :param items: how many items a stream has handed out; None for a call that is no stream.
+    :param items: how many items a stream has delivered; None for a call that is not a stream.
     """
 
     attempts: int
@@ -284,13 +284,13 @@ class ExecutionFinished(Event):
 class CallFinished(Event):
     """One call of the function is over: an attempt that was really made.
 
-    It happens in every execution, for each attempt. So it is reported only to listeners that ask for it by name: not
-    to `subscribe` without kinds, and not to the listeners of a pipeline.
+    It occurs in every execution, for each attempt. So it is reported only to listeners that subscribe to it by name:
+    not to `subscribe` without kinds, and not to the listeners of a pipeline.
 
     :param attempt: its number, from 1.
-    :param elapsed: seconds from its beginning to its end, or until a timeout walked away from it.
-    :param remaining: seconds that were left of the deadline when it began; infinity where there was none.
-    :param outcome: how it ended; None where it was cut off, cancelled or interrupted, which is no outcome.
+    :param elapsed: seconds from its beginning to its end, or until a timeout abandoned it.
+    :param remaining: seconds left of the deadline when it began; infinity if there was none.
+    :param outcome: how it ended; None if it was cut off, cancelled or interrupted, which is not an outcome.
     :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
     """
 

@@ -1,4 +1,4 @@
-"""What a web service answers where a policy has refused a call, or the time is over.
+"""The answers of a web service when a policy has refused a call, or the time is up.
 
 An application that raises is answered by the server with 500. Frameworks answer by themselves, before a middleware
 around them sees the error: Flask and Django send a signal then, which is listened to here.

@@ -36,13 +36,13 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @final
 class ResilienceMiddleware:
-    """Answer 503 where a policy refuses a call that `app` makes, and 504 where its deadline is exceeded.
+    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its deadline is exceeded.
 
     :param app: any ASGI 3 application.
 
-    `Rejected` (an open circuit, a full bulkhead) becomes 503, with `Retry-After` where the error knows when it may be
-    worth a try; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the response has
-    begun, the exception is raised, and the server breaks the connection off. Any other error is left alone.
+    `RateLimited` becomes 429, any other `Rejected` (an open circuit, a full bulkhead) 503, both with `Retry-After` if
+    the error has a `retry_after`; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the
+    response has begun, the exception is raised, and the server closes the connection. Any other error is not changed.
 
     In Starlette and FastAPI: `app.add_middleware(ResilienceMiddleware)`; in Django, around `get_asgi_application()`.
     """
@@ -63,19 +63,18 @@ class DeadlineMiddleware:
     """Open the deadline that the caller has sent, for everything that `app` does for the request.
 
     :param app: any ASGI 3 application.
-    :param headers: names of the headers that are believed. `grpc-timeout` is read in its own grammar, all others
-        as whole milliseconds. What is repeated or cannot be read is ignored; of several the shortest time holds.
-    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+    :param headers: names of the headers that are read. `grpc-timeout` has its own grammar, all others are whole
+        milliseconds. Repeated or unparsable headers are ignored; of several, the shortest time applies.
+    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
-    :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: what the app calls
-        obeys it, and code that looks at nothing goes on.
+    :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: the policies of the app
+        respect it, and code that does not check it continues.
 
-    A request whose time is over when it comes is answered 504, and the app is not entered. So is one that is cut
-    off, or from which `DeadlineExceeded` comes out, or once the time is over a network error, before its response
-    has begun. After that the exception is raised, and the server breaks the connection off: half of a response
-    must not look like a whole one.
-    Only `http` is looked at; `websocket` and `lifespan` go through as they are.
+    A request whose time is already up is answered 504, and the app is not entered. 504 is also the answer if the app is
+    cut off, or raises `DeadlineExceeded` or, after the deadline, a network error, before its response has begun. After
+    that the exception is raised, and the server closes the connection, so that half of a response does not look
+    complete. Only `http` is affected; `websocket` and `lifespan` pass through unchanged.
 
     In Starlette and FastAPI: `app.add_middleware(DeadlineMiddleware, cap=30.0)`.
     """

@@ -49,12 +49,12 @@ def instrument(
     :param registry: where to; `prometheus_client.REGISTRY` by default. For one registry it may be called many times,
         with more policies: everything is counted once.
     :param buckets: upper bounds of the histograms in seconds, ascending.
-    :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
-        that have the same labels without it are added up.
-    :param max_names: how many different pipelines, policies and operations there may be. Further ones are
-        ``"other"``; one that was not seen for ten minutes makes room for a new one, and its series are gone.
+    :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Gauges of
+        policies that have the same labels without it are added up.
+    :param max_names: how many different pipelines, policies and operations there may be. Further ones are ``"other"``;
+        one that was not seen for ten minutes makes room for a new one, and its series are removed.
     :param attempts: whether single calls of functions are measured beside whole executions, as `attempt.duration` and
-        `attempt.remaining`. Without them a call pays half.
+        `attempt.remaining`. Without them, a successful call costs half as much.
     :returns: a function that undoes it. The counts stay in the registry, and stand still.
     :raises TypeError: for what is no policy, and for what is no registry.
     :raises ValueError: for buckets that do not ascend, for other settings than those of an earlier call for the

@@ -1,8 +1,8 @@
-"""The deadline on the wire: how the time that is left is written into a request, and read from one.
+"""The deadline on the wire: how the time left is written into a request, and read from one.
 
-An instant on this process's clock means nothing to another process. What crosses is the number of
-seconds that remain; the other side opens a budget with them. Time under way is lost in that, so the
-other side has a little too much, never too little; a writer rounds down.
+An instant on this process's clock means nothing to another process. A request carries the remaining seconds; the
+receiving service opens a budget with them. The time on the network is not counted, so the receiver has slightly too
+much, never too little; a writer rounds down.
 
     x-envoy-expected-rq-timeout-ms    milliseconds; what Envoy sends to its upstreams. The default
     connect-timeout-ms                milliseconds, at most 10 digits (the Connect protocol)
@@ -166,14 +166,14 @@ def parse_timeout(header: str, text: str) -> float | None:
 
 @final
 class Propagation:
-    """Says which hosts get the time that is left, and in which header.
+    """Which hosts get the time left, and in which header.
 
     :param hosts: which hosts get it. A host (``"users.internal"``), a host and its port
         (``"localhost:8000"``, ``"[::1]:8000"``), all hosts below a domain (``"*.internal"``, not ``internal``
         itself), or ``"*"`` for all. Case does not matter.
     :param header: the name of the header. `grpc-timeout` is written in its own grammar, any other as
         whole milliseconds.
-    :raises ValueError: for what is no host or no name of a header.
+    :raises ValueError: for an invalid host or header name.
 
     None by default, because the header reveals something about your service, and because a cache or
     a signature may not expect it.
@@ -219,12 +219,12 @@ class Propagation:
         return any((name, None) in self._patterns or (name, port) in self._patterns for name in names)
 
     def headers_for(self, url: str, ctx: Context) -> dict[str, str]:
-        """Return the header to add to a request, or nothing: for a host that is not named, or without a deadline.
+        """Return the header to add to a request, or nothing: for a host that is not listed, or without a deadline.
 
-        Ask anew for every attempt. A header of that name that is there already is to be replaced: it may be the
-        one that came in with the request that is being answered, and that time has gone on since.
+        Call it for every attempt. Replace a header of that name that is already there: it may come from the request
+        that is being answered, and its value is then too large.
 
-        :raises DeadlineExceeded: where less than a millisecond is left for a host that is named.
+        :raises DeadlineExceeded: if less than a millisecond is left for a host that is listed.
         """
         if ctx.deadline == inf or not self.reaches(url):
             return {}
@@ -265,11 +265,11 @@ def _pattern(name: str, value: object) -> tuple[str, int | None]:
 
 @final
 class Acceptance:
-    """Says which headers a server believes, and how far.
+    """Which headers a server accepts, and the bounds of their values.
 
-    :param headers: names of headers; where several are valid, the shortest time holds.
-    :param cap: the most seconds that a request may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+    :param headers: names of headers; if several are valid, the shortest time applies.
+    :param cap: the maximum of seconds that a request may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
     """
 

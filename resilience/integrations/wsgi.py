@@ -27,13 +27,13 @@ App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 @final
 class ResilienceMiddleware:
-    """Answer 503 where a policy refuses a call that `app` makes, and 504 where its deadline is exceeded.
+    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its deadline is exceeded.
 
     :param app: any WSGI application.
 
-    `Rejected` (an open circuit, a full bulkhead) becomes 503, with `Retry-After` where the error knows when it may be
-    worth a try; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the server has sent
-    the headers, the exception is raised. Any other error is left alone.
+    `RateLimited` becomes 429, any other `Rejected` (an open circuit, a full bulkhead) 503, both with `Retry-After` if
+    the error has a `retry_after`; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the
+    server has sent the headers, the exception is raised. Any other error is not changed.
 
     In Flask: ``app.wsgi_app = ResilienceMiddleware(app.wsgi_app)``; in Django, around ``get_wsgi_application()``.
     """
@@ -51,20 +51,20 @@ class DeadlineMiddleware:
     """Open the deadline that the caller has sent, for everything that `app` does for the request.
 
     :param app: any WSGI application.
-    :param headers: names of the headers that are believed. `grpc-timeout` is read in its own grammar, all others
-        as whole milliseconds. What is repeated or cannot be read is ignored; of several the shortest time holds.
-    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request that does not say; that of `cap` by default, infinity for no limit. Where
+    :param headers: names of the headers that are read. `grpc-timeout` has its own grammar, all others are whole
+        milliseconds. Repeated or unparsable headers are ignored; of several, the shortest time applies.
+    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
 
     The body is included: the budget is ambient in each step of an iterable that the app returns, and in its
     `close`. A list or a tuple of bytes, and the file wrapper of the server, run no code of the app and are
     handed on as they are, so that the server can still determine the length, or send the file by itself.
 
-    A request whose time is over when it comes is answered 504, and the app is not entered. So is one from which
-    `DeadlineExceeded` comes out, or once the time is over a network error, before the server has sent the headers;
-    afterwards the exception is raised. Nothing is cut off: a thread cannot be. What the app calls obeys the
-    budget; code that looks at nothing goes on.
+    A request whose time is already up is answered 504, and the app is not entered. 504 is also the answer if the app
+    raises `DeadlineExceeded` or, after the deadline, a network error, before the server has sent the headers;
+    afterwards the exception is raised. Nothing is cut off, because a thread cannot be. The policies of the app respect
+    the budget; code that does not check it continues.
 
     In Flask: ``app.wsgi_app = DeadlineMiddleware(app.wsgi_app, cap=30.0)``; in Django, around
     ``get_wsgi_application()``.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def as_data(policy: Policy[Any]) -> list[dict[str, Any]]:
     """Return the policies of a pipeline, outermost first: of each its class, its name and all its settings.
 
-    The values are what JSON knows: numbers, strings, booleans, None, lists. An exception type or a function is its
-    name, a duration its seconds; whatever else there is (a backoff, a trip condition) is its `repr`.
+    The values are JSON types: numbers, strings, booleans, None, lists. An exception type or a function becomes its
+    name, a duration its seconds; any other object (a backoff, a trip condition) becomes its `repr`.
 
     >>> from resilience import Retry, Timeout
     >>> from resilience.testing import as_data

@@ -1,6 +1,6 @@
 """Modes for a whole process: no waiting between attempts, no policies at all, randomness that repeats.
 
-Each is a block that can be nested, and that leaves everything as it was, also after an error.
+Each is a block that can be nested, and that restores everything, even after an error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_sleeping() -> Iterator[None]:
-    """Let policies go on at once where they would sleep: the waits of Retry, and `ctx.sleep`.
+    """Let policies continue at once instead of sleeping: the waits of Retry, and `ctx.sleep`.
 
-    Time stays what it is: attempts, events and their delays are the same, nothing is waited for. Queues and
-    timeouts are not touched.
+    Time stays real: attempts, events and their delays are the same, but there are no waits. Queues and timeouts are not
+    affected.
 
     >>> from resilience import Retry
     >>> from resilience.testing import no_sleeping, script
@@ -40,9 +40,9 @@ def no_sleeping() -> Iterator[None]:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Let every execution go straight to its function: no policy of this process does anything.
+    """Let every execution call its function directly: no policy of this process does anything.
 
-    For tests of what your code does by itself. Blocks (`retry.attempts()`, `breaker.guard()`, `bulkhead.slot()`,
+    For tests of your code without policies. Blocks (`retry.attempts()`, `breaker.guard()`, `bulkhead.slot()`,
     `deadline(...)`) stay as they are.
 
     >>> from resilience import Fallback

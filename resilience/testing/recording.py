@@ -19,7 +19,7 @@ E = TypeVar("E", bound=Event)
 
 @final
 class Recorder:
-    """A listener that keeps every event. Give it to `wrap(..., listeners=[recorder])`, or use `recording()`.
+    """A listener that keeps every event. Pass it to `wrap(..., listeners=[recorder])`, or use `recording()`.
 
     >>> from resilience import Retry
     >>> from resilience.events import AttemptFailed, RetryScheduled
@@ -57,7 +57,7 @@ class Recorder:
         """Raise `AssertionError` unless there were events of a kind with these numbers.
 
         :param times: how many; at least one by default.
-        :param numbers: fields of the event, and what they have to equal.
+        :param numbers: fields of the event, and the values that they must have.
         """
         found = self._find(kind, numbers)
         if found == 0 if times is None else found != times:

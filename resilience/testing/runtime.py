@@ -1,4 +1,4 @@
-"""Simulated time: many clients that execute the real policies, in one queue of events with its own clock.
+"""Simulated time: many clients that execute the real policies, in one event queue with its own clock.
 
 There is no event loop and no thread in it: see `resilience.runtimes.engine`. The engine sets the clock to the instant
 of the earliest entry. All randomness comes from one seeded generator, so a simulation is repeated exactly by its seed.
@@ -39,14 +39,14 @@ class Engine(engine.Engine):
     While it runs it is the clock, and the source of randomness, of the whole process: nothing else may run
     policies at the same time.
 
-    :param seed: where the randomness begins.
+    :param seed: the seed of the randomness.
     """
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(TASKS)
         #: The source of randomness, for policies without one of their own and for what the functions do.
         self.rng: random.Random = random.Random(seed)
-        #: What time it is, in seconds.
+        #: The current time, in seconds.
         self.time: float = 0.0
         self._most_entries = _FEW  # beyond so many, those that no longer count are dropped
 
@@ -58,23 +58,23 @@ class Engine(engine.Engine):
 
     @override
     def now(self) -> float:
-        """Return what time it is, in seconds."""
+        """Return the current time, in seconds."""
         return self.time
 
     def start(self, coroutine: Coroutine[Any, None, object], after: Duration = 0.0) -> Client:
-        """Add a client, which begins so many seconds from now."""
+        """Add a client, which begins that many seconds from now."""
         delay = checks.seconds("after", after, zero=True)
         # Ambient contexts are each client's own.
         return self.add(coroutine, Variables().run, self.time + delay)
 
     async def sleep(self, seconds: float) -> None:
-        """Let the client that awaits this wait for so many seconds."""
+        """Let the client that awaits this wait for that many seconds."""
         await until(self.time + seconds)
 
     def run(self, until: float = inf) -> float:
-        """Run until every client is done, or nothing happens any more, or it is `until`; return what time it is.
+        """Run until every client is done, no event is left, or it is `until`; return the time.
 
-        What a client raises comes out, and ends the simulation.
+        If a client raises, this raises its error, and the simulation ends.
         """
         now, source, (often, *rest) = clock.now, backoff.SHARED_RANDOMNESS, gc.get_threshold()
         clock.now, backoff.SHARED_RANDOMNESS = self.now, self.rng

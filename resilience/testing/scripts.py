@@ -30,7 +30,7 @@ class Hang:
 
 
 def hang(seconds: Duration, then: Any = None) -> Hang:
-    """Return a step that waits so many seconds, in virtual time where that runs, before it does `then`.
+    """Return a step that waits that many seconds, in virtual time if that runs, before it does `then`.
 
     :param then: another step, None by default: an exception to raise, or the value to return.
     """
@@ -40,13 +40,13 @@ def hang(seconds: Duration, then: Any = None) -> Hang:
 @final
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A step that brings items, one step each."""
+    """A step that yields items, one step each."""
 
     steps: tuple[Any, ...]
 
 
 def items(*steps: Any) -> Items:
-    """Return a step that brings items, for `policy.streaming()`: an iterator of them, in tasks an asynchronous one.
+    """Return a step that yields items, for `policy.streaming()`: an iterator of them, in tasks an asynchronous one.
 
     :param steps: an exception (or a class of them) is raised, `hang(5)` waits, anything else is an item.
 
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
     :param at: instant on the process clock.
     :param attempt: the number of the attempt, from 1.
-    :param remaining: seconds that were left of the deadline; infinity for none.
+    :param remaining: seconds left of the deadline; infinity for none.
     """
 
     args: tuple[Any, ...]
@@ -126,11 +126,11 @@ class AsyncScript(_Scripted):
 
 
 def script(*steps: Any) -> Script:
-    """Return a function that takes one step per call, whatever its arguments.
+    """Return a function that takes any arguments and performs one step per call.
 
-    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, `items("a", "b")` brings items, anything
-        else is returned. Where the last one is `...`, the one before it repeats for ever; otherwise one call too many
-        is a `ScriptEnded`.
+    :param steps: an exception (or a class of them) is raised, `hang(5)` waits, `items("a", "b")` yields items, any
+        other value is returned. If the last one is `...`, the one before it repeats for ever; otherwise one call too
+        many raises `ScriptEnded`.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script
@@ -144,7 +144,7 @@ def script(*steps: Any) -> Script:
 
 
 def ascript(*steps: Any) -> AsyncScript:
-    """Do as `script`, for asyncio and trio: the function is a coroutine function."""
+    """Like `script`, for asyncio and trio: the function is a coroutine function."""
     return AsyncScript(*steps)
 
 

@@ -1,4 +1,4 @@
-"""Thousands of clients in simulated time: what a policy does to a whole system, in a second and repeatably."""
+"""Thousands of clients in simulated time: the effect of a policy on a whole system, in seconds and repeatably."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ D = TypeVar("D")
 
 @final
 class Simulation(Engine):
-    """Clients that execute real policies against functions that you model, in one queue of events.
+    """Clients that execute real policies against functions that you model, in one event queue.
 
-    A client is a coroutine that awaits `simulation.sleep(seconds)` and `simulation.execute(policy, fn)`, and so is
-    the function that it calls. Everything happens in the order of a simulated clock that begins
-    at 0; all randomness comes from `simulation.rng`, so the same seed gives the same course of events.
+    A client is a coroutine that awaits `simulation.sleep(seconds)` and `simulation.execute(policy, fn)`, and so is the
+    function that it calls. A simulated clock, which begins at 0, orders all events; all randomness comes from
+    `simulation.rng`, so the same seed gives the same events.
 
     While it runs, policies of the whole process follow its clock; run nothing else at the same time.
 
@@ -52,5 +52,5 @@ class Simulation(Engine):
     def execute(
         self, policy: Policy[D], fn: Callable[[Context], Awaitable[T]], ctx: Context | None = None
     ) -> Awaitable[T | D]:
-        """Run `fn(ctx)` under a policy, in this simulation. What this returns is to be awaited at once, by a client."""
+        """Run `fn(ctx)` under a policy, in this simulation. A client must await the result at once."""
         return aprotect(policy, fn, ctx, takes_context=True, runtime=self.runtime)()

@@ -26,27 +26,27 @@ _running: list[VirtualClock] = []  # the clock, once for each block that uses it
 def virtual_time(
     *, patience: Duration = 0.05, ignore: Ignored = (), stuck_after: Duration = 5.0
 ) -> Iterator[VirtualClock]:
-    """Run everything that waits in this block in virtual time: an hour of back-off takes no time at all.
+    """Run all waits in this block in virtual time: an hour of backoff takes no real time.
 
-    The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code
-    waits. That goes for all waits of this library in threads, and for everything that waits in an asyncio or trio
-    event loop, your own `asyncio.sleep` and `trio.sleep` too. A block inside another one shares its clock, with its
-    patience and limit, and leaves out further threads.
+    The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code waits.
+    That applies to all waits of this library in threads, and to all waits in an asyncio or trio event loop, including
+    your own `asyncio.sleep` and `trio.sleep`. A nested block shares the clock of the outer one, with its patience and
+    limit, and ignores further threads.
 
-    `time.sleep`, sockets and other real waits stay real. A thread that stands in one for longer than `patience` is
-    taken to wait for good, so that the timeouts around it come.
+    `time.sleep`, sockets and other real waits stay real. A thread that is in one for longer than `patience` counts as
+    hanging, so that the timeouts around it fire.
 
-    A thread that neither waits nor stands still, because it polls, holds up the clock. After `stuck_after` real
-    seconds without progress, code that waits in virtual time fails with an error that names it.
+    A polling thread holds up the clock. After `stuck_after` real seconds without progress, code that waits in virtual
+    time fails with an error that names the thread.
 
-    :param patience: real seconds, 0.05 by default. More, where your code waits for real servers.
-    :param ignore: threads, or their names, that have no part in the test; in a name, `*` stands for anything.
-    :param stuck_after: real seconds, 5 by default, on top of the patience. More, where a thread computes for longer.
+    :param patience: real seconds, 0.05 by default. Use more if your code waits for real servers.
+    :param ignore: threads, or their names, that are irrelevant to the test; in a name, `*` stands for anything.
+    :param stuck_after: real seconds, 5 by default, on top of the patience. Use more if a thread computes for longer.
 
-    Policies that were made before remember instants of the real clock; `breaker.close()` makes a circuit forget
-    them. Not for production, and not for event loops that bring their own timers (uvloop).
+    Policies that were used before remember instants of the real clock; `breaker.close()` makes a circuit forget them.
+    Not for production, and not for event loops with their own timers (uvloop).
 
-    :raises RuntimeError: in a running loop of that kind; and in code that waits, where the clock is held up.
+    :raises RuntimeError: in a running loop of that kind; also in code that waits while the clock is held up.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script, virtual_time

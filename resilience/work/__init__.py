@@ -1,7 +1,7 @@
 """Work around a call: idempotency keys, calls that are made once, shutdown, many calls at once, supervision.
 
-Here is what needs the context, the deadline or the outcome of a call. Work that has to survive its process belongs to
-an engine or a broker; the pages on recipes show how the two go together.
+These features need the context, the deadline or the outcome of a call. Work that must survive its process belongs to an
+engine or a broker; the recipes show how to combine the two.
 """
 
 from resilience.events.kinds import Parked

@@ -1,4 +1,4 @@
-"""The stores of `Once`: who works on a key, and what came of it.
+"""The stores of `Once`: the claims on keys, and the results.
 
     claim      take the key for some seconds, if it is free; else say what is known of it
     finish     keep the result, if the claim still holds

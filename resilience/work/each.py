@@ -1,4 +1,4 @@
-"""each: many calls at once, no more than so many, and no faster than their outcomes are taken."""
+"""each: many concurrent calls, up to a limit, and no faster than their outcomes are consumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger("resilience")
 Item = TypeVar("Item")
 R = TypeVar("R")
 
-#: Called with the number of items whose outcome has been handed out since the last time: `tqdm`'s `update`.
+#: Called with the number of items whose outcome has been delivered since the last time: `tqdm`'s `update`.
 Progress: TypeAlias = Callable[[int], object]
 
 
@@ -70,15 +70,15 @@ def each(
             async for url, outcome in outcomes:
                 ...
 
-    With blocking functions it is `with` and `for`, and `limit` threads call. Items are read as there is room: at most
-    `2 * limit` are read whose outcome was not handed out. Leaving the block reads no more of them, cancels tasks, waits
-    for threads that run, and lets the block's own error through as it is.
+    With blocking functions use `with` and `for`; `limit` threads make the calls. Items are read when there is room: at
+    most `2 * limit` are read whose outcome was not delivered. When the block is left, no more are read, tasks are
+    cancelled, running threads are awaited, and an error of the block is raised as it is.
 
-    :param limit: how many calls may be under way at once, at least 1.
+    :param limit: how many calls may run at once, at least 1.
     :param ordered: whether outcomes come in the order of the items; by default, as they end.
-    :param progress: called with 1 for each outcome that is handed out, such as `tqdm`'s `update`, or
-        `lambda n: bar.advance(task, n)` for `rich`. What it raises is logged.
-    :raises TypeError: for what is no policy, function or items, and for asynchronous items of a blocking function.
+    :param progress: called with 1 for each delivered outcome, such as `tqdm`'s `update`, or `lambda n:
+        bar.advance(task, n)` for `rich`. What it raises is logged.
+    :raises TypeError: for a wrong policy, function or items, and for asynchronous items of a blocking function.
 
     >>> from resilience import Retry
     >>> from resilience.work import each

@@ -1,4 +1,4 @@
-"""Gate: count the calls under way, refuse new ones once it is shut, and wait until none is left."""
+"""Gate: count the calls in progress, refuse new ones once it is shut, and wait until none is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _inside: ContextVar[tuple[_Admitted, ...]] = ContextVar("resilience.gates", defa
 
 
 class ShuttingDown(Rejected):
-    """A `Gate` is shut: the process is about to end, and takes no new calls."""
+    """A `Gate` is shut: the process is about to end, and accepts no new calls."""
 
 
 @final
@@ -43,11 +43,11 @@ class _Admitted:
 @final
 @dataclass(frozen=True, slots=True)
 class GateStats:
-    """What a gate has let through at one instant.
+    """A snapshot of a gate.
 
-    :param inside: how many calls are under way.
+    :param inside: how many calls are in progress.
     :param is_shut: whether new calls are refused.
-    :param rejected: how many were refused since it was built.
+    :param rejected: how many calls have been refused so far.
     """
 
     inside: int
@@ -57,12 +57,12 @@ class GateStats:
 
 @final
 class Gate(Policy[Never]):
-    """Let calls through until the gate is shut; then refuse new ones, and wait for those that are under way.
+    """Let calls through until the gate is shut; then refuse new ones, and wait for those in progress.
 
-    Put it outermost, around the work that must come to its end before the process does. Shut it on SIGTERM, then drain
-    it. A call that is made inside an admitted one goes through. It counts over all threads, tasks and event loops.
+    Put it outermost, around work that must finish before the process ends. Shut it on SIGTERM, then drain it. A call
+    inside an admitted one is let through. It counts across all threads, tasks and event loops.
 
-    :param name: what errors and events call this policy; "Gate" by default.
+    :param name: the name of this policy in errors and events; "Gate" by default.
     :raises ShuttingDown: while the gate is shut.
 
     >>> from resilience.work import Gate
@@ -113,15 +113,15 @@ class Gate(Policy[Never]):
         self._is_shut = False
 
     def drain(self, timeout: Duration) -> bool:
-        """Shut the gate, and wait until no call is under way: true, or false after `timeout` seconds (0 or more)."""
+        """Shut the gate, and wait until no call is in progress: true, or false after `timeout` seconds (0 or more)."""
         return drive(self._drain(checks.seconds("timeout", timeout, zero=True), BLOCKING))
 
     async def adrain(self, timeout: Duration) -> bool:
-        """Do so in a task."""
+        """Do the same as `drain` in a task."""
         return await self._drain(checks.seconds("timeout", timeout, zero=True), TASKS)
 
     def stats(self) -> GateStats:
-        """Return what the gate has let through."""
+        """Return a snapshot of the gate."""
         return GateStats(inside=len(self._admitted), is_shut=self._is_shut, rejected=self._rejected.value())
 
     async def _drain(self, timeout: float, runtime: Runtime) -> bool:

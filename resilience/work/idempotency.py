@@ -22,7 +22,7 @@ PROPERTY = "idempotency_key"
 
 @final
 class GeneratedKey(str):
-    """A key that was made for one execution: a nested one inherits it with the properties, and must not use it."""
+    """A key generated for one execution: a nested one inherits it with the properties, and must not use it."""
 
     __slots__ = ("record",)
 
@@ -45,15 +45,15 @@ def key_for(ctx: Context) -> str | None:
 class IdempotencyKey(Policy[Never]):
     """Give each execution a key, `ctx.properties["idempotency_key"]`, which is the same in all of its attempts.
 
-    The HTTP integrations send it as `Idempotency-Key`, and may then repeat a POST. A key that the caller has given,
-    `Context(properties={"idempotency_key": ...})`, is kept: one that you have stored outlives the process.
-    A nested execution gets a key of its own, but that of the caller is for everything inside.
+    The HTTP integrations send it as `Idempotency-Key`, and may then repeat a POST. A key that the caller passes,
+    `Context(properties={"idempotency_key": ...})`, is kept: one that you have stored outlives the process. A nested
+    execution gets its own generated key, but a key from the caller applies to everything inside.
 
-    It stands in the pipeline that is executed, or, where another policy hands its call on to it (a `Keyed`), around
-    what repeats the call. Elsewhere a second attempt is refused with a `TypeError`, as it would send another key.
+    Put it in the executed pipeline or, if another policy passes its call to it (such as a `Keyed`), around the policy
+    that repeats the call. Otherwise a second attempt is refused with a `TypeError`, because it would send another key.
 
-    :param make: makes a key, of any text; a random UUID by default.
-    :param name: what errors call this policy; "IdempotencyKey" by default.
+    :param make: generates a key, a non-empty text; a random UUID by default.
+    :param name: the name of this policy in errors; "IdempotencyKey" by default.
 
     The header is that of the IETF draft `draft-ietf-httpapi-idempotency-key-header`.
 

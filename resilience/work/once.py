@@ -1,4 +1,4 @@
-"""Once: make the call for an idempotency key once, and give its result to all who come with the key again.
+"""Once: make the call for an idempotency key once, and answer later calls with the same key with its result.
 
     free         claim the key for `lease` seconds, and call
     done         the result that was kept, without a call
@@ -6,8 +6,9 @@
     other        the same key with another payload is a mistake: a server answers 422
     failed       the claim is given up, and the next one may try
 
-A holder that dies leaves a claim that ends with its lease; then the call is made again. So it is at least once, and
-once only while holders live. To be exact, put a unique constraint into the transaction that does the work.
+If a process dies, its claim ends with its lease; then the call may be made again. So the guarantee is "at least once",
+and "once" only as long as no process dies. For an exact guarantee, put a unique constraint into the transaction that
+does the work.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BYTES: Final = "base64:"
 
 
 class KeyInUse(Rejected):
-    """A call with this key is under way. `retry_after` is the time until its claim ends, at the latest."""
+    """A call with this key is in progress. `retry_after` is the time until its claim ends, at the latest."""
 
 
 class KeyMismatch(ValueError):
@@ -61,20 +62,21 @@ class Serializer(Protocol):
 
 @final
 class Once(Policy[Never]):
-    """Make the call for a key once. Who comes with the key again gets the result of the first call.
+    """Make the call for a key once. Later calls with the same key get its result.
 
-    :param store: where claims and results are: a mapping or `MemoryStore` (in this process), a function that opens a
-        DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
-    :param key: called with exactly what the function is called with; returns the idempotency key, a text or a number.
-    :param payload: called likewise; returns what has to be the same where the key is, as the serializer writes it.
-    :param lease: how many seconds a claim holds, 60 by default: more than the longest call takes. A cancelled or dead
-        holder keeps others waiting for so long.
+    :param store: where claims and results are stored: a mapping or `MemoryStore` (in this process), a function that
+        opens a DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
+    :param key: called with the same arguments as the function; returns the idempotency key, a text or a number.
+    :param payload: called with the same arguments; returns what must be equal for equal keys, as the serializer writes
+        it.
+    :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a cancelled
+        call or a dead process, others are refused until it ends.
     :param keep: for how many seconds a result is kept, a day by default.
     :param serializer: what has `dumps` and `loads`; JSON by default.
-    :param name: what errors and events call this policy, and part of the keys in the store; "Once" by default.
-    :raises KeyInUse: while a call with this key is under way.
+    :param name: the name of this policy in errors and events, and part of the keys in the store; "Once" by default.
+    :raises KeyInUse: while a call with this key is in progress.
     :raises KeyMismatch: for a key that was used with another payload.
-    :raises Rejected: where the store cannot be asked: a call is not made twice for that.
+    :raises Rejected: if the store is not available, so that no call is made twice because of that.
 
     It follows the IETF draft on the Idempotency-Key header. In tasks, a store whose client blocks is asked in the
     event loop: give it a client of the loop, or a store that answers at once.

@@ -42,7 +42,7 @@ class OutcomeUnknown(ResilienceError):
 
 
 class TransactionAborted(ResilienceError):
-    """PostgreSQL has aborted the transaction of a unit of work that returned as if all were well.
+    """PostgreSQL has aborted the transaction of a unit of work that returned normally.
 
     A statement had failed, and its error did not leave the function. PostgreSQL answers such a commit with a rollback,
     and no driver says so.

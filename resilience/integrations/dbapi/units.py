@@ -55,7 +55,7 @@ def unit_of_work(
     repeat_unknown_commits: bool = False,
     limit_statements: bool = True,
 ) -> UnitOfWork[W, D]:
-    """Return a decorator: every call of the function is a transaction under the policy, done again as a whole.
+    """Return a decorator: every call of the function is a transaction under the policy, repeated as a whole.
 
     :param policy: what the unit runs under. `Retry(on=transient)`, with this package's `transient`, repeats it
         after deadlocks and lost connections; a plain `Retry()` after lost connections only.

@@ -35,7 +35,7 @@ _OVER = "the deadline of the call has passed"
 class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Open the deadline that the caller has set, for everything that a handler of a blocking server does.
 
-    :param cap: the most seconds that a caller may ask for; that of `default` by default, infinity for no bound.
+    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
     :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
         neither is given, both are 60 seconds.
 

@@ -21,7 +21,7 @@ _UP_TO_THE_PATH = re.compile(r"[^:/?#]+://[^/?#]*")
 
 @final
 class PerHost:
-    """Make a policy for each host when it is first asked, and keep it: `Keyed`, for clients of HTTP.
+    """Create a policy for each host on first use, and keep it: a `Keyed` for HTTP clients.
 
     :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
     :param max_hosts: how many are kept. Beyond that the tenth that was not asked for the longest time is dropped, and
@@ -57,7 +57,7 @@ class PerHost:
 
     @property
     def policies(self) -> Mapping[str, Policy[Any]]:
-        """The policies that are kept now, by origin. A snapshot."""
+        """The current policies, by origin. A snapshot."""
         return cast("Mapping[str, Policy[Any]]", self._keyed.policies)
 
 

@@ -1,4 +1,4 @@
-"""Which responses are failures, when to come back, and what may be sent again."""
+"""Which responses are failures, how long to wait, and which requests may be sent again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 
 
 class TransientStatus(ResilienceError):
-    """A response whose status says "not now", as the failure that it is to policies.
+    """A response whose status means "not now", as policies see it: a failure.
 
     `Retry` handles it by default. It lives inside of a policy: what leaves the client is the response.
 
@@ -56,7 +56,7 @@ class TransientStatus(ResilienceError):
 
 
 class NotRepeatable(ResilienceError):
-    """A policy tried to send a request again that may not be sent twice. Nothing was sent."""
+    """A policy tried to send a request again that must not be sent twice. Nothing was sent."""
 
     repeatable: bool = False
 
@@ -66,13 +66,13 @@ class NotRepeatable(ResilienceError):
 class Rules:
     """Which responses are failures, and which requests may be sent again.
 
-    :param statuses: statuses that policies see as a failure. 500 is not one of them by default: it is as often a
-        bug that will be there at the next try. `TRANSIENT_STATUSES | {500}` adds it.
-    :param methods: methods that may be sent again after they may have been carried out.
-    :param idempotency_header: a request with this header may be sent again whatever its method, because the
-        server knows a repetition when it sees one.
-    :param limit_body: whether a body that is read after the policy has ended keeps to the time of the attempt that
-        brought it. False for streams without an end.
+    :param statuses: statuses that policies see as a failure. 500 is not one of them by default, because it is as often
+        a bug that fails again on the next attempt. `TRANSIENT_STATUSES | {500}` adds it.
+    :param methods: methods that may be sent again after they may have been executed.
+    :param idempotency_header: a request with this header may be sent again regardless of its method, because the server
+        recognises a repetition.
+    :param limit_body: whether the time limit of an attempt also covers a body that is read after the policy has ended.
+        False for endless streams.
 
     >>> from resilience.integrations.http import Rules
     >>> rules = Rules()

@@ -64,7 +64,7 @@ def standard(
     max_hosts: int = 1000,
     listeners: Iterable[Listener] = (),
 ) -> PerHost:
-    """Return the standard pipeline for HTTP clients, with a breaker and a bulkhead of its own for each host.
+    """Return the standard pipeline for HTTP clients, with a separate breaker and bulkhead for each host.
 
     It is what the transports of httpx, the adapter of requests and the middleware of aiohttp take as their policy.
 
@@ -72,7 +72,7 @@ def standard(
     :param queue: how many more may wait for that, not longer than the total time.
     :param total_timeout: seconds for the whole call, once it is under way: all attempts, the waits between them,
         and the body of the response.
-    :param attempts: calls at most, the first one included: three retries, as in .NET.
+    :param attempts: the maximum number of calls, the first one included: three retries, as in .NET.
     :param backoff: the waits between them. Doubling from 2 s, each a random part of that (full jitter), so that the
         clients of a server that fails do not come back together.
     :param failure_ratio: the share of failed attempts at which the circuit of a host opens ...
@@ -87,12 +87,12 @@ def standard(
     :param rate: at most so many attempts to a host, each of them counted: a `Rate`, or a number in any second; no limit
         by default. Attempts wait for their turn within the total time. What the host says of its own limits, in the
         headers of a response, is obeyed too.
-    :param attempt_timeout: seconds for one attempt, until the headers of the response are there.
+    :param attempt_timeout: seconds for one attempt, until the headers of the response have arrived.
     :param cooperative: in blocking code, whether the limits are only handed to the client (its timeouts are cut to
         what is left) and not enforced. By default an attempt runs on a worker thread, which the caller leaves
         when its time is over: a client's own timeouts start anew with each byte that a server sends.
     :param max_hosts: for how many hosts a pipeline is kept; see `PerHost`.
-    :param listeners: who hears the events of these pipelines.
+    :param listeners: listeners for the events of these pipelines.
     :raises ValueError: if an attempt may take longer than the whole call, or if `window` is shorter than two
         attempts: attempts that time out would be forgotten before there are enough of them.
 

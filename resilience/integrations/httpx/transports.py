@@ -65,8 +65,8 @@ class ResilienceTransport(_Protected, Transport):
         given a transport leaves its own network options unused: `verify`, `cert`, `http2`, `limits`, `proxy` and
         the proxies of the environment are to be given to this one.
     :param rules: which responses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left, or a `wire.Propagation`. None by default.
-    :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
+    :param propagate_to: hosts that receive the time left, or a `wire.Propagation`. None by default.
+    :param read_body: whether an attempt includes the whole body, read into memory, instead of ending with the headers.
         So a body that breaks off is a failure like any other, and tried again. Not for streams.
 
     For each attempt, the client's own timeouts (connect, read, write, pool) are cut to what is left of the deadline.

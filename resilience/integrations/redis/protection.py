@@ -30,7 +30,7 @@ ClientT = TypeVar(
 
 
 def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Collection[str] = False) -> ClientT:
-    """Run every command of a redis client under a policy, in the place of redis-py's own retries. Returns the client.
+    """Run every command of a redis client under a policy, in place of redis-py's own retries. Return the client.
 
     :param client: a `Redis` client, or a connection pool, of `redis` or of `redis.asyncio`, that has not connected yet.
     :param policy: what each command (or pipeline, or transaction) runs under: connecting, sending and reading the

@@ -95,7 +95,7 @@ class Linear(_Envelope):
     """Wait `step`, twice `step`, three times `step` ... up to `cap`.
 
     :param step: seconds, zero or more.
-    :param cap: the longest delay before jitter; none by default.
+    :param cap: the longest delay in seconds, before jitter, more than zero; no limit by default.
     :param jitter: ``"none"`` by default.
     """
 
@@ -119,7 +119,7 @@ class Exponential(_Envelope):
 
     :param base: the first delay's envelope in seconds, zero or more.
     :param factor: growth per retry, at least 1; 2.0 by default.
-    :param cap: the largest envelope; none by default.
+    :param cap: the largest envelope in seconds, more than zero; no limit by default.
     :param jitter: ``"full"`` by default, which does the least work under contention.
     """
 
@@ -153,7 +153,7 @@ class Decorrelated(Backoff):
     """Draw each delay between `base` and three times the one before.
 
     :param base: the shortest delay in seconds, zero or more.
-    :param cap: the longest delay, at least `base`; none by default.
+    :param cap: the longest delay in seconds, at least `base`; no limit by default.
     """
 
     def __init__(self, base: Duration, cap: Duration | None = None) -> None:

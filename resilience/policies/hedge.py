@@ -31,7 +31,7 @@ class Quantile:
 
     :param share: more than 0, less than 1; 0.95 by default: in the long run, one call in twenty is hedged.
     :param least: the shortest delay in seconds, 1 ms by default.
-    :param most: the longest; no limit by default.
+    :param most: the longest delay in seconds; no limit by default.
     :param window: for how many seconds a call is remembered, 60 by default.
     :param warm_up: how many calls must be remembered before one is hedged, 20 by default.
 

@@ -113,7 +113,7 @@ class VirtualClock:
         return self._time
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass. A wait that ends in it goes on when this thread, or task, next waits."""
+        """Let `seconds` (zero or more) pass. A wait that ends in it goes on when this thread, or task, next waits."""
         step = checks.seconds("seconds", seconds, zero=True)
         with self._lock:
             self._time += step

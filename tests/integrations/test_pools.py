@@ -105,7 +105,7 @@ async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, 
     """At whatever step: httpcore's own shield does not know a cancellation of asyncio's."""
     pool, stream = await answered()
     assert places_in_use(pool) == 2
-    task = asyncio.create_task(completed(stream.aclose(), stream))
+    task = asyncio.create_task(awaits(completed(stream.aclose(), stream)))
     for _ in range(rounds):
         await asyncio.sleep(0)
     was_there_to_be_cancelled = rounds and task.cancel()
@@ -120,7 +120,7 @@ async def test_a_close_that_waits_for_others_is_cancelled_after_it(in_asyncio: W
     [connection] = pool.connections
     lock = connection._connection._state_lock
     async with lock:
-        task = asyncio.create_task(completed(stream.aclose(), stream))
+        task = asyncio.create_task(awaits(completed(stream.aclose(), stream)))
         for _ in range(3):
             await asyncio.sleep(0)
             task.cancel()

@@ -200,7 +200,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _enter(self: Any) -> Any:
-    """Enter the client, and hand out the proxy: what is done inside the block stays protected."""
+    """Enter the client, and return the proxy: calls inside the block stay protected."""
     self._resilience_client.__enter__()
     return self
 

@@ -54,7 +54,7 @@ def resilience_middleware(
     :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
         sessions, and all middlewares, that it is given to.
     :param rules: which statuses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left; none by default.
+    :param propagate_to: hosts that receive the time left; none by default.
     :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
         So a body that breaks off, or takes too long, is a failure like any other. Not for streams.
 

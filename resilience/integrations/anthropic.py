@@ -32,17 +32,17 @@ def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     :param policy: runs once for each request. What a fallback in it answers is returned in the place of what the
         API method returns, so it has to be of that type. One for each host (`PerHost`) goes by the base URL.
 
-    The SDK's own retries (2 by default, which would multiply with those of the policy) are off, whatever
-    `max_retries` says later. Copies made by `with_options` are protected like the client that made them.
+    The SDK's own retries (2 by default, which would multiply with those of the policy) are off, regardless of a later
+    `max_retries`. Copies made by `with_options` are protected like the client that made them.
 
     A failure, to the policies, is an `APIConnectionError` (timeouts are such), or a status that the SDK would try
-    again: 408, 409, 429 and all from 500 on (529 is "overloaded"), where the header `x-should-retry` has the last
-    word. `Retry()` repeats these, also for POST, as the SDK does; it waits as long as `retry-after-ms` or
-    `Retry-After` ask. Not repeated are requests with a body that can be read only once. All other errors of the SDK
-    come out at once, and no policy counts or answers them.
+    again: 408, 409, 429 and all from 500 on (529 is "overloaded"), where the header `x-should-retry` has the last word.
+    `Retry()` repeats these, also for POST, as the SDK does; it waits as long as `retry-after-ms` or `Retry-After` ask.
+    Not repeated are requests with a body that can be read only once. All other errors of the SDK are raised at once,
+    and no policy counts or answers them.
 
-    Each attempt gets the timeouts that the client or the call has, capped by what is left of the deadline. A stream
-    is under the policy until it is open; an error in the middle of it comes out.
+    Each attempt gets the timeouts that the client or the call has, capped by what is left of the deadline. A stream is
+    under the policy until it is open; an error in the middle of it is raised.
 
     :raises TypeError: for what is no client, or no policy.
 

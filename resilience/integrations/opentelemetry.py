@@ -174,8 +174,8 @@ class Tracing(Policy[Never]):
 
     :param each: ``"execution"`` for the outermost place in a pipeline: failed attempts, waits, timeouts and refusals
         inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
-    :param record_exceptions: whether the span holds message and traceback of the exception that comes out, as is usual
-        with OpenTelemetry. It always holds its class, as `error.type`.
+    :param record_exceptions: whether the span contains message and traceback of the exception, as is usual with
+        OpenTelemetry. It always holds its class, as `error.type`.
     :param tracer_provider: who makes the spans; the global one by default, which may be set later.
     :param name: what errors and events call this policy.
 

@@ -44,7 +44,7 @@ class ResilienceAdapter(HTTPAdapter):
     :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
         Its own retries have to be off: they would multiply with the policy's.
     :param rules: which statuses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left; none by default.
+    :param propagate_to: hosts that receive the time left; none by default.
     :param pool_connections: for how many hosts connections are kept, as in `HTTPAdapter`.
     :param pool_maxsize: how many connections are kept for a host.
     :param pool_block: whether no more than those are made. requests waits for a free one without a limit, so a
@@ -118,7 +118,7 @@ class ResilienceAdapter(HTTPAdapter):
         if self._adapter is None:
             return super().send(request, **options)
         response = self._adapter.send(request, **options)
-        response.connection = self  # digest authentication sends its second request to whoever made the first
+        response.connection = self  # digest authentication sends its second request to the adapter that made the first
         return response
 
     @override

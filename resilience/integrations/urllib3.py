@@ -82,12 +82,12 @@ class ResiliencePoolManager(PoolManager):
 
     :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`).
     :param rules: which statuses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that are told how much time is left; none by default.
+    :param propagate_to: hosts that receive the time left; none by default.
     :param arguments: what a `PoolManager` takes, and `options`: the number of pools, `maxsize`, `timeout` and others.
 
-    urllib3's own retries are off, whatever `retries` says: only its number of redirects holds. A status that says "not
-    now" is a failure to the policy; where it is still the answer in the end, it comes out as a response. The timeout of
-    a request is shortened, at each attempt, to the time that is left; when that is used up, `DeadlineExceeded` is
+    urllib3's own retries are off, regardless of `retries`: only its number of redirects is used. A status that means
+    "not now" is a failure for the policy; if the last attempt ends with it, the caller gets the response. The timeout
+    of a request is shortened, at each attempt, to the time that is left; when that is used up, `DeadlineExceeded` is
     raised. The body is read in the attempt, unless `preload_content=False`: then it is read after it, in the same time
     (see `Rules`), and is not retried.
 

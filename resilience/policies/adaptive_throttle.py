@@ -213,7 +213,7 @@ class AdaptiveThrottle(Policy[Never]):
             self._accepted.add()
 
     def _count_refused(self) -> None:
-        """Count a call that the other side has refused, or that was held back."""
+        """Count a call that the service has refused, or that was rejected locally."""
         with self._lock:
             self._look()
             self._window.add(True, self._since)

@@ -57,12 +57,12 @@ class RateLimiter(Policy[Never]):
 
     :param rate: a `Rate`; or a number, which means at most that many calls in any second.
     :param more: further rates. A call begins when all of them allow it, and is charged to all of them.
-    :param max_wait: how many seconds a call may wait; 0 turns away at once what has no turn now. By default as long as
-        its deadline allows.
-    :param retry_after: whether an error of the call that carries a delay (`.retry_after`, in seconds: the other side
-        says when to come again) closes the limiter to all callers for so long; it does by default.
-    :param longest_pause: the most seconds that such an error can close it for, 60 by default. With the integrations for
-        HTTP, the headers of a response close it, too, and not for longer either.
+    :param max_wait: how many seconds a call may wait; 0 refuses calls that have no turn now. By default as long as its
+        deadline allows.
+    :param retry_after: whether an error of the call that carries a delay (`.retry_after`, in seconds) closes the
+        limiter to all callers for that time; it does by default.
+    :param longest_pause: the longest time in seconds for which such an error can close it, 60 by default. With the HTTP
+        integrations, the headers of a response can also close it, for at most the same time.
     :param told: a function of the result, which returns how many calls the service still allows and for how many
         seconds, `(remaining, seconds)`; or None, if it does not report that. See `learn`.
     :param observe_only: let all calls through at once; only report, as a `CallRejected` with `shadow=True`, those that
@@ -293,7 +293,7 @@ class RateLimiter(Policy[Never]):
         report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
 
     def _obey(self, error: Exception) -> None:
-        """Close for as long as the other side asks. A refusal of ours says nothing about it."""
+        """Close for as long as the service asks. Our own refusals say nothing about it."""
         asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
         if asked:
             self.pause(min(asked, self._longest_pause))

@@ -21,7 +21,7 @@ from resilience.outcome import Outcome
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 
-#: How many functions that were walked away from may be running in the process before another one is refused.
+#: How many abandoned functions may be running in the process before another one is refused.
 DEFAULT_MAX_ABANDONED = 128
 
 #: A timer of an event loop may fire that much before its time, in seconds.
@@ -122,7 +122,7 @@ class Waiter(Protocol):
 class Plan(Protocol[C_co]):
     """The course of a race: which attempts begin, when, and which one decides it. It knows no runtime.
 
-    It is asked and told by one thread or task at a time. What it raises ends the race, and comes out.
+    One thread or task at a time uses it. What it raises ends the race, and is raised by it.
     """
 
     #: Instant on the process clock at which another attempt is to begin; infinity for none.
@@ -158,7 +158,7 @@ class Runtime(ABC):
     """Threads, or tasks of an event loop, or simulated time."""
 
     #: Whether a call that has failed may be made again, and whether another value may stand in for what it brings.
-    #: Neither where a stream has handed out items.
+    #: Neither after a stream has delivered items.
     is_repeatable: bool = True
     is_answerable: bool = True
     #: Whether what a call brings may be kept for other calls: never the items of a stream.
@@ -184,7 +184,7 @@ class Runtime(ABC):
         :param limit: the seconds from now until then, where that is a policy's constant limit: such timers of
             one event loop end in the order in which they begin. None where the deadline is another one's.
         :param policy: the name of the policy whose timer it is, for error messages.
-        :param max_abandoned: how many functions that were walked away from may be running in the process (threads).
+        :param max_abandoned: how many abandoned functions may be running in the process (threads).
         """
 
     @abstractmethod
@@ -212,7 +212,7 @@ class Runtime(ABC):
     ) -> Any:
         """Call a user's function as `run` does, and cut it off after so many seconds.
 
-        A task is cancelled. In threads the function runs on a worker, which is walked away from.
+        A task is cancelled. In threads the function runs on a worker, which is abandoned.
 
         :param policy: the name of the policy whose function it is.
         :param outer: the tightest timer around, which cuts it off, too.

@@ -1,8 +1,8 @@
 """Blocking code: every await has already blocked and finished, so one `send` runs a coroutine to its end.
 
-A function under an enforced `Timeout` runs on a worker thread and can be walked away from; all
-policy code stays in the calling thread. There the timer that fired travels as `Expired`, no
-`Exception`, so that the policies between the timer and the function neither count nor answer it.
+A function under an enforced `Timeout` runs on a worker thread and can be abandoned; all policy code stays in the
+calling thread. There the timer that fired travels as `Expired`, no `Exception`, so that the policies between the timer
+and the function neither count nor answer it.
 """
 
 from __future__ import annotations

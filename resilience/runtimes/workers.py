@@ -157,7 +157,7 @@ class Worker(threading.Thread):
 
 @final
 class Pool:
-    """The workers that have no work, and the number of jobs that were walked away from and still run."""
+    """The idle workers, and the number of abandoned jobs that still run."""
 
     def __init__(self) -> None:
         #: How many may be abandoned, for what has no limit at hand. `Timeout` says it.
@@ -210,7 +210,7 @@ class Pool:
         return True
 
     def count_abandoned(self, job: Job) -> None:
-        """Count a job that was walked away from."""
+        """Count an abandoned job."""
         with self._counting:
             if not job.is_over:
                 job.is_counted = True

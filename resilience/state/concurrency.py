@@ -1,8 +1,8 @@
-"""How many calls at once are best for the other side: algorithms that learn it from what the calls were like.
+"""The best number of concurrent calls for a service: algorithms that learn it from the calls.
 
 Each gets, about once a second, a `Sample` of the calls of that time, and answers with a limit. By Little's law, the
 best one is the throughput times the time of a call that does not queue: with fewer, capacity is wasted; with more,
-calls only wait on the other side.
+calls only wait in the service.
 
     Aimd      one more while calls are quick enough, a tenth less while they are not. The one to use: it needs a number
               from you, which cannot drift, and it shares a server fairly with other clients.
@@ -34,8 +34,8 @@ class Sample:
 
     :param latency: the seconds that a tenth of the calls exceeded, of those that began under the present limit.
     :param inflight: the most that ran at once.
-    :param full: whether a call was turned away, or had to wait.
-    :param dropped: whether the other side has refused a call, or was too slow for one.
+    :param full: whether a call was refused, or had to wait.
+    :param dropped: whether the service has refused a call, or was too slow for one.
     :param throughput: how many calls that began under the present limit have ended in a second; 0 if not known.
     :param latency_of_all: as `latency`, but of all calls that have ended in the period, also those that began under an
         earlier limit. They say nothing about the present one; but without them, the slowest would never be seen.
@@ -72,7 +72,7 @@ class Aimd:
 
     Additive increase, multiplicative decrease: as TCP (Chiu and Jain, 1989) and Netflix's `AIMDLimit`. What is new:
     after eight steps down that have not made calls a fifth quicker, it goes back to where they began, and stays until
-    the latency changes. Then it is not the queue of the other side that is slow.
+    the latency changes. Then it is not the queue of the service that is slow.
 
     :param slower_than: seconds that nine tenths of the calls should take at most.
     """
@@ -134,8 +134,8 @@ class Seeking:
     there is nothing to learn, and it stays.
 
     Of two periods, with a higher and a lower limit, it compares the throughputs. Their elasticity is 1 below the knee,
-    where workers of the other side are idle, and 0 or less above it, where calls only wait. It settles where that is
-    `target`. There is no baseline of latency, which would have to be learned anew whenever the other side changes.
+    where workers of the service are idle, and 0 or less above it, where calls only wait. It settles where that is
+    `target`. There is no baseline of latency, which would have to be learned again whenever the service changes.
 
     :param dither: by which share the limit is raised and lowered, more than 0 and less than 1; 0.15 by default.
     :param gain: how fast it goes, more than 0 and at most 1; 0.25 by default.

@@ -205,7 +205,7 @@ class _Told(NamedTuple):
 
 @final
 class Quota:
-    """What the other side has said, and manual pauses. It counts calls, whatever they cost, and only ever narrows."""
+    """What the service has reported, and manual pauses. It counts calls, regardless of their cost, and only narrows."""
 
     __slots__ = ("_told", "closed_until")
 

@@ -36,7 +36,7 @@ class Supervisor:
     A task that returns is done. One that raises an `Exception` is called again after a delay, which grows with each
     failure and begins anew after a run of `within` seconds. One that has been restarted `max_restarts` times within
     `within` seconds is parked: reported, and left alone, while the others go on. The block ends when all are done or
-    parked; an error of the block itself cancels them, and comes out as it is.
+    parked; an error of the block itself cancels them, and is raised as it is.
 
     :param restart: the delays between a failure and the next call, in seconds; `Exponential(1.0, cap=60.0)` by default.
     :param max_restarts: how often a task is restarted within that period, 10 by default; 0 parks it at once.

@@ -68,11 +68,11 @@ class PolicyInterceptor(
     - any other stream of requests: it may be used up, so it is never sent twice. With one reply the policy
       covers the whole call, with a stream of replies only its start.
 
-    `Rejected` and the errors of a `Timeout` come out as they are; a call that ran into the deadline of the
-    context, or into its own `timeout`, as a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. Where the time was
-    over before a call was made, that error is a `DeadlineExceeded` as well, and nothing was sent. A stub's `timeout`
-    is for all attempts together. A call by `.future()` waits for its outcome here: interceptors of the blocking
-    API cannot do otherwise. A policy of its own makes of it what grpc makes of an interceptor that raises.
+    `Rejected` and the errors of a `Timeout` are raised as they are; a call that exceeds the deadline of the context, or
+    its own `timeout`, raises a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. If the time was up before a call
+    was made, that error is also a `DeadlineExceeded`, and nothing was sent. A stub's `timeout` is for all attempts
+    together. A call by `.future()` waits for its outcome here: interceptors of the blocking API cannot do otherwise. A
+    policy of its own makes of it what grpc makes of an interceptor that raises.
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:

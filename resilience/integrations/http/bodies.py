@@ -3,8 +3,8 @@
 Bytes, text and what can be iterated anew are in memory. A file is rewound to where it stood. Of a generator, a pipe or
 another stream nothing is left the second time: a client would send an empty body, and the server would answer 200.
 
-An attempt in a thread that was walked away from may still be reading a file. Rewound under it, both attempts would
-send parts of the file. So a file is rewound only when it was read to its end, or when no attempt reads it any more.
+An abandoned attempt in a thread may still be reading a file. If the file were rewound meanwhile, both attempts would
+send parts of it. So a file is rewound only when it was read to its end, or when no attempt reads it any more.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ a `Timeout` that cuts it off tells nothing; what the client raises may show that
 the two places where a Retry looks: on the failure (`repeatable`), and on itself, the function that is called.
 With an idempotency key, the caller's or one that an `IdempotencyKey` has made for this execution, it may be repeated.
 
-Attempts can overlap: a thread that a `Timeout` has walked away from goes on, and a policy may hedge. So what an attempt
-is given is its own (`Attempt`), what all share stands behind one lock, and an attempt that was left behind has no say.
-Its response is closed as soon as it comes, by the exchange itself, which knows when the attempt's time was over.
+Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So what an attempt is
+given is its own (`Attempt`), what all share stands behind one lock, and an attempt that was left behind has no say. Its
+response is closed as soon as it comes, by the exchange itself, which knows when the attempt's time was over.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Exchange:
             del failure  # no cycle
 
     def _was_left_behind(self, ctx: Context) -> bool:
-        """Whether the caller has walked away from this attempt. A task that is left is cancelled: it brings nothing."""
+        """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""
         return not self._in_tasks and clock.now() >= cut_off_at(ctx)
 
     def _mark(self, error: Exception) -> None:

@@ -25,7 +25,7 @@ class PerHost:
 
     :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
     :param max_hosts: how many are kept. Beyond that the tenth that was not asked for the longest time is dropped, and
-        what their breakers had learned with them. Calls that are under way under them go on.
+        what their breakers had learned with them. Running calls finish under them.
 
     Hosts that differ in scheme or port are different ones: different servers may answer there.
 

@@ -5,9 +5,9 @@ which all that they do over HTTP goes: every resource, the streaming helpers, ra
 So `request` is wrapped, on a copy of the client. It is wrapped on the instance, and the client's class stays what
 it is, because the SDKs look at the exact type in places. Copies of the copy are wrapped as it is.
 
-Where a transport sees responses, an SDK has exceptions. What policies see is the SDK's own exception, where it
-means that the service failed. Any other error (a bad request, a wrong key, a reply that cannot be parsed) is an
-answer: the service did its work. It passes the policies as a result, and comes out as the exception that it is.
+Where a transport sees responses, an SDK has exceptions. What policies see is the SDK's own exception, where it means
+that the service failed. Any other error (a bad request, a wrong key, a reply that cannot be parsed) is an answer: the
+service did its work. Policies see it as a result; the caller gets the exception.
 """
 
 from __future__ import annotations

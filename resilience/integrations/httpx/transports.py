@@ -73,8 +73,8 @@ class ResilienceTransport(_Protected, Transport):
     Without `read_body`, a body is read after the policy has ended, and not tried again; it is limited by the deadline
     of the attempt that brought it, unless `rules` says otherwise.
 
-    What comes out is what the transport raised last, or an error of the policies (`CircuitOpen`, `TimeoutExceeded`),
-    which is no `httpx.HTTPError`. A response whose status is a failure to the policies comes out as a response.
+    It raises the last error of the transport, or an error of the policies (`CircuitOpen`, `TimeoutExceeded`), which is
+    not an `httpx.HTTPError`. A response whose status is a failure for the policies is returned as a response.
 
     >>> import httpx
     >>> from resilience import Retry

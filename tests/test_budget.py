@@ -302,6 +302,17 @@ async def test_an_error_that_the_block_raises_is_not_replaced_by_the_deadlines(t
                 raise Boom
 
 
+@pytest.mark.parametrize(("passed", "message"), [(1.0, "the block did not end within 1 s"), (0.5, "of the inside")])
+async def test_what_ended_with_the_deadline_before_the_loop_rang_is_the_blocks(
+    tasks_world: World, clock: FakeClock, passed: float, message: str
+) -> None:
+    """What is inside may look at the clock first; before that time, the error is its own."""
+    with pytest.raises(DeadlineExceeded, match=message):
+        async with deadline(1.0):
+            clock.advance(passed)
+            raise DeadlineExceeded("of the inside")
+
+
 async def test_an_async_block_of_zero_seconds_ends_at_its_first_wait(tasks_world: World) -> None:
     """Over already, and noticed where it can be."""
     with quickly(), pytest.raises(DeadlineExceeded):

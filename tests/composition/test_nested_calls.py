@@ -390,6 +390,28 @@ async def test_a_failure_after_an_inner_one_that_was_answered_counts(world: Worl
         assert breaker.state is state
 
 
+def test_a_failure_counts_beside_one_of_another_caller_meanwhile() -> None:
+    """That one is no reason not to count it."""
+    breaker = CircuitBreaker(2)
+
+    def fails() -> None:
+        with pytest.raises(Boom):
+            breaker.call(raises)
+
+    def raises() -> None:
+        raise Boom
+
+    def fails_after_another() -> None:
+        other = threading.Thread(target=fails)
+        other.start()
+        other.join()
+        raise Boom
+
+    with pytest.raises(Boom):
+        breaker.call(fails_after_another)
+    assert breaker.state is OPEN
+
+
 @both_ways
 @pytest.mark.parametrize("depth", [1, 3])
 async def test_inner_failures_that_are_answered_are_none_also_where_nothing_had_failed(

@@ -14,7 +14,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from typing_extensions import override
 
-from resilience import DeadlineExceeded, Timeout, deadline
+from resilience import DeadlineExceeded, Timeout, TimeoutExceeded, deadline
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import Rules
 from tests.integrations.http_clients import process_clock_ahead
@@ -73,6 +73,14 @@ def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(DeadlineExceeded), deadline(0.1):
             session().put(url, data=bytes(20_000_000))
+
+
+def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:
+    """A body that is read after the policy has ended has the time of the attempt."""
+    url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
+    response = session(Timeout(PATIENCE, cooperative=True)).get(url, stream=True)
+    with response, process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
+        response.content  # noqa: B018
 
 
 @pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])

@@ -33,8 +33,8 @@ from resilience import (
     events,
 )
 from resilience.clock import clock as process_clock
-from resilience.testing import virtual_time
 from tests.conftest import Boom
+from tests.policies.machines import TasksInVirtualTime
 from tests.state.test_circuit import Condition, Model, Pass, conditions, small
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
@@ -223,17 +223,14 @@ TestBreakerInUse.settings = settings(max_examples=20, stateful_step_count=50, de
 # --- a bulkhead ------------------------------------------------------------------------------
 
 
-class BulkheadInUse(RuleBasedStateMachine):
+class BulkheadInUse(TasksInVirtualTime):
     """Tasks of one loop that hold permits and wait for them, in virtual time; everybody is served in order."""
 
     @initialize(limit=st.integers(1, 3), queue=st.integers(0, 4), max_wait=st.none() | st.just(5.0))
     def build(self, limit: int, queue: int, max_wait: float | None) -> None:
-        self.virtual = virtual_time()
-        self.clock = self.virtual.__enter__()
-        self.loop = asyncio.new_event_loop()
+        self.open()
         max_wait = max_wait if queue else None
         self.bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
-        self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.entered: list[int] = []
         self.endings: dict[int, asyncio.Future[None]] = {}
         # By hand:
@@ -246,12 +243,7 @@ class BulkheadInUse(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let the tasks come as far as they can without any time passing."""
-
-        async def turns() -> None:
-            for _ in range(10):
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(turns())
+        self.turn()
         while self.waiting and len(self.inside) < self.limit:
             self.serve(self.waiting.popleft()[0])
 
@@ -269,7 +261,9 @@ class BulkheadInUse(RuleBasedStateMachine):
             await self.endings[name]
 
         self.tasks[name] = self.loop.create_task(self.bulkhead.aexecute(fn, Context(timeout=budget)))
-        ends = [(now + (self.max_wait or float("inf")), BulkheadFull) for now in [self.clock.now()]]
+        ends: list[tuple[float, type[Exception]]] = [
+            (now + (self.max_wait or float("inf")), BulkheadFull) for now in [self.clock.now()]
+        ]
         ends.append((self.clock.now() + (budget or float("inf")), DeadlineExceeded))
         if len(self.inside) < self.limit and not self.waiting:
             self.serve(name)
@@ -338,7 +332,7 @@ class BulkheadInUse(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        if not hasattr(self, "bulkhead"):
+        if not self.is_open:
             return
         assert self.entered == self.served  # who, and in what order
         stats = self.bulkhead.stats()
@@ -350,20 +344,8 @@ class BulkheadInUse(RuleBasedStateMachine):
             assert (asyncio.CancelledError if task.cancelled() else type(task.exception())) is (expected or type(None))
 
     def teardown(self) -> None:
-        if not hasattr(self, "bulkhead"):
-            return
-
-        async def end() -> None:
-            for task in self.tasks.values():
-                task.cancel()
-            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-        try:
-            self.loop.run_until_complete(end())
-        finally:
-            self.loop.close()
-            self.virtual.__exit__(None, None, None)
-        assert self.bulkhead.stats().in_flight == 0
+        super().teardown()
+        assert not self.is_open or self.bulkhead.stats().in_flight == 0
 
 
 TestBulkheadInUse = BulkheadInUse.TestCase

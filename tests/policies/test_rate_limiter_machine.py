@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from resilience import Context, Rate, RateLimited, RateLimiter
-from resilience.testing import virtual_time
+from tests.policies.machines import TasksInVirtualTime
 
 #: All numbers are multiples of a power of two, so that no sum is rounded.
 CASES = (
@@ -91,19 +89,16 @@ class Model:
         self.queue = [it for it in self.queue if it.name != name]
 
 
-class LimiterInUse(RuleBasedStateMachine):
+class LimiterInUse(TasksInVirtualTime):
     """Tasks of one loop in virtual time. They begin at the very instants that the model says, or are refused."""
 
     @initialize(rates=st.sampled_from(CASES), max_wait=st.none() | st.sampled_from([0.0, 1.0, 3.0]))
     def build(self, rates: tuple[Rate, ...], max_wait: float | None) -> None:
-        self.virtual = virtual_time()
-        self.clock = self.virtual.__enter__()
-        self.loop = asyncio.new_event_loop()
+        self.open()
         costed = [Rate(it.limit, it.per, burst=it.burst, cost=lambda ctx: ctx.properties["cost"]) for it in rates]
         self.limiter = RateLimiter(*costed, max_wait=max_wait)
         self.max_wait = inf if max_wait is None else max_wait
         self.model = Model(rates)
-        self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.began: dict[int, float] = {}
         self.expected: dict[int, float] = {}
         self.rejected = 0
@@ -111,13 +106,7 @@ class LimiterInUse(RuleBasedStateMachine):
     def settle(self, seconds: float = 0.0) -> None:
         """Let so much time pass, and then the tasks come as far as they can; and the model likewise."""
         end = self.clock.now() + seconds
-
-        async def turns() -> None:
-            await asyncio.sleep(seconds)
-            for _ in range(20):
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(turns())
+        self.turn(seconds)
         while True:
             instants, _, _ = self.model.plan()
             ready = [it for it in self.model.queue if instants[it.name] <= min(end, it.latest)]
@@ -204,7 +193,7 @@ class LimiterInUse(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        if not hasattr(self, "limiter"):
+        if not self.is_open:
             return
         assert self.began == self.expected
         stats = self.limiter.stats()
@@ -213,20 +202,8 @@ class LimiterInUse(RuleBasedStateMachine):
         assert stats.next_turn == self.model.next_instant(1.0, now) - now
 
     def teardown(self) -> None:
-        if not hasattr(self, "limiter"):
-            return
-
-        async def end() -> None:
-            for task in self.tasks.values():
-                task.cancel()
-            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-        try:
-            self.loop.run_until_complete(end())
-        finally:
-            self.loop.close()
-            self.virtual.__exit__(None, None, None)
-        assert self.limiter.stats().queued == 0
+        super().teardown()
+        assert not self.is_open or self.limiter.stats().queued == 0
 
 
 TestLimiterInUse = LimiterInUse.TestCase

@@ -300,7 +300,7 @@ def _as_algorithm(value: Any) -> Algorithm:
     if isinstance(value, Algorithm) and not isinstance(value, type):
         return value
     checks.not_bare("@AdaptiveLimit(0.5)", value)
-    if hasattr(value, "update") or isinstance(value, type):
+    if hasattr(value, "update"):
         raise TypeError(f"slower_than must be seconds, or have update(limit, sample) and reset(), not {value!r}")
     return Aimd(checks.seconds("slower_than", value))
 

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Self, TypeVar, final
+from typing import Any, TypeVar, final
 
 from resilience import forks
 from resilience.context import Context, is_over, waits_until
@@ -127,7 +127,7 @@ class Flight:
     _traceback: TracebackType | None
     _waiter: Waiter
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         around = _around.get()
         try:
             # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
@@ -137,7 +137,6 @@ class Flight:
             _around.set(around)
             self.__exit__(None, error, None)
             raise
-        return self
 
     def _join(self) -> Flight:
         """Lead, if no other caller does. Return who leads."""

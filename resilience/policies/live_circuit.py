@@ -102,7 +102,7 @@ class Admitted:
         try:
             _around.reset(self._token)
         except ValueError:  # a coroutine that another task closes, or the collector, ends in other variables
-            return
+            pass
 
 
 @final
@@ -399,7 +399,7 @@ def _mark(error: Exception, circuit: LiveCircuit) -> None:
         marks: dict[int, int] = vars(error).get(_MARKS, {})
         setattr(error, _MARKS, {**marks, id(circuit): circuit.failures})
     except Exception:  # one that refuses attributes goes without
-        return
+        pass
 
 
 def _text_of(failed: Failed) -> str:

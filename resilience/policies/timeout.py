@@ -94,7 +94,7 @@ class Timeout(Policy[Never]):
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(ctx.child(deadline=deadline))  # that one fires first, so there is nothing to arm
+                    return await call(ctx)  # that one fires first, so there is nothing to arm
                 limit = self._seconds if deadline == own else None
                 timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
                 try:  # and no `with`, which enters and leaves the timer by way of C: 5 % of a call

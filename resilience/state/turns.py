@@ -26,8 +26,6 @@ from resilience.state.rates import SAME, Meter, Quota, Spread, Window
 
 W = TypeVar("W")
 
-_NO_BUCKET = Spread(1.0, 1.0, 1.0)
-
 #: Of each rate, so many units; the last are those of the quota.
 Units: TypeAlias = tuple[float, ...]
 #: What a call has to be allowed by.
@@ -182,8 +180,8 @@ class Turns(Generic[W]):
         self.rates: tuple[Spread | Window, ...] = rates
         self.quota: Quota = quota
         self._rates: Rates = (*rates, quota)
-        #: The only rate, if that is a bucket.
-        self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else _NO_BUCKET
+        #: The only rate, if that is a bucket; otherwise one that is never used.
+        self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else Spread(1.0, 1.0, 1.0)
 
     def correct(self, units: list[float], began: float, now: float) -> None:
         """Charge or give back, within a `change`, what a call that began at `began` used beside its costs."""

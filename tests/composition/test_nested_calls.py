@@ -491,6 +491,23 @@ async def test_an_inner_failure_that_was_answered_is_none(world: World) -> None:
     assert breaker.state is CLOSED
 
 
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_what_another_breaker_has_counted_counts(earlier: int) -> None:
+    """Also where this one has counted a failure meanwhile."""
+    breaker, other = CircuitBreaker(2 + earlier), CircuitBreaker()
+
+    def raising(ctx: Context) -> None:
+        raise Boom("of another caller")
+
+    for _ in range(earlier):
+        breaker.capture(raising)
+    with pytest.raises(Boom), breaker.guard():
+        contextvars.Context().run(breaker.capture, raising)
+        with other.guard():
+            raise Boom("no")
+    assert breaker.state is OPEN
+
+
 def test_a_failure_whose_causes_go_round_in_a_circle_counts() -> None:
     """Also where another one was counted meanwhile, and is looked for among them."""
     breaker = CircuitBreaker(2, on=Boom)

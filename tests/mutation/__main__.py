@@ -28,7 +28,9 @@ from tests.mutation.trial import ROOT, Report, Trials, run
 _EVERY_POLICY = ["test_bad_input.py", "test_matching.py", "test_no_outcome.py", "test_events.py", "test_listeners.py"]
 _EVERY_POLICY += ["test_pipeline.py", *(f"composition/test_{it}.py" for it in ("order", "any_pipeline", "copies"))]
 
-_BREAKER = [f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry", "_probe")]
+_BREAKER = [
+    f"policies/test_circuit_breaker{part}.py" for part in ("", "_states", "_blocks", "_telemetry", "_probe", "_reasons")
+]
 _BULKHEAD = [f"policies/test_bulkhead{part}.py" for part in ("", "_leaving", "_blocks", "_granted")]
 _RETRY = [f"policies/test_retry{part}.py" for part in ("", "_time", "_telemetry", "_blocks", "_foresight", "_budget")]
 _HEDGE = [*(f"policies/test_hedge{part}.py" for part in ("", "_delay", "_leaving")), "runtimes/test_races.py"]
@@ -57,7 +59,9 @@ TESTS = {
     "policies/circuit_breaker.py": [*_BREAKER, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/fallback.py": ["policies/test_fallback.py", *_EVERY_POLICY],
     "policies/guard.py": _BREAKER,
-    "policies/live_circuit.py": [*_BREAKER, "policies/test_machines.py", "composition/test_nested_calls.py"],
+    "policies/live_circuit.py": [
+        *(*_BREAKER, "policies/test_machines.py", "policies/test_observe_only.py", "composition/test_nested_calls.py"),
+    ],
     "policies/retry_state.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/retry.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "state/quantiles.py": ["state/test_quantiles.py", "policies/test_hedge_delay.py"],
@@ -68,7 +72,9 @@ TESTS = {
     "policies/flights.py": _FLIGHTS,
     "policies/single_flight.py": [*_FLIGHTS, *_EVERY_POLICY],
     "policies/cache.py": ["policies/test_cache.py", "policies/test_cache_machine.py", *_EVERY_POLICY],
-    "policies/keyed.py": ["policies/test_keyed.py", "integrations/test_standard.py", *_EVERY_POLICY],
+    "policies/keyed.py": [
+        *("policies/test_keyed.py", "integrations/test_standard.py", "integrations/test_limits.py", *_EVERY_POLICY),
+    ],
     **{f"streams/{it}.py": _STREAMS for it in ("driver", "items", "runtime", "source", "streaming")},
     "repeats.py": [
         "test_repeats.py",
@@ -94,6 +100,7 @@ TESTS = {
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
     "policies/live_permits.py": ["composition/test_processes.py"],
+    "policies/live_circuit.py": ["composition/test_interrupts.py"],
     "policies/circuit_breaker.py": [
         *("composition/test_processes.py", "composition/test_interrupts.py", "contention/test_contention.py"),
     ],

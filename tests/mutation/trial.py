@@ -48,7 +48,7 @@ WAITING_SECONDS = 10
 #: Seconds that no test needs, and seconds that no mutant needs, whatever it does: the last resort.
 LONGEST_TEST, LONGEST = 180, 1200
 
-_COPIED = ["resilience", "tests", "pyproject.toml"]
+_COPIED = ["resilience", "tests", "docs", "pyproject.toml"]  # tests compare pages with the code
 _OPTIONS = [
     "-x",
     "-q",

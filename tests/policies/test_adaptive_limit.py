@@ -325,6 +325,16 @@ def test_what_was_learned_before_a_reset_is_dropped() -> None:
     assert it.stats().limit == 3
 
 
+def test_a_thread_that_comes_to_ask_after_another_one_does_not_ask_again() -> None:
+    """That one has taken the calls which were noted."""
+    algorithm = Recording()
+    limit = AdaptiveLimit(algorithm, initial=3, min_samples=2, window=1e-9)
+    limit.call(int)
+    limit.call(int)
+    limit._look(limit._period, process_clock.now(), Context())
+    assert len(algorithm.asked) == 1
+
+
 def test_one_look_at_a_time() -> None:
     """What ends while the algorithm is asked does not ask as well."""
 
@@ -413,9 +423,16 @@ def test_it_is_shown() -> None:
     assert AdaptiveLimit(2).stats() == LimitStats(20, 0, 0, 0)
 
 
-@pytest.mark.parametrize("numbers", [{"initial": 5, "least": 6}, {"initial": 5, "most": 4}, {"least": 5, "most": 4}])
-def test_bounds_that_contradict_one_another_are_refused(numbers: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least|at most"):
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"initial": 5, "least": 6}, "initial must be at least 6"),
+        ({"initial": 5, "most": 4}, "initial must be at most 4"),
+        ({"least": 5, "most": 4}, "most must be at least 5"),
+    ],
+)
+def test_bounds_that_contradict_one_another_are_refused(numbers: dict[str, int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
         AdaptiveLimit(0.3, **numbers)
 
 

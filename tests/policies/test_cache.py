@@ -373,6 +373,15 @@ def test_the_size_is_bounded_and_what_is_asked_for_stays() -> None:
     assert cache.stats() == CacheStats(hits=1099, stale=0, shared=0, misses=1001, size=100)
 
 
+def test_a_value_that_is_kept_anew_takes_the_place_of_no_other(clock: FakeClock) -> None:
+    cache = Cache(lambda value: 60 if value == "long" else 1, max_size=2)
+    cache.call(str, "long")
+    cache.call(str, "short")
+    clock.advance(2)
+    cache.call(str, "short")
+    assert cache.stats().size == 2
+
+
 def test_what_is_asked_for_is_found_also_while_another_goes() -> None:
     """A hit takes no lock: it may come between any two steps of a call that makes room."""
     cache, looks = Cache(60, max_size=2), []

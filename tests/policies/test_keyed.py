@@ -15,6 +15,7 @@ from resilience import (
     CircuitOpen,
     Context,
     Fallback,
+    Hedge,
     Keyed,
     KeyedStats,
     Pipeline,
@@ -199,6 +200,10 @@ def test_what_make_and_key_raise_comes_out() -> None:
         assert keyed.stats().keys == 0
 
 
+def test_the_policy_of_a_key_may_race() -> None:
+    assert Keyed(lambda key: Hedge(60), first).call(str, "a") == "a"
+
+
 def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
     keyed = Keyed(lambda key: Retry(), lambda *_: Incomparable())
     keyed.policy_for(Incomparable())
@@ -210,9 +215,11 @@ def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
 def test_it_is_one_for_all_who_use_it() -> None:
     keyed = Keyed(named, first, idle=60, name="hosts")
     assert keyed.describe() == "hosts: a policy for each first, 0 now, at most 1000, dropped after 60 s unused"
-    keyed.policy_for("a.example")
-    assert keyed.describe().endswith(f"; the last: {named('a.example').describe()}")
+    for host in ("a.example", "b.example", "c.example"):
+        keyed.policy_for(host)
+    assert keyed.describe().endswith(f"; the last: {named('c.example').describe()}")
     for copies in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="hosts holds policies"):
             copies(keyed)
     assert repr(keyed).startswith("Keyed(make=")
+    assert Keyed(named, first).name == "Keyed"

@@ -483,7 +483,7 @@ def test_what_can_never_begin_is_told_without_seconds(heard: list[Any]) -> None:
 
 def test_it_tells_how_long_one_had_waited(heard: list[Any]) -> None:
     limiter = RateLimiter(Rate(1, burst=1), max_wait=3)
-    Arrivals(limiter).at(0, "a", "b").then(0.5, lambda: limiter.pause(60)).run()
+    Arrivals(limiter).at(2, "a", "b").then(2.5, lambda: limiter.pause(60)).run()
     assert [(it.retry_after, it.waited) for it in heard if isinstance(it, events.CallRejected)] == [(59.5, 1.0)]
 
 

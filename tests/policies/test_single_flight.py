@@ -75,14 +75,16 @@ def test_callers_of_every_runtime_share_one_call() -> None:
 
 
 def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
-    flight, error = SingleFlight(key=same), Boom("no")
+    flight, error, cause = SingleFlight(key=same), Boom("no"), Boom("why")
     error.add_note("of the call")
+    error.__cause__ = cause
     slow = Slow(raising(error))
     got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
     errors = [it.error for it in got]
     assert len({id(it) for it in errors}) == 9
     assert {(type(it), it.args, tuple(it.__notes__)) for it in errors} == {(Boom, ("no",), ("of the call",))}
     for it in errors:
+        assert it.__cause__ is cause
         frames = traceback.extract_tb(it.__traceback__)
         assert "fn" in [frame.name for frame in frames]
         assert len(frames) < 20

@@ -95,6 +95,13 @@ def test_the_memory_of_a_window_is_bounded() -> None:
     assert len(window._log) <= Window.STEPS + 1
 
 
+def test_a_use_is_kept_with_the_one_just_before_it() -> None:
+    """The earlier ones leave when they are as old as the period."""
+    window = Window(3, 1.0)
+    assert [window.take_now(1, at) for at in (0.0, 0.5, 0.5001)] == [True] * 3
+    assert (window.ready(1, 0.6), window.ready(2, 0.6)) == (1.0, 1.5001)
+
+
 def test_uses_that_follow_closely_are_not_all_kept_as_one() -> None:
     """Each leaves in time, though there is always one within a 1024th of the period before it."""
     window, gap = Window(1000, 1.0), 0.5 / Window.STEPS
@@ -173,18 +180,19 @@ def test_a_bucket_gives_back_no_more_than_it_holds() -> None:
     assert rate.full_at == 5.0
 
 
+@pytest.mark.parametrize("at", [4.0, 5.0])
 @pytest.mark.parametrize("taken", ["in time", "from the queue"])
-def test_a_bucket_gives_nothing_back_that_has_been_refilled(taken: str) -> None:
+def test_a_bucket_gives_nothing_back_that_has_been_refilled(taken: str, at: float) -> None:
     """It was full after the first use: what the second one took is not to be given back for the first."""
     rate = Spread(1, 1.0, 4)
     rate.take(4, 0.0, 0.0)
     if taken == "in time":
-        assert rate.take_now(4, 5.0)
+        assert rate.take_now(4, at)
     else:
-        rate.take(4, 5.0, 5.0)
+        rate.take(4, at, at)
     rate.correct(-3, 0.0, 6.0)
-    assert rate.full_at == 9.0
-    rate.correct(-3, 5.0, 6.0)
+    assert rate.full_at == at + 4.0
+    rate.correct(-3, at, 6.0)
     assert rate.full_at == 6.0
 
 

@@ -53,6 +53,16 @@ def test_the_plan_is_made_anew_where_a_window_is_charged_much_later(late: float,
     assert second.due == pytest.approx(2.0 + late)
 
 
+def test_who_is_not_the_first_is_timed_exactly_at_its_instant_too() -> None:
+    """The plan stands after half a millisecond; by then it may be too early."""
+    turns = turns_of(Window(1, 1.0))
+    first, _, third = (joined(turns, name) for name in "abc")
+    turns.go(first, 1.0005)
+    turns.go(third, 3.0)
+    assert not third.has_begun
+    assert third.due == pytest.approx(3.0005)
+
+
 def test_who_is_late_holds_up_no_other_and_gets_the_turn_that_is_left() -> None:
     """Its loop stands still: the one behind begins at its own instant, and no turn is lost."""
     turns = turns_of(Spread(1, 1.0, 1))

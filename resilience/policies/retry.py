@@ -31,7 +31,7 @@ _DEFAULT_BACKOFF = Exponential(0.1, cap=10.0)
 
 @final
 class Retry(Policy[Never]):
-    """Repeat a call that failed in a way that may not occur again.
+    """Retry a call that failed for a reason that may not persist.
 
     The caller gets the call's own last exception (or result), with a note that says how many attempts were made, in
     what time, and what each failed with. (The time is since the first attempt began or, if there is no deadline, no

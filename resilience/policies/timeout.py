@@ -31,7 +31,7 @@ pool.most = _most_abandoned
 
 @final
 class Timeout(Policy[Never]):
-    """Give the call that many seconds, then release the caller with `TimeoutExceeded`.
+    """Limit how long a call may take; when the time is up, its caller gets `TimeoutExceeded`.
 
     :param seconds: the limit for everything inside this policy: retries and their waits, queues, the function.
         More than zero.

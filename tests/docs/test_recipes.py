@@ -40,7 +40,7 @@ def test_the_page_on_notebooks_is_a_notebook(tmp_path: Path) -> None:
 def test_a_cell_that_shows_something_else_is_reported(cell: str, report: str, tmp_path: Path) -> None:
     """What a page promises wrongly is found."""
     page = tmp_path / "page.md"
-    cells = NOTEBOOK.read_text(encoding="utf-8").split("Many at once")[0]
+    cells = NOTEBOOK.read_text(encoding="utf-8").split("Many calls, at most three at once")[0]
     page.write_text(f"{cells}\n```python\n{cell}```\n", encoding="utf-8")
     with pytest.raises(Broken, match=r"page\.md:") as caught:
         kernel.run(page, "page.md", tmp_path)

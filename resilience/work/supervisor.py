@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Self, final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from resilience import checks
-from resilience.backoff import Backoff, Exponential, as_backoff
+from resilience.backoff import Backoff, BackoffLike, Exponential, as_backoff
 from resilience.callables import name_of, require_callable
 from resilience.checks import Duration, format_number
 from resilience.clock import clock
@@ -50,7 +50,7 @@ class Supervisor:
     def __init__(
         self,
         *,
-        restart: Any = None,
+        restart: BackoffLike | None = None,
         max_restarts: int = 10,
         within: Duration = 300.0,
         on_parked: Listener | None = None,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
@@ -237,7 +238,7 @@ CASES: list[Case] = [
         store=wrong([5, "store", None], []),
         lease=required(NO_DURATION),
         keep=required(NO_DURATION),
-        serializer=wrong([5], []),
+        serializer=wrong([5, SimpleNamespace(dumps=str), SimpleNamespace(loads=str)], []),
         name=NO_NAME,
     ),
     *of(IdempotencyKey, make=wrong([5, "k", later], []), name=NO_NAME),

@@ -116,7 +116,7 @@ class Turns(Generic[W]):
     def seconds(self, costs: Units, now: float) -> float:
         """Return the seconds that a newcomer would wait."""
         with self._lock:
-            return max(0.0, self._next_locked(costs, now) - now)
+            return self._next_locked(costs, now) - now
 
     def join(self, turn: Turn[W], now: float) -> None:
         """Take a place at the end of the queue, if its instant comes in time. It waits then."""

@@ -48,7 +48,7 @@ TESTS = {
     "state/rates.py": ["state/test_rates.py", *_RATES],
     "state/turns.py": ["state/test_turns.py", *_RATES],
     "policies/rate.py": [*_RATES, "test_bad_input.py"],
-    "policies/rate_limiter.py": [*_RATES, *_EVERY_POLICY],
+    "policies/rate_limiter.py": [*_RATES, "integrations/test_limits.py", *_EVERY_POLICY],
     "policies/attempts.py": [*_RETRY, "test_context.py", *_EVERY_POLICY],
     "policies/bulkhead.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],
     "policies/live_permits.py": [*_BULKHEAD, "policies/test_machines.py", *_EVERY_POLICY],

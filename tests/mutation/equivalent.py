@@ -49,6 +49,12 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("if turn is last: break", "pass", f"{_QUICK_WAY}; without it, a wait behind one that is late takes 35 % more"),
         ("break", "pass", _QUICK_WAY),
+        (
+            "for rate, cost in zip(rates, costs, strict=True):",
+            "for rate, cost in zip(rates, costs, strict=False):",
+            "there is one cost for each rate",
+        ),
+        ("if turn.instant > now + SAME:", "if turn.instant >= now + SAME:", _OF_ROUNDING),
         *(
             (_BUCKET.format("1.0", "1.0", "1.0"), _BUCKET.format(*numbers), _NEVER_USED)
             for numbers in [
@@ -74,7 +80,25 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "that is the default",
         ),
     ],
+    "policies/flights.py": [
+        (
+            "self.leads = leader is self or leader in _around.get() # a call that this one is made inside of",
+            "self.leads = ((leader in _around.get())) # a call that this one is made inside of",
+            f"{_QUICK_WAY}: it is inside of itself; 3 % of a call",
+        ),
+    ],
     "policies/live_circuit.py": [
+        ("assert self.probe is not None", "pass", _FOR_CHECKERS),
+        (
+            'if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:',
+            'if ((frame.f_locals.get("circuit") is self)):',
+            f"{_QUICK_WAY}: the variables of fewer frames are looked at",
+        ),
+        (
+            "if has_failed and admission.quiet and self._is_among_callers():",
+            "if ((has_failed) and (self._is_among_callers())):",
+            f"{_QUICK_WAY}: where calls are noted, one inside another is not admitted",
+        ),
         ("return False", "pass", _FALSE_ANYWAY),
         ("self.failures: int = 0", "self.failures: int = 1", _NOTED_ONLY),
         (

@@ -200,6 +200,24 @@ async def test_a_refusal_is_answered(world: World, clock: FakeClock) -> None:
     assert await world.execute(pipeline, Script("never").function()) == 1
 
 
+async def test_while_one_replaces_a_value_that_is_too_old_the_others_wait(tasks_world: World, clock: FakeClock) -> None:
+    cache, numbers, got = made(stale=60, key=lambda *_: "same"), iter([1, 2]), []
+
+    async def ask() -> None:
+        got.append(await cache.acall(fetch))
+
+    async def fetch() -> int:
+        await anyio.lowlevel.checkpoint()
+        return next(numbers)
+
+    await ask()
+    clock.advance(1000)
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        group.start_soon(ask)
+    assert got == [1, 2, 2]
+
+
 async def test_while_one_refreshes_the_others_get_the_old_value(tasks_world: World) -> None:
     cache, called, got = Cache(0.02, stale=60, key=lambda *_: "same"), [], []
     go = anyio.Event()
@@ -415,6 +433,7 @@ def test_a_store_of_the_users_own() -> None:
         assert cache.call(str, number) == str(number)
     assert counts(cache) == (2, 0, 0, 4)
     assert cache.stats().size == len(store) == 2
+    assert not cache._entries
     cache.forget((str, (1,)))
     assert len(store) == 1
     cache.clear()

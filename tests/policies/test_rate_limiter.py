@@ -352,8 +352,9 @@ def test_told_reads_it_from_results() -> None:
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 20.5}
     limiter = RateLimiter(1000, told=lambda result: None)
     assert Arrivals(limiter).at(0, *"abc").run().began == dict.fromkeys("abc", 0)
-    with pytest.raises(TypeError, match=r"told\(result\) must return \(remaining, seconds\) or None, not 5"):
-        RateLimiter(1000, told=lambda result: result).call(abs, 5)
+    for said, shown in [(5, "5"), ((1, 2, 3), r"\(1, 2, 3\)")]:
+        with pytest.raises(TypeError, match=rf"told\(result\) must return \(remaining, seconds\) or None, not {shown}"):
+            RateLimiter(1000, told=lambda result: result).call(lambda it: it, said)
 
 
 def test_what_was_used_after_all_is_charged_or_given_back() -> None:
@@ -425,6 +426,8 @@ def test_costs_are_given_for_each_rate() -> None:
         pass
     assert limiter.try_take(7, 10) == 0
     assert limiter.try_take(0, 0) == 0
+    assert limiter.try_take(1, 0) > 0
+    assert limiter.try_take(0, 1) > 0
     with pytest.raises(TypeError, match="2 rates"):
         limiter.turn(3)
     with pytest.raises(ValueError, match="-1"):

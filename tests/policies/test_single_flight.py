@@ -303,6 +303,24 @@ async def test_a_timeout_inside_is_an_outcome(in_asyncio: World) -> None:
     pipeline = Pipeline(flight, Timeout(0.01))
     outcomes = await asyncio.gather(*(pipeline.acapture(lambda ctx: asyncio.sleep(5)) for _ in range(3)))
     assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [TimeoutExceeded] * 3
+    assert flight.stats().shared == 2
+
+
+def test_another_error_of_a_leader_that_is_out_of_its_own_time_is_an_outcome() -> None:
+    flight = SingleFlight(key=same)
+    hurried = Timeout(1.0, cooperative=True).wrap(flight)
+
+    async def fetch(ctx: Context) -> None:
+        await ctx.sleep(1.5)
+        raise Boom
+
+    async def main() -> None:
+        outcomes = await asyncio.gather(*(it.acapture(fetch) for it in (hurried, flight)))
+        assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [Boom] * 2
+
+    with virtual_time():
+        asyncio.run(main())
+    assert flight.stats().shared == 1
 
 
 def test_an_interrupted_leader_fails_no_other() -> None:

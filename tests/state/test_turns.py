@@ -63,6 +63,14 @@ def test_who_is_not_the_first_is_timed_exactly_at_its_instant_too() -> None:
     assert third.due == pytest.approx(3.0005)
 
 
+def test_who_is_not_the_first_comes_earlier_too_where_the_rate_rises() -> None:
+    turns = turns_of(Spread(1, 1.0, 1))
+    _, second = joined(turns, "a"), joined(turns, "b")
+    turns.change(lambda: turns.rates[0].resize(4, 1.0, 0.0))
+    turns.go(second, 0.25)
+    assert second.due == 0.5
+
+
 def test_who_is_late_holds_up_no_other_and_gets_the_turn_that_is_left() -> None:
     """Its loop stands still: the one behind begins at its own instant, and no turn is lost."""
     turns = turns_of(Spread(1, 1.0, 1))

@@ -73,6 +73,17 @@ async def test_a_call_is_made_once_for_each_key(world: World, store: Any) -> Non
     assert "another payload" in str(other)
 
 
+def test_the_payload_is_asked_with_keyword_arguments_too() -> None:
+    once = Once({}, key=by_order, payload=lambda order, amount: amount)
+
+    def pay(order: str, amount: int) -> int:
+        return amount
+
+    assert [once.call(pay, "a", amount=5) for _ in range(2)] == [5, 5]
+    with pytest.raises(KeyMismatch):
+        once.call(pay, "a", amount=6)
+
+
 async def test_what_fails_gives_its_claim_up(world: World, store: Any) -> None:
     once, replies = Once(store, key=by_order), iter([Boom(), "fine"])
 

@@ -26,6 +26,7 @@ from resilience.events.kinds import CircuitChanged
 from resilience.info import Listener
 from resilience.matching import Matcher, OnResult
 from resilience.outcome import LONGEST_MESSAGE, Failed, Success, describe, unwrap_stop_iteration
+from resilience.policies.marks import is_marked, mark
 from resilience.runtimes.base import Runtime
 from resilience.state.circuit import (
     Admission,
@@ -44,10 +45,6 @@ from resilience.state.trips import ConsecutiveFailures, Trip
 #: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
 _around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
 get_around: Callable[[], tuple[Admitted, ...]] = _around.get
-
-#: Where an error keeps its marks (numbers, so that it still pickles), and how many causes of one are looked at.
-_MARKS: Final = "_resilience_counted_by"
-_DEEPEST: Final = 20
 
 #: What a circuit that only observes admits a call by that it would have refused: its result moves nothing.
 PASSED: Final = Closed(ConsecutiveFailures(1).tally())
@@ -199,31 +196,22 @@ class LiveCircuit:
     def _is_among_callers(self) -> bool:
         """Whether the call that `settle` is asked about was made inside another one of this circuit.
 
-        To be asked where calls are not noted, which would make each that goes well take half as long again. So what
-        fails looks for the flow of `CircuitBreaker` among the frames around its own: those of this thread or task.
+        For calls that are not noted: noting them would make each that succeeds take half as long again. So one that
+        fails looks for `CircuitBreaker.around` with this circuit among the frames of its thread or task.
         """
-        frame: FrameType | None = sys._getframe(3)
+        frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and the call that asks
         while frame is not None:
             if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:
                 return True
             frame = frame.f_back
         return False
 
-    def has_counted(self, error: BaseException | None, since: int) -> bool:
-        """Whether this failure, or one that it was made of, was counted by a call inside, after so many others.
+    def has_counted(self, error: Exception, since: int) -> bool:
+        """Whether this failure, or one that caused it, was counted by a call inside, after so many others.
 
         To be asked only where any was counted meanwhile.
         """
-        for _ in range(_DEEPEST):
-            if error is None:
-                break
-            marks = vars(error).get(_MARKS)
-            if marks is not None and marks.get(id(self), 0) > since:
-                return True
-            if isinstance(error, BaseExceptionGroup) and all(self.has_counted(it, since) for it in error.exceptions):
-                return True
-            error = error.__cause__ or error.__context__
-        return False
+        return is_marked(error, id(self), since)
 
     def admit(self, ctx: Context) -> Admission:
         """Admit a call, or raise. A circuit that only observes announces the refusal, and lets the call pass."""
@@ -330,7 +318,7 @@ class LiveCircuit:
                 if failure is not None:
                     self.failures += 1
                     if isinstance(ended, Exception):
-                        _mark(ended, self)
+                        mark(ended, id(self), self.failures)
         if self._unreported:
             self._report()
 
@@ -391,15 +379,6 @@ class LiveCircuit:
         self._reporting = False
         if isinstance(self.machine.period, HalfOpen):
             self.machine.period.probes.clear()
-
-
-def _mark(error: Exception, circuit: LiveCircuit) -> None:
-    """Note on an error that a circuit has counted it, and as which of its failures."""
-    try:
-        marks: dict[int, int] = vars(error).get(_MARKS, {})
-        setattr(error, _MARKS, {**marks, id(circuit): circuit.failures})
-    except Exception:  # one that refuses attributes goes without
-        pass
 
 
 def _text_of(failed: Failed) -> str:

@@ -179,8 +179,8 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
 def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> Generator[Any, Any, None]:
     """Pull the items in tasks: suspend with the source each time it has brought one, and end where it ends.
 
-    What the source waits in, the event loop is given in between. `yield from`, and not one pull after another manually:
-    to catch the `StopIteration` that each would end with costs as much as all the rest.
+    What the source waits in, the event loop is given in between. `yield from`, and not a loop of single pulls:
+    catching the `StopIteration` with which each would end costs as much as all the rest.
     """
     begin, is_native = opened.items.__anext__, type(opened.items) is types.AsyncGeneratorType
     timer = opened.ctx._timer if isinstance(opened.ctx._timer, PassiveTimer) else None

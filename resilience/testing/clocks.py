@@ -219,6 +219,9 @@ class VirtualClock:
     def _busy(self, mine: Wait) -> list[int]:
         """Return the other threads that do not stand still."""
         others = [it for it in threading.enumerate() if self._counts(it)]
+        # Where a thread stood keeps all that its frame knows: no longer than it is asked for.
+        for ident in self._stands.keys() - {it.ident for it in others}:
+            del self._stands[ident]
         frames = sys._current_frames() if others else {}
         # First where all of them are, then what the kernel knows of them: while that is asked, they run.
         looks = [_Look(it, frames.get(it.ident or 0)) for it in others]

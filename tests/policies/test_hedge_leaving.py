@@ -352,7 +352,6 @@ def test_a_race_that_is_cut_off_leaves_nothing_to_the_collector(threads: World) 
         wait_until(lambda: known() is None)
 
 
-@pytest.mark.serial
 async def test_a_hedged_call_leaves_nothing_to_the_collector(anywhere: Virtual) -> None:
     """A race knows the context variables of its caller."""
 

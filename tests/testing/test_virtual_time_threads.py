@@ -54,6 +54,20 @@ def test_what_a_thread_held_while_it_waited_goes_with_it() -> None:
         assert [it() for it in known] == [None, None]
 
 
+def test_what_a_thread_held_where_it_stood_goes_when_it_has_moved_on() -> None:
+    """Here while it waited for a real lock. The next look at the threads forgets the frame, though not at this one."""
+
+    def waits_for_real() -> weakref.ref[Boom]:
+        held = Boom()
+        in_threads(lambda: process_clock.sleep(1.0))
+        return weakref.ref(held)
+
+    with no_collector(), virtual_time():
+        known = waits_for_real()
+        process_clock.sleep(1.0)
+        assert known() is None
+
+
 def test_the_clock_stands_still_while_a_thread_works() -> None:
     """A wait of a second does not overtake a thread that computes for much longer than the patience."""
     at: list[float] = []

@@ -117,3 +117,13 @@ def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
     with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
         importlib.reload(sys.modules[ours.__name__])
+
+
+def test_requests_is_refused_with_an_old_urllib3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is built on urllib3, and says the same."""
+    for name in list(sys.modules):
+        if name.startswith(("resilience.integrations.urllib3", "resilience.integrations.requests")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
+    with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
+        importlib.import_module("resilience.integrations.requests")

@@ -1,0 +1,141 @@
+"""Pool managers whose every request runs through a policy.
+
+A `PoolManager` asks a connection pool for each request, and for each hop of a redirect. A policy in the pool sees what
+really goes over the network, and redirects stay above it, as with requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from typing_extensions import override
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, PoolManager, ProxyManager, Retry
+
+from resilience.integrations.http.bodies import Once, body_of
+from resilience.integrations.http.exchange import Attempt
+from resilience.integrations.http.perhost import PerHost
+from resilience.integrations.http.rules import DEFAULT_RULES, Rules
+from resilience.integrations.http.settings import Settings
+from resilience.integrations.urllib3.exchange import Urllib3Exchange
+from resilience.integrations.urllib3.timeouts import attempt_is_late, bounded, limit_body
+from resilience.integrations.wire import Propagation
+from resilience.policy import Policy
+
+__all__ = ["ResiliencePoolManager", "ResilienceProxyManager"]
+
+
+class ResiliencePoolManager(PoolManager):
+    """A `PoolManager` that runs every request through a policy.
+
+    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`).
+    :param rules: which statuses are failures, and which requests may be sent again.
+    :param propagate_to: hosts that receive the time left; none by default.
+    :param arguments: what a `PoolManager` takes, and `options`: the number of pools, `maxsize`, `timeout` and others.
+
+    urllib3's own retries are off, regardless of `retries`: only its number of redirects is used. A status that means
+    "not now" is a failure for the policy; if the last attempt ends with it, the caller gets the response. The timeout
+    of a request is shortened, at each attempt, to the time that is left; when that is used up, `DeadlineExceeded` is
+    raised. The body is read in the attempt, unless `preload_content=False`: then it is read after it, in the same time
+    (see `Rules`), and is not retried.
+
+    >>> from resilience import Retry
+    >>> from resilience.integrations.urllib3 import ResiliencePoolManager
+    >>> http = ResiliencePoolManager(Retry(3), maxsize=10)
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any] | PerHost,
+        *arguments: Any,
+        rules: Rules = DEFAULT_RULES,
+        propagate_to: Propagation | Iterable[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._settings = Settings(policy, rules, propagate_to)
+        self._unprotected = self.pool_classes_by_scheme
+        self.pool_classes_by_scheme: dict[str, Any] = _protected(self._unprotected, self._settings)
+
+    @override
+    def clear(self) -> None:
+        """Forget all pools. A request that waits for its next attempt is not sent again."""
+        self._settings = self._settings.close()
+        self.pool_classes_by_scheme = _protected(self._unprotected, self._settings)
+        super().clear()
+
+    @override
+    def urlopen(self, method: str, url: str, redirect: bool = True, **kw: Any) -> BaseHTTPResponse:  # type: ignore[override]
+        """Send a request, and follow its redirects; `request` calls this."""
+        body = body_of(kw.get("body"), kw.get("body_pos"))
+        if not body.can_be_sent_again:
+            kw["body"] = Once.of(kw["body"])  # a redirect must not send the empty rest of it
+        elif body.start is not None:
+            kw["body_pos"] = body.start  # nor that of a file: urllib3 forgets where it stood
+        return super().urlopen(method, url, redirect, **kw)
+
+
+class ResilienceProxyManager(ResiliencePoolManager, ProxyManager):
+    """A `ProxyManager` that runs every request through a policy: `ResilienceProxyManager(policy, proxy_url)`."""
+
+
+def _protected(classes: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return classes of pools, by scheme, that send through the policy."""
+    return {scheme: _protected_class(kind, settings) for scheme, kind in classes.items()}
+
+
+def _protected_class(kind: Any, settings: Settings) -> Any:
+    def urlopen(pool: Any, method: str, url: str, body: Any = None, headers: Any = None, **options: Any) -> Any:
+        given = pool.headers if headers is None else headers
+        return _Sending(settings, pool, kind.urlopen, method, url, body, given, options).run()
+
+    return type(kind.__name__, (kind,), {"urlopen": urlopen})
+
+
+class _Sending(Urllib3Exchange):
+    """One request, or one hop of a redirect."""
+
+    response_type = BaseHTTPResponse
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: HTTPConnectionPool,
+        urlopen: Any,
+        method: str,
+        target: str,
+        body: Any,
+        headers: Mapping[str, str],
+        options: dict[str, Any],
+    ) -> None:
+        url = target if "://" in target else f"{pool.scheme}://{pool.host}:{pool.port}{target}"
+        super().__init__(settings, method, url, headers, body_of(body, options.get("body_pos")))
+        self._send = (urlopen, pool, method, target, body)
+        self._retries = options.pop("retries", None)
+        self._timeout = options.pop("timeout", pool.timeout)
+        self._reads = options.pop("preload_content", True)
+        if self._reads:
+            options.pop("release_conn", None)  # reading does it
+        self._options = {**options, "retries": False, "redirect": False, "preload_content": False}
+
+    @override
+    def send(self, attempt: Attempt) -> BaseHTTPResponse:
+        urlopen, *where = self._send
+        timeout = self._timeout if attempt.left is None else bounded(self._timeout, attempt.left)
+        headers = self._headers
+        if attempt.headers:
+            headers = HTTPHeaderDict(headers)
+            headers.update(attempt.headers)
+        response: BaseHTTPResponse = urlopen(*where, headers, timeout=timeout, **self._options)
+        response.retries = Retry.from_int(self._retries)  # what its manager counts redirects with
+        if attempt.left is not None or not self._reads:
+            limit_body(response, self._timeout, attempt.ctx.deadline, attempt_is_late)
+        if self._reads:
+            response.data  # noqa: B018  # reads it, and gives the connection back
+        return response
+
+    @override
+    def limit(self, response: BaseHTTPResponse) -> BaseHTTPResponse:
+        if not self._reads:
+            limit_body(response, self._timeout, self.body_deadline, self.body_is_late)
+        return response

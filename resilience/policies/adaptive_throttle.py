@@ -139,9 +139,13 @@ class AdaptiveThrottle(Policy[Never]):
         except Exception as error:
             self._judge(error)
             raise
-        if self._on_result is not None and self._on_result(result):
-            self._count_refused()
-            return result
+        try:
+            if self._on_result is not None and self._on_result(result):
+                self._count_refused()
+                return result
+        except BaseException:  # no caller will see the result
+            await ctx.runtime.close(result)
+            raise
         if clock.now() >= self._next_look:
             self._look()
         self._accepted.add()  # no lock: the window has these once in each of its steps

@@ -158,7 +158,11 @@ class CircuitBreaker(Policy[Never]):
                     circuit.settle(admission, unwrap_stop_iteration(error), began, ctx)
                 raise
             if self._on_result is not None or not admission.quiet:
-                circuit.settle(admission, Success(result), began, ctx)
+                try:
+                    circuit.settle(admission, Success(result), began, ctx)
+                except BaseException:  # no caller will see the result
+                    await ctx.runtime.close(result)
+                    raise
         except BaseException:
             if type(admission) is not Closed:
                 circuit.release(admission)  # cancelled, or interrupted before its result was recorded

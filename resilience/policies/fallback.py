@@ -135,8 +135,12 @@ class Fallback(Policy[A_co], Generic[A_co]):
             if self._is_plain and not (subscribers.fallback or ctx._info.listeners):
                 return cast("A_co", self._value)
             return await self._answer(Failure(unwrap_stop_iteration(error)), ctx)
-        if self._on_result is None or not self._on_result(result):
-            return result
+        try:
+            if self._on_result is None or not self._on_result(result):
+                return result
+        except BaseException:  # no caller will see the result
+            await ctx.runtime.close(result)
+            raise
         return await self._answer(Success(result), ctx)
 
     async def _answer(self, outcome: Outcome[Any], ctx: Context) -> A_co:

@@ -202,12 +202,16 @@ class Hedge(Policy[Never]):
         """Make a call that is not hedged, and record how long it takes."""
         rules, began = self._rules, clock.now()
         result = await call(ctx)
-        if rules.on_result is None or not rules.on_result(result):
-            if self._latencies is not None:
-                now = clock.now()
-                self._latencies.add(now - began, now)
-            if rules.budget is not None:
-                rules.budget.succeeded()
+        try:
+            if rules.on_result is None or not rules.on_result(result):
+                if self._latencies is not None:
+                    now = clock.now()
+                    self._latencies.add(now - began, now)
+                if rules.budget is not None:
+                    rules.budget.succeeded()
+        except BaseException:  # no caller will see the result
+            await ctx.runtime.close(result)
+            raise
         return result
 
     def delay(self) -> float:

@@ -112,7 +112,11 @@ class HedgePlan:
         if number == 0:
             self._first_runs = False
         if isinstance(outcome, Success):
-            decides = is_good = rules.on_result is None or not rules.on_result(outcome.value)
+            try:
+                decides = is_good = rules.on_result is None or not rules.on_result(outcome.value)
+            except BaseException:  # no caller will see the result
+                self._discard(outcome)
+                raise
         else:
             is_good = False
             decides = not (rules.failures.handles(outcome.error) or (self._running and _says_nothing(outcome.error)))

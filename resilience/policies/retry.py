@@ -153,13 +153,17 @@ class Retry(Policy[Never]):
                         state.conclude(failed)
                         raise
                 else:
-                    if self._on_result is None or not self._on_result(result):
-                        if self._earn is not None:
-                            self._earn()
-                        return result
-                    state = state or RetryState(self._limits, ctx, began)
-                    bad = Success(result)
-                    delay = state.delay_after(bad, self._refused_until(ctx))
+                    try:
+                        if self._on_result is None or not self._on_result(result):
+                            if self._earn is not None:
+                                self._earn()
+                            return result
+                        state = state or RetryState(self._limits, ctx, began)
+                        bad = Success(result)
+                        delay = state.delay_after(bad, self._refused_until(ctx))
+                    except BaseException:  # no caller will see the result
+                        await ctx.runtime.close(result)
+                        raise
                     if delay is None or not await state.wait(bad, delay, ctx.runtime):
                         state.conclude_with(result)
                         return result

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveThrottle,
     Bulkhead,
     BulkheadFull,
     CircuitBreaker,
@@ -25,6 +26,7 @@ from resilience import (
     DeadlineExceeded,
     FailureRatio,
     Fallback,
+    Hedge,
     Policy,
     Rejected,
     Retry,
@@ -35,7 +37,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policy import Call
-from tests.conftest import Boom, World
+from tests.conftest import Boom, Virtual, World
 
 SHORT, LONG = 0.02, 60.0
 
@@ -112,6 +114,30 @@ async def test_what_decides_and_raises_comes_out_and_nothing_is_held(world: Worl
     assert type(error) is Broken
     assert held(outer, around, inside) == []
     assert outer.state is CircuitState.HALF_OPEN
+
+
+ASKED: dict[str, Callable[[], Policy[Any]]] = {
+    "retry": lambda: Retry(on_result=broken),
+    "backoff of a retry": lambda: Retry(on_result=bool, backoff=lambda: (broken() for _ in range(3))),
+    "fallback": lambda: Fallback(on_result=broken),
+    "breaker": lambda: CircuitBreaker(on_result=broken),
+    "breaker, a probe": lambda: probing(on_result=broken),
+    "throttle": lambda: AdaptiveThrottle(on_result=broken),
+    "hedge, alone": lambda: Hedge(on_result=broken),
+    "hedge": lambda: Hedge(0.1, on_result=broken),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+async def test_a_result_that_no_caller_will_see_is_closed(anywhere: Virtual, what: str) -> None:
+    """What a predicate raises about it reaches the caller instead; its connection returns to the pool."""
+    closed = []
+
+    async def fetch(ctx: Context) -> object:
+        return type("Response", (), {"close": lambda self: closed.append(self)})()
+
+    error = await anywhere.attempt(ASKED[what](), fetch)
+    assert (type(error), len(closed)) == (Broken, 1)
 
 
 async def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:

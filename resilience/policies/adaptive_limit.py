@@ -202,14 +202,14 @@ class AdaptiveLimit(Policy[Never]):
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._is_asking = False
+        self._is_evaluating = False
         self._algorithm.reset()
         self._permits.wake(self._forget_locked())
 
     def _forget_locked(self) -> list[Ticket[Waiter]]:
         self._limit = float(self._initial)  # the limit in use is its floor
         self._period = Period()
-        self._turned_away = self._permits.machine.counts().rejected
+        self._rejected_before = self._permits.machine.counts().rejected
         return self._permits.machine.resize(self._initial)
 
     def _failed(self, error: Exception, period: Period, began: float, ctx: Context) -> None:
@@ -221,19 +221,19 @@ class AdaptiveLimit(Policy[Never]):
         """Record how long a call took; evaluate the limit, if it is time."""
         now, period, permits = clock.now(), self._period, self._permits.machine
         number = period.note(now - began, began_in, permits.in_flight(), permits.busy, now)
-        if number >= self._min_samples and now >= period.next_look:
-            self._look(period, now, ctx)
+        if number >= self._min_samples and now >= period.next_evaluation:
+            self._evaluate(period, now, ctx)
 
-    def _look(self, period: Period, now: float, ctx: Context) -> None:
+    def _evaluate(self, period: Period, now: float, ctx: Context) -> None:
         """Ask the algorithm, one thread at a time and outside of the lock, and set the limit."""
         with self._lock:
-            if self._is_asking or period is not self._period or len(period.samples) < self._min_samples:
+            if self._is_evaluating or period is not self._period or len(period.samples) < self._min_samples:
                 return  # another one was quicker
-            self._is_asking = True
+            self._is_evaluating = True
         try:
             rejected = self._permits.machine.counts().rejected
-            sample = period.sample(now, self._window, rejected > self._turned_away)
-            self._turned_away, limit = rejected, self._limit
+            sample = period.sample(now, self._window, rejected > self._rejected_before)
+            self._rejected_before, limit = rejected, self._limit
             answer = self._algorithm.update(limit, sample)
             wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
             wanted = checks.number("the limit that update(limit, sample) returned", wanted)
@@ -241,7 +241,7 @@ class AdaptiveLimit(Policy[Never]):
             wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
             self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
         finally:
-            self._is_asking = False
+            self._is_evaluating = False
 
     def _set(self, limit: float, reason: str, period: Period, ctx: Context) -> None:
         with self._lock:
@@ -251,7 +251,7 @@ class AdaptiveLimit(Policy[Never]):
             old, new = self._permits.machine.limit, int(limit)
             if old == new:
                 return
-            self._period = Period(period.next_look)
+            self._period = Period(period.next_evaluation)
             self._period.dropped = period.dropped
             granted = self._permits.machine.resize(new)
         self._permits.wake(granted)

@@ -79,9 +79,9 @@ class LivePermits:
                 machine.drop(first)  # its event loop has ended: that makes room
             if granted := machine.join(ticket):
                 self.wake(granted)
-            has_joined = ticket.place is not GONE
+            has_joined = ticket.state is not GONE
             ends_at = budget if budget < gives_up_at else gives_up_at
-            if ticket.place is WAITING and not await ticket.waiter.wait(ends_at, ctx._timer):
+            if ticket.state is WAITING and not await ticket.waiter.wait(ends_at, ctx._timer):
                 machine.leave(ticket)
             if machine.take_up(ticket):
                 return

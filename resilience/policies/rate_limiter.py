@@ -24,7 +24,7 @@ from resilience.runtimes.base import Runtime, Waiter
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
-from resilience.state.rates import SAME, Quota
+from resilience.state.rates import EPSILON, Quota
 from resilience.state.turns import Turn, Turns, Units, Woken
 
 T = TypeVar("T")
@@ -108,15 +108,15 @@ class RateLimiter(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         turns, has_turn = self._turns, False
-        began, quick = clock.now(), turns.quick
-        if quick:
+        began, fast_path = clock.now(), turns.fast_path
+        if fast_path:
             try:
-                del quick[-1]  # without the lock, a third of the time: see `Turns.quick`. No call until `append`
+                del fast_path[-1]  # no lock: a third of the time (see `Turns.fast_path`). No call until `append`
                 bucket = turns.bucket
-                if (full_at := bucket.full_at) <= began + bucket.room:  # GCRA
-                    bucket.full_at = (full_at if full_at > began else began) + bucket.step
+                if (full_at := bucket.full_at) <= began + bucket.tolerance:  # GCRA
+                    bucket.full_at = (full_at if full_at > began else began) + bucket.increment
                     has_turn = True
-                quick.append(None)
+                fast_path.append(None)
             except IndexError:  # pragma: no cover (another thread was quicker: never under the GIL)
                 pass
         costs = self._fixed or self._costs(ctx)
@@ -153,7 +153,7 @@ class RateLimiter(Policy[Never]):
         """
         units = self._given(costs) if costs else self._fixed or self._costs(block_context())
         turns, now = self._turns, clock.now()
-        return 0.0 if turns.take(units, now) else max(SAME, turns.seconds(units, now))
+        return 0.0 if turns.take(units, now) else max(EPSILON, turns.seconds(units, now))
 
     def learn(self, remaining: float, reset_after: Duration) -> None:
         """Obey a limit that the service reports: `remaining` calls (zero or more) for the next `reset_after` seconds.
@@ -264,7 +264,7 @@ class RateLimiter(Policy[Never]):
         turns, joined = self._turns, clock.now()
         while (first := turns.first()) is not None and not first.waiter.is_alive():
             self._wake(turns.leave(first))
-        gives_up_at = inf if self._max_wait is None else joined + self._max_wait + SAME
+        gives_up_at = inf if self._max_wait is None else joined + self._max_wait + EPSILON
         turn = Turn(costs, min(gives_up_at, nextafter(ctx.deadline, -inf)), runtime.waiter())
         now = joined
         try:

@@ -1,1 +1,1 @@
-"""Pure machines: they take the time as an argument, and know no clock, no I/O and no user code."""
+"""Pure state machines: they take the time as an argument, and use no clock, no I/O and no user code."""

@@ -1,19 +1,19 @@
-"""The circuit: four states, and the rules by which it goes from one to another.
+"""The circuit: a state machine with four states, and the rules for its transitions.
 
-    CLOSED     calls pass and are counted.       A tally that trips opens it.
-    OPEN       calls are refused.                The first call after the open period makes it half-open.
-    HALF_OPEN  so many probes may be out.        One failure opens it again, enough successes close it.
-    ISOLATED   calls are refused.                Only `isolate` and `close` change that.
+    CLOSED     calls pass and are counted.             A tally that trips opens the circuit.
+    OPEN       calls are refused.                      The first call after the open period makes it half-open.
+    HALF_OPEN  a limited number of probes may run.     One failure opens it again, enough successes close it.
+    ISOLATED   calls are refused.                      Only `isolate` and `close` change that.
 
-Each period of a state is an object, and its identity is the *epoch*: an admitted call gets the
-period that admitted it, and a result that comes back when another period has begun moves nothing.
-A stale success can so never close a circuit, nor a stale failure open one.
+Each period of a state is an object, and its identity is the *epoch*: an admitted call keeps the
+period that admitted it, and a result that arrives in a later period changes nothing. So a stale
+success can never close a circuit, and a stale failure can never open one.
 
-Michael Nygard, "Release It!" (2007), named the pattern. Pure: it takes the time as an argument,
-locks nothing, and calls no user code. Its owner holds a lock around every method but the reading of
-`period`, and reports the transitions that are returned after letting go of it. The lock has to be
-reentrant: a coroutine that is thrown away may be finalized, and release its probe, in the middle of
-any method of the same thread.
+Michael Nygard, "Release It!" (2007), named the pattern. The machine is pure: it takes the time as an
+argument, takes no lock, and calls no user code. The owner holds a lock around every method (reading
+`period` needs none), and reports the returned transitions after it has released the lock. The lock
+has to be reentrant: the garbage collector may finalize an abandoned coroutine in the middle of any
+method, and the coroutine then releases its probe in the same thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Closed:
 
 @final
 class Open:
-    """A period in which calls are refused, until `until`."""
+    """A period in which calls are refused, up to the instant `until`."""
 
     __slots__ = ("last_failure", "lasts", "until", "why")
     state: ClassVar[CircuitState] = CircuitState.OPEN
@@ -56,7 +56,7 @@ class Open:
 
 @final
 class HalfOpen:
-    """A period in which a few probes find out whether the dependency has recovered."""
+    """A period in which a few probes test whether the dependency has recovered."""
 
     __slots__ = ("last_failure", "probe_timeout", "probes", "successes", "why")
     state: ClassVar[CircuitState] = CircuitState.HALF_OPEN
@@ -66,7 +66,7 @@ class HalfOpen:
         self.probe_timeout: float = probe_timeout
         self.last_failure: str | None = last_failure
         self.why: str = f"the circuit is half-open and all its probes are out, after {_without_message(last_failure)}"
-        self.probes: dict[Probe, float] = {}  # probe -> when it loses its slot
+        self.probes: dict[Probe, float] = {}  # probe -> the instant at which it loses its slot
         self.successes: int = 0
 
 
@@ -97,7 +97,7 @@ class Probe:
         self.period: HalfOpen = period
 
 
-#: What an admitted call brings back with its result.
+#: What an admitted call passes to `record` or `release` when it ends.
 Admission: TypeAlias = Closed | Probe
 
 
@@ -115,7 +115,7 @@ class Transition(NamedTuple):
 
 @final
 class Circuit:
-    """The machine. Every method that can move it returns the transitions that it made, in order."""
+    """The state machine. Every method that can change the state returns its transitions, in order."""
 
     __slots__ = (
         "_checks_first",
@@ -138,9 +138,9 @@ class Circuit:
         checks_first: bool = False,
     ) -> None:
         self._trip = trip
-        self._checks_first = checks_first  # whether a function of the user's is the first probe, before any call is
-        #: Seconds that the next open period will last, and the first one after the circuit has closed. Both are
-        #: plain numbers here; their owner draws new ones from its backoff between two openings.
+        self._checks_first = checks_first  # whether a user's function is the first probe of each half-open period
+        #: The length in seconds of the next open period, and of the first one after the circuit has closed. Both are
+        #: plain numbers here; the owner takes new ones from its backoff between two openings.
         self.opens_for: float = opens_for
         self.opens_first_for: float = opens_for
         self._probes = probes
@@ -151,7 +151,7 @@ class Circuit:
     # --- calls ---
 
     def admit(self, now: float) -> tuple[Admission | None, list[Transition]]:
-        """Admit a call, or refuse it (None)."""
+        """Return the admission of a call, or None if the call is refused."""
         transitions: list[Transition] = []
         period = self.period
         if isinstance(period, Open) and now >= period.until:
@@ -161,7 +161,7 @@ class Circuit:
         if isinstance(period, Closed):
             return period, transitions
         if isinstance(period, HalfOpen):
-            _forget_lost_probes(period, now)
+            _remove_expired_probes(period, now)
             if len(period.probes) < (1 if self._checks_first and not period.successes else self._probes):
                 probe = Probe(period)
                 period.probes[probe] = now + period.probe_timeout
@@ -169,15 +169,15 @@ class Circuit:
         return None, transitions
 
     def keep_slot(self, probe: Probe, until: float) -> None:
-        """Let a probe lose its slot at another instant."""
+        """Change the instant at which a probe loses its slot."""
         if probe in probe.period.probes:
             probe.period.probes[probe] = until
 
     def record(self, admission: Admission, failure: str | None, duration: float, now: float) -> list[Transition]:
         """Count the result of an admitted call.
 
-        :param failure: what it failed with, as text; None for a success.
-        :param duration: seconds that it took.
+        :param failure: the failure as text; None for a success.
+        :param duration: the seconds that the call took.
         """
         if isinstance(admission, Closed):
             if admission is not self.period:
@@ -187,7 +187,7 @@ class Circuit:
             admission.quiet = admission.tally.quiet
             return self._trip_closed(admission, now) if tripped else []
         period = admission.period
-        _forget_lost_probes(period, now)
+        _remove_expired_probes(period, now)
         if period.probes.pop(admission, None) is None or period is not self.period:
             return []
         if failure is not None or duration >= self._trip.slower_than:
@@ -198,11 +198,11 @@ class Circuit:
         return self._close(f"probes succeeded, {needed} of {needed}") if period.successes >= needed else []
 
     def release(self, admission: Admission) -> None:
-        """Take back the slot of a call that ended without a result: cancelled, interrupted or ignored."""
+        """Free the slot of a call that ended without a result: it was cancelled, interrupted or ignored."""
         if isinstance(admission, Probe):
             admission.period.probes.pop(admission, None)
 
-    # --- manually ---
+    # --- manual control ---
 
     def isolate(self) -> list[Transition]:
         """Refuse all calls until the circuit is closed."""
@@ -212,7 +212,7 @@ class Circuit:
         """Let calls pass, and count from zero."""
         return self._close("it was closed manually")
 
-    # --- inside ---
+    # --- private ---
 
     def _trip_closed(self, period: Closed, now: float) -> list[Transition]:
         count, failure = period.tally.count(), period.last_failure
@@ -233,25 +233,25 @@ class Circuit:
     ) -> list[Transition]:
         old, self.period = self.period, period
         if old.state is period.state:
-            return []  # a new epoch of the same state: closed manually while closed
+            return []  # a new epoch of the same state: `close` was called while the circuit was closed
         last_failure = None if isinstance(period, Closed) else period.last_failure
         failure_type = failure_type_of(last_failure)
         return [Transition(old.state, period.state, retry_after, last_failure, reason, failure_type, count)]
 
 
 def failure_type_of(failure: str | None) -> str | None:
-    """Return the name of the type of a failure; None for what is none, as slow calls."""
+    """Return the name of the exception type of a failure text; None for a text without one, such as "slow calls"."""
     kind, separator, _ = (failure or "").partition(": ")
     return kind if separator else None
 
 
 def _without_message(failure: str | None) -> str:
-    """Name a failure by its type: its message may hold what another caller must not see, as the token of a URL."""
+    """Return only the type of a failure: its message may contain what other callers must not see, such as a token."""
     kind = (failure or "").partition(": ")[0]
     return "a result that was not good enough" if kind == "result" else kind
 
 
-def _forget_lost_probes(period: HalfOpen, now: float) -> None:
-    for probe, lost_at in list(period.probes.items()):
-        if now >= lost_at:
+def _remove_expired_probes(period: HalfOpen, now: float) -> None:
+    for probe, expires_at in list(period.probes.items()):
+        if now >= expires_at:
             period.probes.pop(probe, None)

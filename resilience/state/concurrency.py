@@ -1,13 +1,13 @@
-"""The best number of concurrent calls for a service: algorithms that learn it from the calls.
+"""Algorithms that learn the best limit on concurrent calls for a service from the calls themselves.
 
-Each gets, about once a second, a `Sample` of the calls of that time, and answers with a limit. By Little's law, the
-best one is the throughput times the time of a call that does not queue: with fewer, capacity is wasted; with more,
-calls only wait in the service.
+An algorithm gets a `Sample` of the recent calls about once a second, and returns a limit. By Little's law, the best
+limit is the throughput times the duration of a call that does not queue: a lower one wastes capacity, and a higher one
+only lets calls wait in the service.
 
-    Aimd      one more while calls are quick enough, a tenth less while they are not. The one to use: it needs a number
-              from you, which cannot drift, and it shares a server fairly with other clients.
-    Seeking   raises and lowers the limit in turn, and goes where more at once brings more throughput. It needs no
-              number, but everything has to go through one object.
+    Aimd      adds one while calls are quick enough, and takes off a tenth while they are not. The default: it needs a
+              latency from the user, which cannot drift, and it shares a server fairly with other clients.
+    Seeking   raises and lowers the limit in turn, and moves to where more concurrency brings more throughput. It needs
+              no number, but all calls to the service must go through one object.
 
 Pure: no clock, no lock, no I/O.
 """
@@ -21,24 +21,24 @@ from typing import Final, Protocol, TypeAlias, final, runtime_checkable
 from resilience import checks
 from resilience.checks import format_number
 
-#: Which share of the calls may take longer than the latency of a sample.
+#: The quantile of the durations that is the latency of a sample.
 _QUANTILE: Final = 0.9
-#: How many samples of one period are kept: memory is bounded, whatever the window.
-_KEPT: Final = 10_000
+#: The maximum number of durations kept for a period, which bounds the memory for any window.
+_MAX_SAMPLES: Final = 10_000
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the calls of a period were like.
+    """A summary of the calls of a period.
 
-    :param latency: the seconds that a tenth of the calls exceeded, of those that began under the present limit.
-    :param inflight: the most that ran at once.
+    :param latency: seconds; a tenth of the calls that began under the current limit took longer.
+    :param inflight: the largest number of calls that ran at once.
     :param full: whether a call was refused, or had to wait.
-    :param dropped: whether the service has refused a call, or was too slow for one.
-    :param throughput: how many calls that began under the present limit have ended in a second; 0 if not known.
-    :param latency_of_all: as `latency`, but of all calls that have ended in the period, also those that began under an
-        earlier limit. They say nothing about the present one; but without them, the slowest would never be seen.
+    :param dropped: whether a call failed because the service refused it or was too slow.
+    :param throughput: how many calls that began under the current limit ended per second; 0 if unknown.
+    :param latency_of_all: like `latency`, but for all calls that ended in the period, including those that began under
+        an earlier limit. These say nothing about the current limit; but without them, very slow calls would be missed.
     """
 
     latency: float
@@ -49,32 +49,32 @@ class Sample:
     latency_of_all: float = 0.0
 
 
-#: The new limit, not yet bounded; and why, if the algorithm says so.
+#: The new limit, before it is bounded, and optionally the reason for it.
 Answer: TypeAlias = "float | tuple[float, str]"
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Learns a limit. Called by one thread at a time, and under no lock."""
+    """An algorithm that learns a limit. One thread at a time calls it, without a lock."""
 
     def update(self, limit: float, sample: Sample, /) -> Answer:
-        """Return the new limit, and what has moved it."""
+        """Return the new limit, and optionally the reason for it."""
         ...
 
     def reset(self) -> object:
-        """Forget everything."""
+        """Discard everything that was learned."""
         ...
 
 
 @final
 class Aimd:
-    """One more while calls are quick enough, a tenth less while they are not.
+    """Additive increase, multiplicative decrease: plus one while calls are quick enough, minus a tenth otherwise.
 
-    Additive increase, multiplicative decrease: as TCP (Chiu and Jain, 1989) and Netflix's `AIMDLimit`. What is new:
-    after eight steps down that have not made calls a fifth quicker, it goes back to where they began, and stays until
-    the latency changes. Then it is not the queue of the service that is slow.
+    TCP (Chiu and Jain, 1989) and Netflix's `AIMDLimit` do the same. One rule is added: if eight decreases in a row have
+    not made the calls a fifth quicker, a queue in the service is not what makes them slow. The limit then returns to
+    its value before the decreases, and keeps it until the latency changes or the service refuses a call.
 
-    :param slower_than: seconds that nine tenths of the calls should take at most.
+    :param slower_than: seconds; nine tenths of the calls should take no longer.
     """
 
     _BACKOFF: Final = 0.9
@@ -88,14 +88,14 @@ class Aimd:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
-        self._steps = 0  # down, in a row
-        self._from = (0.0, 0.0)  # the limit, and the smoothed latency, where they began
+        """Discard everything that was learned."""
+        self._steps = 0  # decreases in a row
+        self._from = (0.0, 0.0)  # the limit and the smoothed latency before the first of them
         self._latency = 0.0  # smoothed
-        self._stays_at: float | None = None  # the latency under the limit where it stays; 0: not known yet
+        self._stays_at: float | None = None  # while the limit is kept: the latency under it; 0 if not measured yet
 
     def update(self, limit: float, sample: Sample) -> tuple[float, str]:
-        """Return the new limit, and what has moved it."""
+        """Return the new limit, and the reason for it."""
         self._latency += (sample.latency - self._latency) * (self._SMOOTHING if self._latency else 1.0)
         if self._stays_at is not None:
             if not self._stays_at:
@@ -127,19 +127,19 @@ class Aimd:
 
 @final
 class Seeking:
-    """Raise and lower the limit a little in turn, and go where more at once still brings more throughput.
+    """Raise and lower the limit a little in turn, and move to where more concurrency still brings more throughput.
 
-    For `AdaptiveLimit(Seeking())`. It needs no number, but only works where everything goes through one object, as in
-    the middleware of a server: each of several clients would only see its own share grow. Where the limit does not bind
-    there is nothing to learn, and it stays.
+    For `AdaptiveLimit(Seeking())`. It needs no number, but only works if all calls go through one object, as in the
+    middleware of a server: each of several clients would only see its own share grow. While calls do not use the whole
+    limit, there is nothing to learn, and the limit stays.
 
-    Of two periods, with a higher and a lower limit, it compares the throughputs. Their elasticity is 1 below the knee,
-    where workers of the service are idle, and 0 or less above it, where calls only wait. It settles where that is
-    `target`. There is no baseline of latency, which would have to be learned again whenever the service changes.
+    It compares the throughputs of two periods, one with a higher and one with a lower limit. Their elasticity is 1
+    below the knee, where workers of the service are idle, and 0 or less above it, where calls only wait. The limit
+    settles where the elasticity is `target`. There is no latency baseline to learn again when the service changes.
 
     :param dither: by which share the limit is raised and lowered, more than 0 and less than 1; 0.15 by default.
-    :param gain: how fast it goes, more than 0 and at most 1; 0.25 by default.
-    :param target: the elasticity where it settles, more than 0 and less than 1; 0.5 by default. Lower lets more run.
+    :param gain: how fast the limit moves, more than 0 and at most 1; 0.25 by default.
+    :param target: the elasticity at which it settles, more than 0 and less than 1; 0.5 by default. Lower lets more run.
     """
 
     def __init__(self, dither: float = 0.15, gain: float = 0.25, target: float = 0.5) -> None:
@@ -149,14 +149,14 @@ class Seeking:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard everything that was learned."""
         self._centre: float | None = None
         self._is_high = True
-        self._before: tuple[float, float] | None = None  # limit and throughput of the first of two periods
+        self._before: tuple[float, float] | None = None  # limit and throughput of the first period of a pair
         self._elasticity: float | None = None  # smoothed
 
     def update(self, limit: float, sample: Sample) -> tuple[float, str]:
-        """Return the new limit, and what has moved it."""
+        """Return the new limit, and the reason for it."""
         centre = limit if self._centre is None else self._centre
         reason = "probing"
         if not sample.full:
@@ -183,7 +183,7 @@ class Seeking:
 
 
 def _elasticity(one: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return by which power of the limit the throughput grows, from -2 to 2; None where there is nothing to compare."""
+    """Return the exponent with which throughput grows with the limit, from -2 to 2; None if they cannot be compared."""
     (limit1, throughput1), (limit2, throughput2) = one, other
     if limit1 == limit2 or not (throughput1 > 0 and throughput2 > 0):
         return None
@@ -199,32 +199,32 @@ def _between(name: str, value: object) -> float:
 
 @final
 class Period:
-    """What is known of the calls since the last look, under one limit. A call gets the period in which it began.
+    """The calls under one limit since its last evaluation. Each call keeps the period in which it began.
 
-    Its identity is the epoch: a call that ends in another period than it began in counts in no comparison of limits.
-    Appending takes no lock; its owner lets one thread at a time take a `sample`.
+    The identity of a period is the epoch: a call that ends in another period than it began in is not used to compare
+    limits. `note` takes no lock; the owner lets one thread at a time take a `sample`.
     """
 
-    __slots__ = ("dropped", "earlier", "full", "inflight", "next_look", "samples", "since")
+    __slots__ = ("dropped", "earlier", "full", "inflight", "next_evaluation", "samples", "since")
 
-    def __init__(self, next_look: float = float("-inf")) -> None:
-        self.next_look: float = next_look
-        self.since: float = 0.0  # when the first call ended that began in this period
+    def __init__(self, next_evaluation: float = float("-inf")) -> None:
+        self.next_evaluation: float = next_evaluation
+        self.since: float = 0.0  # when the first of the calls that began in this period ended
         self._begin()
 
     def _begin(self) -> None:
-        self.samples: list[float] = []  # seconds of calls that began in this period
-        self.earlier: list[float] = []  # and of those that did not
+        self.samples: list[float] = []  # durations of the calls that began in this period
+        self.earlier: list[float] = []  # durations of the calls that began before it
         self.full: bool = False
         self.dropped: bool = False
         self.inflight: int = 0
 
     def note(self, seconds: float, began_in: Period, inflight: int, waiters: bool, now: float) -> int:
-        """Note a call that has ended; return how many have begun and ended in this period."""
+        """Record a call that has ended; return how many recorded calls have both begun and ended in this period."""
         if waiters:
             self.full = True
         samples = self.samples if began_in is self else self.earlier
-        if len(samples) < _KEPT:
+        if len(samples) < _MAX_SAMPLES:
             samples.append(seconds)
         if began_in is self and len(samples) == 1:
             self.since = now
@@ -232,8 +232,8 @@ class Period:
             self.inflight = inflight
         return len(self.samples)
 
-    def sample(self, now: float, window: float, turned_away: bool) -> Sample:
-        """Return what the calls were like, and begin to note anew."""
+    def sample(self, now: float, window: float, rejected: bool) -> Sample:
+        """Return a summary of the recorded calls, and discard them."""
         full, dropped, inflight = self.full, self.dropped, self.inflight
         samples, earlier = self.samples, self.earlier
         self._begin()
@@ -242,12 +242,12 @@ class Period:
         sample = Sample(
             latency=_quantile(here),
             inflight=inflight,
-            full=full or turned_away,
+            full=full or rejected,
             dropped=dropped,
             throughput=(len(here) - 1) / span if span > 0 else 0.0,
             latency_of_all=_quantile(all_of_them),
         )
-        self.next_look = now + max(window, 2 * here[0])
+        self.next_evaluation = now + max(window, 2 * here[0])
         return sample
 
 

@@ -1,17 +1,17 @@
-"""Permits: at most so many at once, granted in the order of arrival to threads and tasks alike.
+"""Permits: a limited number at once, granted in the order of arrival to threads and tasks alike.
 
-Free permits lie in a list, whose `pop` and `append` are atomic: while all is quiet a caller takes
-one, and gives it back, without a lock. The rest happens under one short lock, behind the flag `busy`:
+Free permits are in a list, whose `pop` and `append` are atomic: while no caller waits, callers take
+and release permits without a lock. The rest happens under one short lock, with the flag `busy`:
 
-- a caller that finds none free queues, raises the flag, and then looks for free permits;
-- a caller that gives a permit back appends it, and then looks at the flag.
+- a caller that finds no free permit queues, sets the flag, and then looks for free permits;
+- a caller that releases a permit appends it to the list, and then reads the flag.
 
-Each writes first and looks second, so at least one of the two sees the other: no wake-up is lost. A
-newcomer that sees the flag queues as well, so no waiter is overtaken. Granting is decided under the
-lock; waking, which calls into event loops, is left to the caller of the method that granted.
+Each writes first and reads second, so at least one of the two sees the other: no wake-up is lost. A
+newcomer that sees the flag queues as well, so it overtakes no waiter. Permits are granted under the
+lock; the caller of the granting method then wakes the waiters, which calls into event loops.
 
-The lock is reentrant, and each step below leaves things in order: a coroutine that is thrown away
-may be finalized in the middle of any of them, by the same thread, and give its permit back.
+The lock is reentrant, and each step below leaves a consistent state: the garbage collector may
+finalize an abandoned coroutine in the middle of any step, which releases its permit in this thread.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 
 W = TypeVar("W")
 
-_NO_WAITERS: deque[Any] = deque()  # stays empty
+_NO_WAITERS: deque[Any] = deque()  # always empty
 
 
-class Place(enum.Enum):
-    """Where the holder of a ticket stands."""
+class TicketState(enum.Enum):
+    """The state of a ticket."""
 
     WAITING = "waiting"
     GRANTED = "granted"
-    TAKEN = "taken"  # the holder has its permit, and gives it back itself
-    GONE = "gone"
+    TAKEN = "taken"  # its holder has the permit, and must release it
+    GONE = "gone"  # its holder has left the queue, or passed the permit on
 
 
-WAITING, GRANTED, TAKEN, GONE = Place  # CPython 3.11 looks a member up in Python, 100 ns each time
+WAITING, GRANTED, TAKEN, GONE = TicketState  # in CPython 3.11, the look-up of an enum member takes 100 ns
 
 
 @final
 class Ticket(Generic[W]):
     """A place in the queue."""
 
-    __slots__ = ("place", "waiter")
+    __slots__ = ("state", "waiter")
 
     def __init__(self, waiter: W) -> None:
         self.waiter: W = waiter
-        self.place: Place = WAITING
+        self.state: TicketState = WAITING
 
 
 class Counts(NamedTuple):
@@ -61,9 +61,9 @@ class Counts(NamedTuple):
 
 @final
 class Permits(Generic[W]):
-    """The machine. Methods that can grant permits return the tickets whose holders are to be woken, in order."""
+    """The state machine. Methods that can grant permits return the tickets whose holders must be woken, in order."""
 
-    #: How many permits are made at a time: a limit of a million costs memory only as it is used.
+    #: How many permits are created at a time, so that a large limit uses memory only as it is needed.
     BATCH = 16
 
     __slots__ = ("_lock", "_made", "_rejected", "_waiting", "busy", "free", "limit", "queue")
@@ -72,13 +72,13 @@ class Permits(Generic[W]):
         self.limit: int = limit
         self.queue: int = queue
         self._rejected = 0
-        self._made = min(limit, self.BATCH)  # permits in existence, free or taken
+        self._made = min(limit, self.BATCH)  # permits that exist, free or taken
         self.free: list[None] = [None] * self._made
-        self._waiting: deque[Ticket[W]] = _NO_WAITERS  # 760 bytes, which most bulkheads never need
-        self.busy: bool = False  # there are waiters, or more permits than there should be
+        self._waiting: deque[Ticket[W]] = _NO_WAITERS  # a deque takes 760 bytes, and most bulkheads never need one
+        self.busy: bool = False  # there are waiters, or more permits than the limit
         self._lock = threading.RLock()
 
-    # --- the happy path ---
+    # --- the fast path ---
 
     def take(self) -> bool:
         """Take a permit if one is free and there is no waiter."""
@@ -91,7 +91,7 @@ class Permits(Generic[W]):
         return True
 
     def take_or_refuse(self) -> bool:
-        """Take a permit where there is no queue: look again under the lock, and count a refusal."""
+        """Take a permit if one is free after all; otherwise count a refusal. For permits without a queue."""
         with self._lock:
             if self.busy:
                 self.settle()
@@ -101,14 +101,14 @@ class Permits(Generic[W]):
             return False
 
     def give_back(self) -> list[Ticket[W]] | None:
-        """Give a permit back."""
+        """Release a permit."""
         self.free.append(None)
         return self.settle() if self.busy else None
 
     def settle(self) -> list[Ticket[W]]:
-        """Withdraw permits beyond the limit, make missing ones, hand free ones to the waiters.
+        """Remove permits beyond the limit, create missing ones, and grant free ones to the waiters.
 
-        To be called where a permit was given back while there was something to settle.
+        Must be called after a permit was released while `busy` was set.
         """
         granted: list[Ticket[W]] = []
         with self._lock:
@@ -120,16 +120,16 @@ class Permits(Generic[W]):
                     if free or not self._make_one_locked():
                         free.pop()
                 except IndexError:
-                    continue  # taken between these lines
+                    continue  # another caller took it between these lines
                 try:
                     ticket = waiting.popleft()
                 except IndexError:
                     free.append(None)
                     break
-                if ticket.place is WAITING:
-                    ticket.place = GRANTED
+                if ticket.state is WAITING:
+                    ticket.state = GRANTED
                     granted.append(ticket)
-                else:  # thrown away between these lines
+                else:  # its holder left between these lines
                     free.append(None)
             self.busy = bool(waiting) or self._made > self.limit
         return granted
@@ -137,14 +137,14 @@ class Permits(Generic[W]):
     # --- the queue ---
 
     def first_if_full(self) -> Ticket[W] | None:
-        """Return the first in a queue that has no place left; None where there is room, or no queue at all."""
+        """Return the first ticket of a full queue; None if the queue is not full, or there is none."""
         if len(self._waiting) < self.queue:
             return None
         with self._lock:
             return self._waiting[0] if self._waiting and len(self._waiting) >= self.queue else None
 
     def join(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
-        """Join the queue with a new ticket. It may be granted at once, and is gone if the queue is full."""
+        """Put a new ticket into the queue. It may be granted at once; it is GONE if the queue is full."""
         with self._lock:
             if self._waiting is _NO_WAITERS:
                 self._waiting = deque()
@@ -156,7 +156,7 @@ class Permits(Generic[W]):
         return granted
 
     def leave(self, ticket: Ticket[W]) -> bool:
-        """Stop waiting; false if the permit had been granted already, which the holder then has."""
+        """Stop waiting, and count a refusal; false if the ticket does not wait, because it was granted, for example."""
         with self._lock:
             if not self._withdraw_locked(ticket):
                 return False
@@ -164,52 +164,52 @@ class Permits(Generic[W]):
             return True
 
     def drop(self, ticket: Ticket[W]) -> None:
-        """Take a waiter that will never come back out of the queue; nothing, if the ticket does not wait (any more)."""
+        """Remove a waiter that will never run again from the queue. A no-op if the ticket does not wait any more."""
         with self._lock:
             self._withdraw_locked(ticket)
 
     def take_up(self, ticket: Ticket[W]) -> bool:
-        """Take a permit that was granted; false if there is none. From here on the holder gives it back itself."""
+        """Take a granted permit; false if none was granted. From then on, the holder must release it."""
         with self._lock:
-            if ticket.place is not GRANTED:
+            if ticket.state is not GRANTED:
                 return False
-            ticket.place = TAKEN
+            ticket.state = TAKEN
             return True
 
     def abandon(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
-        """Stop waiting without wanting the permit any more: one that was granted, or just taken up, is passed on."""
+        """Stop waiting. A permit that was granted, or has just been taken up, goes to the next waiter."""
         with self._lock:
-            if self._withdraw_locked(ticket) or ticket.place is GONE:
+            if self._withdraw_locked(ticket) or ticket.state is GONE:
                 return None
-            ticket.place = GONE
+            ticket.state = GONE
             return self.give_back()
 
     def pass_on(self, ticket: Ticket[W]) -> list[Ticket[W]] | None:
-        """Give the permit of a holder that can't be woken to another one, unless it has taken it up already."""
+        """Pass on the permit of a holder that cannot be woken, unless the holder has already taken it up."""
         with self._lock:
-            return self.abandon(ticket) if ticket.place is GRANTED else None
+            return self.abandon(ticket) if ticket.state is GRANTED else None
 
-    # --- from outside ---
+    # --- control and statistics ---
 
     def resize(self, limit: int) -> list[Ticket[W]]:
-        """Change the limit. Permits that are out come back in their own time."""
+        """Change the limit. Permits in use beyond it are removed when they are released."""
         with self._lock:
             self.limit = limit
             return self.settle()
 
     def in_flight(self) -> int:
-        """Return how many permits are out, without the lock."""
+        """Return how many permits are in use, without taking the lock."""
         return self._made - len(self.free)
 
     def counts(self) -> Counts:
-        """Return the state of the permits."""
+        """Return a snapshot of the permits."""
         with self._lock:
             return Counts(self.limit, self._made - len(self.free), len(self._waiting), self._rejected)
 
-    # --- inside ---
+    # --- private ---
 
     def _take_free(self) -> bool:
-        if not self.free:  # most often, and `pop` would take 200 ns to say so
+        if not self.free:  # the usual case, in which `pop` would take 200 ns to raise
             return False
         try:
             self.free.pop()
@@ -218,8 +218,8 @@ class Permits(Generic[W]):
         return True
 
     def _make_one_locked(self) -> bool:
-        """Make more permits, one for the asker and the rest of a batch to lie free."""
-        missing = self.limit - self._made  # nothing is called from here to the sum: none are made meanwhile
+        """Create a batch of permits, one of them for the caller, the others free; false at the limit."""
+        missing = self.limit - self._made  # no call from here to the sum, so no finalizer creates permits
         if missing > self.BATCH:
             missing = self.BATCH
         if missing <= 0:
@@ -229,11 +229,11 @@ class Permits(Generic[W]):
         return True
 
     def _withdraw_locked(self, ticket: Ticket[W]) -> bool:
-        """Take a ticket out of the queue; false if it does not wait."""
-        if ticket.place is not WAITING:
+        """Remove a ticket from the queue; false if it does not wait."""
+        if ticket.state is not WAITING:
             return False
-        ticket.place = GONE  # nothing is called in between: it is not granted meanwhile
-        with contextlib.suppress(ValueError):  # it is just being granted: the code that does that will see
+        ticket.state = GONE  # no call since the check, so no finalizer grants it
+        with contextlib.suppress(ValueError):  # `settle` has just removed it, and sees its state
             self._waiting.remove(ticket)
         self.busy = bool(self._waiting) or self._made > self.limit
         return True

@@ -1,8 +1,8 @@
-"""The quantile of the latest durations: a histogram with logarithmic buckets, in two halves of a window.
+"""A quantile of recent durations: a histogram with logarithmic buckets, for two halves of a window.
 
-Two durations in one bucket differ by at most 2 %, so an answer is off by no more (Masson, Rim, Lee: "DDSketch", VLDB
-2019). It is the upper end of a bucket: where all calls take the same time, none of them is slow. Memory is bounded by
-the range: there are 1,100 buckets from a microsecond to an hour, of which a service uses a few dozen.
+Two durations in one bucket differ by at most 2 %, so the quantile is accurate to 2 % (Masson, Rim, Lee: "DDSketch",
+VLDB 2019). It is the upper end of a bucket, so that no call counts as slow if all calls take the same time. The memory
+is bounded: 1,100 buckets cover a microsecond to an hour, and one service uses a few dozen of them.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from typing import Final, final
 _GROWTH: Final = 1.02
 _SHORTEST: Final = 1e-6
 
-#: After how many further durations a known answer is looked up anew.
+#: After how many new durations the quantile is computed again.
 REFRESH: Final = 32
 
 
 @final
 class Histogram:
-    """The latest durations, and the one that a share of them did not exceed. What shares one holds a lock around it.
+    """Recent durations, and a quantile of them. Threads that share one must hold a lock around each method.
 
-    :param share: more than 0, less than 1.
-    :param window: for how many seconds a duration counts at the most; it counts for half of that at the least.
+    :param share: the quantile, more than 0, less than 1.
+    :param window: for how many seconds a duration counts at most; it counts for at least half of that.
     """
 
-    __slots__ = ("_began", "_fresh", "_half", "_known", "_latest", "_older", "_share", "count")
+    __slots__ = ("_began", "_cached", "_half", "_latest", "_older", "_share", "_until_refresh", "count")
 
     def __init__(self, share: float, window: float) -> None:
         self._share = share
         self._half = window / 2
-        self._began = 0.0  # of the latest half
+        self._began = 0.0  # when the latest half began
         self._latest: dict[int, int] = {}
         self._older: dict[int, int] = {}
-        self._known = 0.0
-        self._fresh = 0  # durations that may come before the answer is looked up anew
-        #: How many durations count now.
+        self._cached = 0.0
+        self._until_refresh = 0  # new durations until the quantile is computed again
+        #: The number of durations in the window.
         self.count: int = 0
 
     def add(self, seconds: float, now: float) -> None:
-        """Note a duration."""
+        """Add a duration."""
         self.forget(now)
         bucket = ceil(log(max(seconds, _SHORTEST), _GROWTH))
         self._latest[bucket] = self._latest.get(bucket, 0) + 1
         self.count += 1
-        self._fresh -= 1
+        self._until_refresh -= 1
 
     def forget(self, now: float) -> None:
-        """Forget the durations that have left the window."""
+        """Discard the durations that have left the window."""
         age = now - self._began
         if age >= self._half:
             self._older = self._latest if age < 2 * self._half else {}
             self._latest = {}
             self._began = now
-            self._fresh = 0
+            self._until_refresh = 0
             self.count = sum(self._older.values())
 
     def value(self) -> float:
-        """Return the quantile; there has to be a duration."""
-        if self._fresh <= 0:
-            self._fresh = REFRESH
-            self._known = self._find()
-        return self._known
+        """Return the quantile. The histogram must not be empty."""
+        if self._until_refresh <= 0:
+            self._until_refresh = REFRESH
+            self._cached = self._compute()
+        return self._cached
 
-    def _find(self) -> float:
+    def _compute(self) -> float:
         counts = dict(self._older)
         for bucket, count in self._latest.items():
             counts[bucket] = counts.get(bucket, 0) + count

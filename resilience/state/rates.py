@@ -1,16 +1,15 @@
-"""Rates: how many units may be used in how much time, and from which instant on the next use may begin.
+"""Rates: how many units may be used in how much time, and at which instant the next use may begin.
 
-    Spread   so many in a period, evenly, and at most `burst` at once after a quiet time: a bucket of tokens, kept as
-             the one instant at which it is full again (GCRA, ITU-T I.371)
-    Window   so many in any period, exactly: a log of what was used. A use leaves it when it is as old as the period
-    Quota    so many until an instant, or none until then: what the other side has said
+    Spread   a limited number in a period, evenly spread, and at most `burst` at once after a quiet time: a token
+             bucket, stored as the instant at which it is full again (GCRA, ITU-T I.371)
+    Window   a limited number in any period, exactly: a log of the uses. A use leaves it when it is as old as the period
+    Quota    a limited number, or none, until an instant: what the service has reported
 
-Each answers `ready(cost, now)`, the instant from which on a use may begin (minus infinity where nothing is against
-it, infinity where it never may), and is charged by `take(cost, at, now)`: a use that was to begin at `at`, and begins
-now. Instants that have passed are answers too: who was woken late is charged by the schedule, and so the lateness of
-timers does not lower the rate.
+`ready(cost, now)` returns the instant from which a use may begin: minus infinity if it may always begin, infinity if it
+never may. `take(cost, at, now)` charges a use that was scheduled for `at` and begins at `now`. Both instants may be in
+the past: a waiter that is woken late is charged according to the schedule, so late timers do not lower the rate.
 
-Nothing here has a lock or a clock. `copy` is for those who look ahead.
+Pure: no lock, no clock. `copy` is for plans, which simulate future uses.
 """
 
 from __future__ import annotations
@@ -19,50 +18,50 @@ from collections import deque
 from math import inf
 from typing import Final, NamedTuple, Protocol, final
 
-#: Instants closer than this are the same one, in seconds: no clock counts finer, and sums of floats are rounded.
-SAME: Final = 1e-9
+#: Instants that are closer than this, in seconds, are equal: sums of floats are rounded, and no clock is finer.
+EPSILON: Final = 1e-9
 
 
 class Meter(Protocol):
-    """What a queue asks of a rate."""
+    """What a queue needs of a rate."""
 
     def ready(self, cost: float, now: float) -> float:
-        """Return the instant from which on a use may begin."""
+        """Return the instant from which a use may begin."""
         ...
 
     def take(self, cost: float, at: float, now: float) -> float:
-        """Charge a use; return the seconds by which it was charged later than the schedule said."""
+        """Charge a use; return by how many seconds it was charged later than scheduled."""
         ...
 
     def copy(self) -> Meter:
-        """Make another one in the same state."""
+        """Return an independent copy."""
         ...
 
 
 @final
 class Spread:
-    """Evenly spread uses, with a burst."""
+    """A token bucket: evenly spread uses, with a burst."""
 
-    __slots__ = ("_busy_since", "_usual", "burst", "full_at", "interval", "is_usual", "room", "step")
+    __slots__ = ("_busy_since", "_cost", "burst", "full_at", "has_fixed_cost", "increment", "interval", "tolerance")
 
-    #: The most seconds of lateness that are caught up, unless the burst is longer.
+    #: Up to how many seconds of lateness are made up for; more if the burst takes longer.
     CATCH_UP: Final = 0.25
 
-    def __init__(self, limit: float, per: float, burst: float, usual: float | None = None) -> None:
-        self.is_usual: bool = usual is not None  # each use costs the same, and is never corrected
+    def __init__(self, limit: float, per: float, burst: float, fixed_cost: float | None = None) -> None:
+        self.has_fixed_cost: bool = fixed_cost is not None  # each use costs the same, and is never corrected later
         self.interval: float = per / limit
         self.burst: float = burst
         self.full_at: float = -inf
-        self._usual = usual or 1.0
+        self._cost = fixed_cost or 1.0
         self._measure()
         self._busy_since: float = -inf  # when the bucket was last full
 
     def ready(self, cost: float, now: float) -> float:
-        """Return the instant for a use. What is larger than the bucket begins when that is full."""
+        """Return the instant from which a use may begin; for a cost above the burst, when the bucket is full."""
         return self.full_at + ((cost if cost < self.burst else self.burst) - self.burst) * self.interval
 
     def take(self, cost: float, at: float, now: float) -> float:
-        """Charge a use at the instant at which it was to begin."""
+        """Charge a use at its scheduled instant."""
         earliest = now - max(self.CATCH_UP, self.burst * self.interval)
         begins = at if at > earliest else earliest
         if begins >= self.full_at:
@@ -71,16 +70,16 @@ class Spread:
         return begins - at
 
     def take_now(self, cost: float, now: float) -> bool:
-        """Charge a use if it may begin now: `ready` and `take` in one."""
-        if self.ready(cost, now) > now + SAME:
+        """Charge a use and return true if it may begin now."""
+        if self.ready(cost, now) > now + EPSILON:
             return False
         self.take(cost, now, now)
         return True
 
     def correct(self, units: float, began: float, now: float) -> None:
-        """Charge more for a use that began at `began`, or give back what it did not use.
+        """Charge more for a use that began at `began`, or refund what it did not use (if `units` is negative).
 
-        Nothing is given back for one that began before the bucket was last full: it has been refilled since.
+        A use that began before the bucket was last full gets no refund: the bucket has been refilled since.
         """
         if units > 0:
             self.full_at = max(self.full_at, now) + units * self.interval
@@ -88,19 +87,19 @@ class Spread:
             self.full_at = max(self.full_at + units * self.interval, now)
 
     def resize(self, limit: float, per: float, now: float) -> None:
-        """Change the rate. What was used stays used."""
+        """Change the rate. Past uses still count."""
         old, self.interval = self.interval, per / limit
         self._measure()
         if self.full_at > now:
             self.full_at = now + (self.full_at - now) / old * self.interval
 
     def _measure(self) -> None:
-        #: For a usual use: by how many seconds `full_at` may lie ahead when it begins, and by how many it is moved.
-        self.room: float = max(0.0, self.burst - self._usual) * self.interval + SAME
-        self.step: float = self._usual * self.interval
+        #: For a use of the usual cost: how many seconds ahead `full_at` may be when it begins, and how many it adds.
+        self.tolerance: float = max(0.0, self.burst - self._cost) * self.interval + EPSILON
+        self.increment: float = self._cost * self.interval
 
     def copy(self) -> Spread:
-        """Make another one in the same state."""
+        """Return an independent copy."""
         it = Spread(1.0, self.interval, self.burst)
         it.full_at, it._busy_since = self.full_at, self._busy_since
         return it
@@ -108,12 +107,12 @@ class Spread:
 
 @final
 class Window:
-    """Exactly so many in any period."""
+    """A sliding log: an exact limit in any period."""
 
     __slots__ = ("_log", "_per", "_step", "_used", "limit")
 
-    #: Uses within this share of the period are kept as one, at the instant of the last: the memory is bounded, and
-    #: none leaves too early.
+    #: Uses within this fraction of the period are one entry with the instant of the last use: that bounds the memory,
+    #: and no use leaves too early.
     STEPS: Final = 1024
 
     def __init__(self, limit: float, per: float) -> None:
@@ -124,13 +123,13 @@ class Window:
         self._used = 0.0
 
     def ready(self, cost: float, now: float) -> float:
-        """Return the instant for a use; infinity for one that is larger than the limit.
+        """Return the instant from which a use may begin; infinity for a cost above the limit.
 
-        Nothing leaves the log here: `now` may lie ahead, and the next one be asked for an earlier instant.
+        The log is not pruned here: `now` may be in the future, and a later call may ask for an earlier instant.
         """
         if cost > self.limit:
             return inf
-        rounding = SAME * self.limit
+        rounding = EPSILON * self.limit
         excess = self._used + cost - self.limit
         if excess > rounding:
             for _, last, units in self._log:  # pragma: no branch (the log holds more than the excess)
@@ -140,27 +139,27 @@ class Window:
         return -inf
 
     def take_now(self, cost: float, now: float) -> bool:
-        """Charge a use if it may begin now: `ready` and `take` in one."""
+        """Charge a use and return true if it may begin now."""
         log = self._log
         if log:
             first, last, units = log[-1]
             used = self._used + cost
-            if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per:  # most often
+            if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per:  # usually
                 self._used = used
                 log[-1] = (first, now, units + cost)
                 return True
-        if self.ready(cost, now) > now + SAME:
+        if self.ready(cost, now) > now + EPSILON:
             return False
         self.take(cost, now, now)
         return True
 
     def take(self, cost: float, at: float, now: float) -> float:
-        """Charge a use when it begins, and forget those that are as old as the period."""
+        """Charge a use when it begins, and discard those that are as old as the period."""
         log = self._log
-        while log and log[0][1] + self._per <= now + SAME:
+        while log and log[0][1] + self._per <= now + EPSILON:
             self._used -= log.popleft()[2]
         if not log:
-            self._used = 0.0  # no rounding is kept
+            self._used = 0.0  # discards rounding errors
         self._used += cost
         if log and now - log[-1][0] < self._step:
             first, last, units = log[-1]
@@ -170,7 +169,7 @@ class Window:
         return now - at
 
     def correct(self, units: float, began: float, now: float) -> None:
-        """Charge more for a use that began at `began`, or give back what it did not use, if that has not left yet."""
+        """Charge more for a use that began at `began`, or refund what it did not use, if it is still in the log."""
         if units > 0:
             self.take(units, now, now)
             return
@@ -182,71 +181,71 @@ class Window:
                 return
 
     def resize(self, limit: float, per: float, now: float) -> None:
-        """Change the limit. What was used stays used."""
+        """Change the limit. Past uses still count."""
         self.limit = limit
 
     def copy(self) -> Window:
-        """Make another one in the same state."""
+        """Return an independent copy."""
         it = Window(self.limit, self._per)
         it._log, it._used = self._log.copy(), self._used
         return it
 
 
-class _Told(NamedTuple):
-    """So many calls are left until an instant. `named` is the instant that was said first for this window."""
+class _Report(NamedTuple):
+    """How many calls remain until an instant. `first_until` is the instant of the first report for this window."""
 
     remaining: float
     until: float
-    named: float
+    first_until: float
 
-    def leaves_less_than(self, other: _Told) -> bool:
+    def leaves_less_than(self, other: _Report) -> bool:
         return self.remaining <= other.remaining and self.until >= other.until
 
 
 @final
 class Quota:
-    """What the service has reported, and manual pauses. It counts calls, regardless of their cost, and only narrows."""
+    """Limits that the service has reported, and pauses. It counts calls, regardless of cost, and only ever narrows."""
 
-    __slots__ = ("_told", "closed_until")
+    __slots__ = ("_reports", "closed_until")
 
-    #: Resets that differ by no more seconds than this are those of one window.
-    ONE_WINDOW: Final = 1.0
+    #: Resets that are at most this many seconds apart belong to the same window.
+    SAME_WINDOW: Final = 1.0
 
     def __init__(self, closed_until: float = -inf) -> None:
         self.closed_until: float = closed_until
-        self._told: tuple[_Told, ...] = ()
+        self._reports: tuple[_Report, ...] = ()
 
     def learn(self, remaining: float, until: float, now: float) -> None:
-        """Take over that `remaining` calls are left until an instant. Within one window the smaller number counts."""
+        """Allow only `remaining` more calls until an instant. Within one window, the smallest number counts."""
         if remaining < 1:
             self.closed_until = max(self.closed_until, until)
             return
-        new, others = _Told(remaining, until, until), []
-        for it in self._told:
-            if abs(it.named - until) <= self.ONE_WINDOW:
-                new = _Told(min(it.remaining, remaining), max(it.until, until), it.named)
+        new, others = _Report(remaining, until, until), []
+        for it in self._reports:
+            if abs(it.first_until - until) <= self.SAME_WINDOW:
+                new = _Report(min(it.remaining, remaining), max(it.until, until), it.first_until)
             elif it.until > now:
                 others.append(it)
         if not any(it.leaves_less_than(new) for it in others):
             others = [it for it in others if not new.leaves_less_than(it)] + [new]
-        self._told = tuple(others)
+        self._reports = tuple(others)
 
-    def is_over(self, now: float) -> bool:
-        """Whether there is nothing left to obey."""
-        return self.closed_until <= now and all(it.until <= now for it in self._told)
+    def has_expired(self, now: float) -> bool:
+        """Whether no pause and no report applies any more."""
+        return self.closed_until <= now and all(it.until <= now for it in self._reports)
 
     def ready(self, cost: float, now: float) -> float:
-        """Return the instant for a call."""
-        return max([self.closed_until, *(it.until for it in self._told if it.remaining < 1)])
+        """Return the instant from which a call may begin."""
+        return max([self.closed_until, *(it.until for it in self._reports if it.remaining < 1)])
 
     def take(self, cost: float, at: float, now: float) -> float:
         """Charge a call."""
-        if self._told:
-            self._told = tuple(it._replace(remaining=it.remaining - (now < it.until)) for it in self._told)
+        if self._reports:
+            self._reports = tuple(it._replace(remaining=it.remaining - (now < it.until)) for it in self._reports)
         return 0.0
 
     def copy(self) -> Quota:
-        """Make another one in the same state."""
+        """Return an independent copy."""
         it = Quota(self.closed_until)
-        it._told = self._told
+        it._reports = self._reports
         return it

@@ -1,8 +1,8 @@
-"""When a circuit opens: conditions as data, and the tallies that watch for them.
+"""When a circuit opens: conditions as data, and the tallies that evaluate them.
 
-A condition (`ConsecutiveFailures(5)`) is immutable and may be shared; `tally()` starts the counting
-for one closed period of one circuit. `a | b` trips on either. Thresholds compare with `>=`, after
-each result.
+A condition (`ConsecutiveFailures(5)`) is immutable and may be shared; `tally()` returns the counts
+of one closed period of one circuit. `a | b` trips on either condition. Each result is counted first,
+and then compared with the threshold by `>=`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from resilience.state.windows import CountWindow, TimeWindow, Window
 if TYPE_CHECKING:
     from resilience.checks import Duration
 
-#: Seconds that a window covers by default.
+#: The default length of a window in seconds.
 DEFAULT_WINDOW: Final = 30.0
 
 
 class Tally(ABC):
-    """What one closed period of a circuit counts."""
+    """The counts of one closed period of a circuit."""
 
     @abstractmethod
     def add(self, failed: bool, duration: float, now: float) -> bool:
-        """Count one more result; say whether it trips the circuit."""
+        """Count one more result; return whether it trips the circuit."""
 
     def count(self) -> TripCount | None:
-        """Return what it has counted, where it says so."""
+        """Return the counts, if the tally reports them."""
         return None
 
-    #: Whether a success would change nothing; then no lock is needed to record it.
+    #: Whether a success would change nothing, so that it need not be recorded.
     quiet: bool = False
 
 
 class Trip(ABC):
     """A condition under which a circuit opens. Combine two with `|`."""
 
-    #: Seconds after which a call counts as slow, infinity where slowness does not matter.
+    #: Seconds after which a call counts as slow; infinity if slowness does not count.
     slower_than: float = inf
 
     @abstractmethod
     def tally(self) -> Tally:
-        """Start counting."""
+        """Return the counts of a new period."""
 
     def __or__(self, other: Trip) -> Trip:
         """Trip on either condition."""
@@ -74,7 +74,7 @@ class ConsecutiveFailures(Trip):
 
 
 class _Share(Trip):
-    """What `FailureRatio` and `SlowRatio` have in common: a share of bad results in a window."""
+    """The common base of `FailureRatio` and `SlowRatio`: a share of bad results in a window."""
 
     def __init__(self, ratio: float, min_calls: int, window: Duration | None, last: int | None) -> None:
         self.ratio: float = checks.ratio("ratio", ratio)
@@ -84,7 +84,7 @@ class _Share(Trip):
         if self.last is not None:
             if window is not None:
                 raise ValueError(f"give a window of time or of calls, not both: window={window!r}, last={last!r}")
-            self.min_calls = min(self.min_calls, self.last)  # a window never holds more than that
+            self.min_calls = min(self.min_calls, self.last)  # a window never holds more calls
         else:
             self.window = checks.seconds("window", DEFAULT_WINDOW if window is None else window)
 
@@ -103,9 +103,9 @@ class FailureRatio(_Share):
     """Trip when at least `ratio` of the calls in a window have failed.
 
     :param ratio: more than 0, at most 1.
-    :param min_calls: how many calls have to be in the window before it can trip; 10 by default.
-    :param window: the window in seconds, 30 by default. It forgets in steps of a 32nd.
-    :param last: a window of so many calls instead; `min_calls` is then at most `last`.
+    :param min_calls: how many calls must be in the window before it can trip; 10 by default.
+    :param window: the window in seconds, 30 by default. Results leave it in steps of a 32nd of it.
+    :param last: a window of that many calls instead; `min_calls` is then at most `last`.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class FailureRatio(_Share):
 
 @final
 class SlowRatio(_Share):
-    """Trip when at least `ratio` of the calls in a window were slow, be they successes or failures.
+    """Trip when at least `ratio` of the calls in a window were slow, whether they succeeded or failed.
 
     :param ratio: more than 0, at most 1.
-    :param slower_than: a call that took at least so many seconds is slow.
-    :param min_calls: how many calls have to be in the window before it can trip; 10 by default.
-    :param window: the window in seconds, 30 by default. It forgets in steps of a 32nd.
-    :param last: a window of so many calls instead; `min_calls` is then at most `last`.
+    :param slower_than: a call that took at least this many seconds is slow.
+    :param min_calls: how many calls must be in the window before it can trip; 10 by default.
+    :param window: the window in seconds, 30 by default. Results leave it in steps of a 32nd of it.
+    :param last: a window of that many calls instead; `min_calls` is then at most `last`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SlowRatio(_Share):
 
 @final
 class AnyOf(Trip):
-    """Trip when either of two conditions does. Made by `a | b`."""
+    """Trip when either of two conditions does. Created by `a | b`."""
 
     def __init__(self, left: Trip, right: Trip) -> None:
         self._left = left
@@ -202,7 +202,7 @@ class _Ratio(Tally):
     def add(self, failed: bool, duration: float, now: float) -> bool:
         window = self._window
         window.add(failed if self._slower_than == inf else duration >= self._slower_than, now)
-        # Divided, not multiplied: 7 / 25 is the very float that 0.28 is, but 0.28 * 25 is more than 7.
+        # Division is exact here and multiplication is not: 7 / 25 == 0.28, but 0.28 * 25 > 7.
         return window.total >= self._min_calls and window.bad / window.total >= self._ratio
 
     @override
@@ -216,13 +216,13 @@ class _Either(Tally):
     def __init__(self, left: Tally, right: Tally) -> None:
         self._left = left
         self._right = right
-        self._counting = left  # the one that has tripped, or will be asked
+        self._counting = left  # the tally that `count` reports: the one that has tripped
         self.quiet: bool = left.quiet and right.quiet
 
     @override
     def add(self, failed: bool, duration: float, now: float) -> bool:
         left = self._left.add(failed, duration, now)
-        right = self._right.add(failed, duration, now)  # both have to count
+        right = self._right.add(failed, duration, now)  # not in an `or`: both must count
         self.quiet = self._left.quiet and self._right.quiet
         self._counting = self._right if right and not left else self._left
         return left or right

@@ -1,16 +1,16 @@
-"""Turns: who may begin when, under one or more rates, in the order of arrival.
+"""Turns: when each waiter may begin under one or more rates, in the order of arrival.
 
-A place in the queue is no reservation. Each who waits sleeps, by a timer of its own, until the instant at which the
-rates allow all that is before it and itself. So in the common course of things no waiter has to be woken by another,
-and one whose event loop stands still holds up no other: what comes after its instant goes ahead of it. Who gives up
-leaves its place. All behind it come earlier by that, and the first of the queue is woken where its timer is later.
+A place in the queue is not a reservation. Each waiter sleeps, on its own timer, until the instant at which the rates
+allow it and all waiters before it. So waiters normally do not wake one another, and a waiter whose event loop is
+stalled delays no other: after its instant, later waiters go first. A waiter that gives up leaves the queue, and every
+waiter behind it may start earlier; the first of the queue is woken if its timer is now too late.
 
-The instants come from a plan: the rates as they will be when all who wait have begun at theirs. A newcomer is put at
-its end. What changes the order or the rates throws it away, and who asks next makes it anew.
+The instants come from a plan: the rates as they will be after all waiters have begun at their instants. A newcomer is
+added at its end. Any change of the order or the rates discards the plan; it is rebuilt when it is next needed.
 
-Decided under one short lock; waking, which calls into event loops, is left to the caller of the method. The lock is
-reentrant, and each step leaves things in order: a coroutine that is thrown away may be finalized in the middle of any
-of them, by the same thread, and leave its place.
+Decisions are made under one short lock; the caller of a method then wakes the waiter, which calls into event loops. The
+lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an abandoned coroutine in
+the middle of any step, which then leaves the queue in the same thread.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar, final
 
-from resilience.state.rates import SAME, Meter, Quota, Spread, Window
+from resilience.state.rates import EPSILON, Meter, Quota, Spread, Window
 
 W = TypeVar("W")
 
-#: Of each rate, so many units; the last are those of the quota.
+#: The units that a call uses of each rate; the last item is for the quota.
 Units: TypeAlias = tuple[float, ...]
-#: What a call has to be allowed by.
+#: The rates that must all allow a call; the last one is the quota.
 Rates: TypeAlias = tuple[Meter, ...]
 
-#: A waiter that sleeps longer than it has to by no more than this is not woken for it, in seconds.
-LATE: Final = 1e-3
+#: A waiter whose timer is too late by at most this many seconds is not woken.
+WAKE_TOLERANCE: Final = 1e-3
 
-#: The share of a newcomer's wait by which the plan may be wrong, because windows are charged when a call begins.
-WRONG: Final = 0.01
+#: The share of a newcomer's wait by which the plan may be too early, because windows are charged when a call begins.
+PLAN_TOLERANCE: Final = 0.01
 
 
 @final
 class Turn(Generic[W]):
     """A place in the queue.
 
-    :param costs: what the call costs.
-    :param latest: the last instant at which its holder still wants to begin.
-    :param waiter: wakes its holder.
+    :param costs: the units that the call uses.
+    :param latest: the last instant at which the call may still begin.
+    :param waiter: wakes the caller.
     """
 
     __slots__ = ("costs", "due", "has_begun", "instant", "joined", "latest", "waiter", "waits")
@@ -54,79 +54,79 @@ class Turn(Generic[W]):
         self.latest: float = latest
         self.waiter: W = waiter
         self.joined: float
-        self.instant: float  # when it may begin, as far as is known
-        self.due: float  # until when its holder sleeps; minus infinity where it has been woken
+        self.instant: float  # when the call may begin, as last computed
+        self.due: float  # until when the caller sleeps; minus infinity once it has been woken
         self.waits: bool = False
         self.has_begun: bool = False
 
 
-#: Who is to be woken: the turn, and its waiter at the time.
+#: The turn whose caller must be woken, and its waiter at that time; None if there is none.
 Woken: TypeAlias = tuple[Turn[W], W] | None
 
 
 @final
 class Turns(Generic[W]):
-    """The machine. Methods that can bring a turn forward return who is to be woken for it."""
+    """The state machine. Methods that can make a turn begin earlier return the turn to wake."""
 
     __slots__ = (
-        *("_is_quick", "_lock", "_only", "_plan", "_plan_ends", "_queue", "_rates", "_wrong"),
-        *("bucket", "quick", "quota", "rates", "rejected"),
+        *("_has_fast_path", "_lock", "_only_rate", "_plan", "_plan_ends", "_queue", "_rates", "_plan_error"),
+        *("bucket", "fast_path", "quota", "rates", "rejected"),
     )
 
     def __init__(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
         self._lock = threading.RLock()
-        #: Holds something while `bucket` alone decides on a call. Who takes that out (by `del`, which is no call, so no
-        #: interrupt comes between) may charge the bucket without the lock, and then puts it back. See `_close_locked`.
-        self.quick: list[None] = []
-        self._is_quick = False
-        self._only: Spread | Window | None = None  # the only rate, while none waits, and there is no quota
+        #: Holds a token while `bucket` alone decides on a call. A caller that removes it may charge the bucket without
+        #: the lock, and then puts it back. Removed by `del`, which is not a call, so that no interrupt can lose it.
+        self.fast_path: list[None] = []
+        self._has_fast_path = False
+        self._only_rate: Spread | Window | None = None  # the only rate, while no caller waits and there is no quota
         self.rejected: int = 0
         self.replace(rates, quota)
         self._queue: deque[Turn[W]] = deque()
         self._plan: Rates | None = None
         self._plan_ends = -inf
-        self._wrong = 0.0  # by how many seconds the plan may be too early
+        self._plan_error = 0.0  # by how many seconds the plan may be too early
 
     def take(self, costs: Units, now: float) -> bool:
-        """Take a turn, if there is one now and none waits."""
+        """Take a turn if the rates allow one now and no caller waits."""
         with self._lock:
             return self._take_locked(costs, now)
 
     def _take_locked(self, costs: Units, now: float) -> bool:
-        if self._only is not None and not self._is_quick:
-            return self._only.take_now(costs[0], now)
-        self._close_locked()
-        if self._queue or _instant(self._rates, costs, now) > now + SAME:
+        if self._only_rate is not None and not self._has_fast_path:
+            return self._only_rate.take_now(costs[0], now)
+        self._close_fast_path_locked()
+        if self._queue or _instant(self._rates, costs, now) > now + EPSILON:
             return False
         for rate, cost in zip(self._rates, costs, strict=True):
             rate.take(cost, now, now)
-        if len(self.rates) == 1 and self.quota.is_over(now):
-            self._only = self.rates[0]
-            if self.bucket.is_usual:
-                self._is_quick = True
-                self.quick.append(None)
+        if len(self.rates) == 1 and self.quota.has_expired(now):
+            self._only_rate = self.rates[0]
+            if self.bucket.has_fixed_cost:
+                self._has_fast_path = True
+                self.fast_path.append(None)
         return True
 
     def refuse(self, costs: Units, now: float) -> float:
-        """Count a refusal; return the seconds after which there would be a turn."""
+        """Count a refusal; return the seconds until the next turn."""
         with self._lock:
             self.rejected += 1
             return self.seconds(costs, now)
 
     def seconds(self, costs: Units, now: float) -> float:
-        """Return the seconds that a newcomer would wait."""
+        """Return how many seconds a newcomer would wait."""
         with self._lock:
             return self._next_locked(costs, now) - now
 
     def join(self, turn: Turn[W], now: float) -> None:
-        """Take a place at the end of the queue, if its instant comes in time. It waits then."""
+        """Add a turn to the end of the queue and set `waits`; refuse it if its instant comes too late."""
         with self._lock:
             turn.joined = now
             turn.instant = turn.due = at = self._next_locked(turn.costs, now)
             if at > turn.latest:
                 self.rejected += 1
                 return
-            self._close_locked()
+            self._close_fast_path_locked()
             turn.waits = True
             self._queue.append(turn)
             if self._plan is not None:
@@ -134,136 +134,136 @@ class Turns(Generic[W]):
                 self._plan_ends = at
 
     def go(self, turn: Turn[W], now: float) -> Woken[W]:
-        """Begin, if its instant has come, or leave where that is too late; else it waits on, until `turn.due`."""
+        """Begin if the instant has come; leave if it would come too late; otherwise keep waiting, until `turn.due`."""
         with self._lock:
             if not turn.waits:
                 return None
             is_first = self._queue[0] is turn
-            self._time_locked(turn, is_first, now)
+            self._update_instant_locked(turn, is_first, now)
             if turn.instant > turn.latest:
                 self.rejected += 1
                 return self._leave_locked(turn)
-            if turn.instant > now + SAME:
+            if turn.instant > now + EPSILON:
                 turn.due = turn.instant
                 return None
-            # As if none were before it: those will be charged in their turn, and no turn is lost where they never come.
+            # Turns before it do not count: each is charged when it begins, and one that never begins costs nothing.
             at = _instant(self._rates, turn.costs, turn.joined)
             late = [rate.take(cost, at, now) for rate, cost in zip(self._rates, turn.costs, strict=True)]
             turn.has_begun = True
             plan = self._plan if is_first else None
             woken = self._leave_locked(turn)
-            self._wrong += max(late)
-            if self._queue and self._wrong <= LATE + WRONG * (self._plan_ends - now):
+            self._plan_error += max(late)
+            if self._queue and self._plan_error <= WAKE_TOLERANCE + PLAN_TOLERANCE * (self._plan_ends - now):
                 self._plan = plan
             return woken
 
     def leave(self, turn: Turn[W]) -> Woken[W]:
-        """Give up a place; nothing, where it is given up already."""
+        """Leave the queue. A no-op if the turn does not wait."""
         with self._lock:
             return self._leave_locked(turn) if turn.waits else None
 
     def first(self) -> Turn[W] | None:
-        """Return the first of the queue."""
+        """Return the first turn of the queue."""
         with self._lock:
             return self._queue[0] if self._queue else None
 
     def change(self, change: Callable[[], None]) -> Woken[W]:
-        """Change the rates."""
+        """Apply a change of the rates under the lock."""
         with self._lock:
-            self._close_locked()
+            self._close_fast_path_locked()
             change()
             self._plan = None
             return self._first_if_late_locked()
 
     def replace(self, rates: tuple[Spread | Window, ...], quota: Quota) -> None:
-        """Put other rates in the place of these, within a `change`."""
+        """Replace the rates, within a `change`."""
         self.rates: tuple[Spread | Window, ...] = rates
         self.quota: Quota = quota
         self._rates: Rates = (*rates, quota)
-        #: The only rate, if that is a bucket; otherwise one that is never used.
+        #: The only rate, if it is a bucket; otherwise a bucket that is never used.
         self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else Spread(1.0, 1.0, 1.0)
 
     def correct(self, units: list[float], began: float, now: float) -> None:
-        """Charge or give back, within a `change`, what a call that began at `began` used beside its costs."""
+        """Charge or refund, within a `change`, the units that a call that began at `began` used beyond its costs."""
         for rate, more in zip(self.rates, units, strict=True):
             if more:
                 rate.correct(more, began, now)
 
     def counts(self, costs: Units, now: float) -> tuple[int, float, int]:
-        """Return how many wait, how many seconds a newcomer would wait, and how many were refused."""
+        """Return the number of waiters, the seconds that a newcomer would wait, and the number of refusals."""
         with self._lock:
             return len(self._queue), self.seconds(costs, now), self.rejected
 
-    # --- inside ---
+    # --- private ---
 
-    def _close_locked(self) -> None:
-        """Let all calls come to the lock; a thread that is just charging the bucket without it is done after this."""
-        self._only = None
-        while self._is_quick:
+    def _close_fast_path_locked(self) -> None:
+        """Close the lock-free path, after waiting for a thread that is charging the bucket on it."""
+        self._only_rate = None
+        while self._has_fast_path:
             try:
-                del self.quick[-1]
-                self._is_quick = False
-            except IndexError:  # pragma: no cover (never under the GIL, which no thread gives up in those few lines)
+                del self.fast_path[-1]
+                self._has_fast_path = False
+            except IndexError:  # pragma: no cover (never under the GIL: no thread switch in those few lines)
                 continue
 
     def _next_locked(self, costs: Units, now: float) -> float:
-        """Return the instant of a newcomer."""
+        """Return the instant at which a newcomer could begin."""
         if not self._queue:
             return _instant(self._rates, costs, now)
         plan = self._plan or self._make_plan_locked()
         return _instant(plan, costs, max(now, self._plan_ends))
 
     def _make_plan_locked(self) -> Rates:
-        """Make the plan for all who wait."""
-        self._wrong = 0.0
+        """Rebuild the plan for all waiters."""
+        self._plan_error = 0.0
         self._plan, self._plan_ends = plan, _ = self._look_ahead_locked(None)
         return plan
 
     def _look_ahead_locked(self, last: Turn[W] | None) -> tuple[Rates, float]:
-        """Note for each who waits, up to `last`, the instant at which it may begin after those before it.
+        """Set the instant of each waiting turn, up to `last`: when it may begin after all turns before it.
 
-        Returned are the rates as they will be when all have begun, and the last instant.
+        Return the rates as they will be after all of them have begun, and the instant of the last one.
         """
         rates, at = tuple(rate.copy() for rate in self._rates), -inf
         for turn in list(self._queue):
             turn.instant = _instant(rates, turn.costs, max(at, turn.joined))
             if turn is last:
                 break
-            if turn.instant <= turn.latest:  # else it will leave
+            if turn.instant <= turn.latest:  # otherwise it will leave the queue
                 at = turn.instant
                 _charge(rates, turn.costs, at)
         return rates, at
 
-    def _time_locked(self, turn: Turn[W], is_first: bool, now: float) -> None:
-        """Find out when this turn may begin."""
+    def _update_instant_locked(self, turn: Turn[W], is_first: bool, now: float) -> None:
+        """Set the instant at which this turn may begin."""
         if is_first:
             turn.instant = _instant(self._rates, turn.costs, turn.joined)
             return
         if self._plan is None:
             self._make_plan_locked()
-        if turn.instant <= now + SAME:  # as planned; now exactly. Those before it are late, and so they are few
+        if turn.instant <= now + EPSILON:  # due by the plan: compute it exactly. Turns before it are late, so few
             self._look_ahead_locked(turn)
 
     def _leave_locked(self, turn: Turn[W]) -> Woken[W]:
-        turn.waits = False  # nothing is called in between: it leaves once
+        turn.waits = False  # no call since the check of `waits`, so it leaves only once
         with contextlib.suppress(ValueError):
             self._queue.remove(turn)
         self._plan = None
         return self._first_if_late_locked()
 
     def _first_if_late_locked(self) -> Woken[W]:
-        """Return the first of the queue, where it sleeps for longer than it has to."""
+        """Return the first turn of the queue if its caller would sleep too long."""
         if not self._queue:
             return None
         first = self._queue[0]
-        if _instant(self._rates, first.costs, first.joined) >= first.due - LATE:
+        if _instant(self._rates, first.costs, first.joined) >= first.due - WAKE_TOLERANCE:
             return None
-        first.due = -inf  # it is woken once
+        first.due = -inf  # so that it is woken only once
         return first, first.waiter
 
 
 def _instant(rates: Rates, costs: Units, at: float) -> float:
-    """Return the latest of the instants that each rate names, and of `at`."""
+    """Return the earliest instant from `at` on at which all rates allow the costs."""
     for rate, cost in zip(rates, costs, strict=True):
         instant = rate.ready(cost, at)
         if instant > at:

@@ -1,4 +1,4 @@
-"""Windows over the latest results: the last so many, or those of the last so many seconds.
+"""Sliding windows over results: the last n results, or the results of the last n seconds.
 
 A window holds counts, never the results themselves, and takes the time as an argument.
 """
@@ -10,7 +10,7 @@ from typing import Protocol, final
 
 
 class Window(Protocol):
-    """Counts of the latest results: all of them, and those that were bad."""
+    """Counts of recent results: of all of them, and of the bad ones."""
 
     @property
     def total(self) -> int:
@@ -19,17 +19,17 @@ class Window(Protocol):
 
     @property
     def bad(self) -> int:
-        """How many of them were bad."""
+        """How many of the results in the window were bad."""
         ...
 
     def add(self, bad: bool, now: float) -> None:
-        """Count one more result, and forget what has become too old."""
+        """Count one more result, and discard those that are too old."""
         ...
 
 
 @final
 class CountWindow:
-    """The last `size` results: a ring of booleans and a running count."""
+    """The last `size` results: a ring buffer of booleans and a running count."""
 
     __slots__ = ("_results", "bad")
 
@@ -43,7 +43,7 @@ class CountWindow:
         return len(self._results)
 
     def add(self, bad: bool, now: float) -> None:
-        """Count one more result; the oldest goes when the window is full."""
+        """Count one more result; if the window is full, discard the oldest."""
         results = self._results
         if len(results) == results.maxlen:
             self.bad -= results[0]
@@ -53,10 +53,10 @@ class CountWindow:
 
 @final
 class TimeWindow:
-    """The results of the last `seconds`, forgotten in steps of a 32nd of that.
+    """The results of the last `seconds`, discarded in steps of a 32nd of the window.
 
-    A step begins with the first result in it, so a result is kept for at least 31/32 of the window and
-    never longer than the window; the memory is bounded by the number of steps.
+    A step begins with its first result, so a result is kept for at least 31/32 of the window and never
+    for longer than the window. The number of steps bounds the memory.
     """
 
     __slots__ = ("_seconds", "_step", "_steps", "bad", "total")
@@ -71,7 +71,7 @@ class TimeWindow:
         self.bad: int = 0
 
     def add(self, bad: bool, now: float) -> None:
-        """Count one more result, and forget the steps that began `seconds` ago or earlier."""
+        """Count one more result, and discard the steps that began `seconds` ago or earlier."""
         steps = self._steps
         while steps and now - steps[0][0] >= self._seconds:
             _, old_total, old_bad = steps.pop(0)
@@ -86,7 +86,7 @@ class TimeWindow:
         self.bad += bad
 
     def add_good(self, number: int, now: float) -> None:
-        """Count so many more good results at once; 0 only forgets what has become too old."""
+        """Count `number` more good results; 0 only discards the steps that are too old."""
         self.add(False, now)
         self._steps[-1][1] += number - 1
         self.total += number - 1

@@ -17,12 +17,12 @@ _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"
 _FULL = 'raise self._refused(ctx, f"after {{format_number({})}} s in the queue", waited)'
 _VALUE = 'return cast("A_co", self._value)'
 _BUCKET = "self.bucket: Spread = rates[0] if len(rates) == 1 and isinstance(rates[0], Spread) else Spread({}, {}, {})"
-_TAKEN = "{} # without the lock, a third of the time: see `Turns.quick`. No call until `append`"
-_ROOM = "if (full_at := bucket.full_at) {} began {} bucket.room: # GCRA"
-_CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.step"
+_TAKEN = "{} # no lock: a third of the time (see `Turns.fast_path`). No call until `append`"
+_ROOM = "if (full_at := bucket.full_at) {} began {} bucket.tolerance: # GCRA"
+_CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.increment"
 _QUICKLY = (
-    f"try: {_TAKEN.format('del quick[-1]')} bucket = turns.bucket {_ROOM.format('<=', '+')} {_CHARGED.format('>')} "
-    "has_turn = True quick.append(None) "
+    f"try: {_TAKEN.format('del fast_path[-1]')} bucket = turns.bucket {_ROOM.format('<=', '+')} {_CHARGED.format('>')} "
+    "has_turn = True fast_path.append(None) "
     "except IndexError: # pragma: no cover (another thread was quicker: never under the GIL) pass"
 )
 
@@ -33,13 +33,13 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "state/turns.py": [
         (
-            "if self._queue or _instant(self._rates, costs, now) > now + SAME:",
-            "if self._queue or _instant(self._rates, costs, now) >= now + SAME:",
+            "if self._queue or _instant(self._rates, costs, now) > now + EPSILON:",
+            "if self._queue or _instant(self._rates, costs, now) >= now + EPSILON:",
             _OF_ROUNDING,
         ),
         (
-            "if _instant(self._rates, first.costs, first.joined) >= first.due - LATE:",
-            "if _instant(self._rates, first.costs, first.joined) > first.due - LATE:",
+            "if _instant(self._rates, first.costs, first.joined) >= first.due - WAKE_TOLERANCE:",
+            "if _instant(self._rates, first.costs, first.joined) > first.due - WAKE_TOLERANCE:",
             "at exactly this lateness it may be woken or not",
         ),
         (
@@ -54,7 +54,7 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             "for rate, cost in zip(rates, costs, strict=False):",
             "there is one cost for each rate",
         ),
-        ("if turn.instant > now + SAME:", "if turn.instant >= now + SAME:", _OF_ROUNDING),
+        ("if turn.instant > now + EPSILON:", "if turn.instant >= now + EPSILON:", _OF_ROUNDING),
         *(
             (_BUCKET.format("1.0", "1.0", "1.0"), _BUCKET.format(*numbers), _NEVER_USED)
             for numbers in [
@@ -64,12 +64,12 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "policies/rate_limiter.py": [
-        ("if quick:", "if not quick:", _QUICK_WAY),
-        (f"if quick: {_QUICKLY}", "pass", _QUICK_WAY),
+        ("if fast_path:", "if not fast_path:", _QUICK_WAY),
+        (f"if fast_path: {_QUICKLY}", "pass", _QUICK_WAY),
         (_QUICKLY, "pass", _QUICK_WAY),
-        (_TAKEN.format("del quick[-1]"), _TAKEN.format("del quick[- 2]"), _QUICK_WAY),
-        (_TAKEN.format("del quick[-1]"), _TAKEN.format("del quick[1]"), _QUICK_WAY),
-        (_TAKEN.format("del quick[-1]"), _TAKEN.format("del quick[- 0]"), "it holds one at most"),
+        (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[- 2]"), _QUICK_WAY),
+        (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[1]"), _QUICK_WAY),
+        (_TAKEN.format("del fast_path[-1]"), _TAKEN.format("del fast_path[- 0]"), "it holds one at most"),
         (_ROOM.format("<=", "+"), _ROOM.format("<", "+"), _QUICK_WAY),
         (_ROOM.format("<=", "+"), _ROOM.format("<=", "-"), _QUICK_WAY),
         (f"{_ROOM.format('<=', '+')} {_CHARGED.format('>')} has_turn = True", "pass", _QUICK_WAY),

@@ -331,7 +331,7 @@ def test_a_thread_that_comes_to_ask_after_another_one_does_not_ask_again() -> No
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=2, window=1e-9)
     limit.call(int)
     limit.call(int)
-    limit._look(limit._period, process_clock.now(), Context())
+    limit._evaluate(limit._period, process_clock.now(), Context())
     assert len(algorithm.asked) == 1
 
 

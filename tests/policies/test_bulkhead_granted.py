@@ -10,7 +10,7 @@ import pytest
 
 from resilience import Bulkhead, BulkheadFull
 from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
-from resilience.state.permits import Permits, Place, Ticket
+from resilience.state.permits import Permits, Ticket, TicketState
 from tests.conftest import Script
 from tests.contention.beside import PATIENCE
 from tests.policies.bulkheads import facts, wait_until
@@ -72,7 +72,7 @@ def granted() -> tuple[Permits[str], Ticket[str]]:
     ticket = Ticket("waiter")
     permits.join(ticket)
     assert permits.give_back() == [ticket]
-    assert ticket.place is Place.GRANTED
+    assert ticket.state is TicketState.GRANTED
     return permits, ticket
 
 

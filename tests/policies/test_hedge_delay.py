@@ -51,7 +51,7 @@ async def test_the_delay_keeps_to_its_limits(anywhere: Virtual) -> None:
     hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
     for seconds, delay in ((0.1, 0.5), (5.0, 0.5), (5.0, 0.8)):
         await Service(anywhere, (seconds, "fine")).under(hedge)
-        hedge._latencies._histogram._fresh = 0  # type: ignore[union-attr]
+        hedge._latencies._histogram._until_refresh = 0  # type: ignore[union-attr]
         assert hedge.delay() == pytest.approx(delay)
     assert Hedge(0.3).delay() == 0.3
 

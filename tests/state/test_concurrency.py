@@ -168,15 +168,15 @@ def test_seeking_is_shown_and_can_forget() -> None:
 def test_a_period_gathers_what_ended_in_it() -> None:
     """The latency is what a tenth exceeded; the throughput begins with the first call that ended."""
     period = Period()
-    assert period.next_look == -inf
+    assert period.next_evaluation == -inf
     for number in range(1, 101):
         period.note(number / 100, period, number % 7, waiters=False, now=10 + number / 10)
-    assert period.sample(20.0, 1.0, turned_away=False) == Sample(0.91, 6, False, False, pytest.approx(10.0), 0.91)
-    assert period.next_look == 21.0
+    assert period.sample(20.0, 1.0, rejected=False) == Sample(0.91, 6, False, False, pytest.approx(10.0), 0.91)
+    assert period.next_evaluation == 21.0
     period.note(2.0, period, 1, waiters=True, now=30)
     period.dropped = True
-    assert period.sample(30.0, 1.0, turned_away=False) == Sample(2.0, 1, True, True, 0.0, 2.0)
-    assert period.next_look == 34.0
+    assert period.sample(30.0, 1.0, rejected=False) == Sample(2.0, 1, True, True, 0.0, 2.0)
+    assert period.next_evaluation == 34.0
 
 
 def test_calls_of_an_earlier_period_count_in_no_comparison() -> None:
@@ -184,7 +184,7 @@ def test_calls_of_an_earlier_period_count_in_no_comparison() -> None:
     earlier, period = Period(), Period()
     period.note(0.1, period, 1, waiters=False, now=1.0)
     assert period.note(9.0, earlier, 1, waiters=False, now=2.0) == 1
-    assert period.sample(2.0, 1.0, turned_away=True) == Sample(0.1, 1, True, False, 0.0, 9.0)
+    assert period.sample(2.0, 1.0, rejected=True) == Sample(0.1, 1, True, False, 0.0, 9.0)
 
 
 def test_a_period_keeps_so_many_samples_and_no_more() -> None:

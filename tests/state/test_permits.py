@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resilience.state.permits import Permits, Place, Ticket
+from resilience.state.permits import Permits, Ticket, TicketState
 
 
 class Crowd:
@@ -47,7 +47,7 @@ class Crowd:
         if name in self.waiting and len(self.waiting) > self.queue:
             self.waiting.remove(name)
             self.rejected += 1
-            assert self.tickets[name].place is Place.GONE
+            assert self.tickets[name].state is TicketState.GONE
 
     def release(self, name: int) -> None:
         self.inside.remove(name)
@@ -81,7 +81,7 @@ class Crowd:
 
     def wake(self, granted: list[Ticket[int]] | None) -> None:
         for ticket in granted or []:
-            assert ticket.place is Place.GRANTED
+            assert ticket.state is TicketState.GRANTED
             self.woken.append(ticket.waiter)
 
     def serve(self) -> None:
@@ -94,7 +94,7 @@ class Crowd:
         counts = self.permits.counts()
         assert self.woken == self.called  # who, and in what order
         assert tuple(counts) == (self.limit, len(self.inside), len(self.waiting), self.rejected)
-        assert all(self.tickets[name].place is Place.WAITING for name in self.waiting)
+        assert all(self.tickets[name].state is TicketState.WAITING for name in self.waiting)
 
     @property
     def by_ticket(self) -> list[int]:
@@ -261,7 +261,7 @@ def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, 
         it._waiting = Interrupting(permits._waiting, how, lambda: permits.abandon(tickets[0]))
     assert permits.give_back() == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
-    assert tickets[0].place is Place.GONE
+    assert tickets[0].state is TicketState.GONE
     if not behind:
         assert permits.take()
         assert permits.counts() == (1, 1, 0, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from resilience.state import permits as module
-from resilience.state.permits import Permits, Place, Ticket
+from resilience.state.permits import Permits, Ticket, TicketState
 from tests.state.stepping import TO_THE_END, TRACING_CRASHES, Interruption, Stage
 
 pytestmark = [
@@ -34,7 +34,7 @@ class Hall:
             self.arrive(name)
         for number in range(granted):
             self.release(f"x{number}")
-        self.early = [ticket for ticket in self.tickets.values() if ticket.place is Place.WAITING]
+        self.early = [ticket for ticket in self.tickets.values() if ticket.state is TicketState.WAITING]
         assert self.inside == [f"i{n}" for n in range(inside)] + [f"g{n}" for n in range(granted)]
         assert len(self.early) == waiting
 
@@ -55,7 +55,7 @@ class Hall:
     def time_out(self, name: str) -> None:
         ticket = self.tickets[name]
         if self.permits.leave(ticket):
-            assert ticket.place is Place.GONE
+            assert ticket.state is TicketState.GONE
             assert name not in self.inside, "left with a permit"
 
     def cancel(self, name: str) -> None:
@@ -70,20 +70,20 @@ class Hall:
 
     def someone_waits_since_before(self, ticket: Ticket[str] | None = None) -> bool:
         before = self.early[: self.early.index(ticket)] if ticket in self.early else self.early
-        return any(it.place is Place.WAITING for it in before)
+        return any(it.state is TicketState.WAITING for it in before)
 
     def note(self, granted: list[Ticket[str]] | None) -> None:
         """What the caller of a method does with what it returns: it wakes them."""
         for ticket in granted or []:
             assert not self.someone_waits_since_before(ticket), "overtaken"
-            if ticket.place is not Place.GONE:  # else cancelled since, and passed on
+            if ticket.state is not TicketState.GONE:  # else cancelled since, and passed on
                 self.inside.append(ticket.waiter)
 
     # --- afterwards ---
 
     def check(self) -> None:
         """The counts are exact, nobody waits in vain, and in the end every permit is there again."""
-        waiting = [name for name, ticket in self.tickets.items() if ticket.place is Place.WAITING]
+        waiting = [name for name, ticket in self.tickets.items() if ticket.state is TicketState.WAITING]
         counts = self.permits.counts()
         assert (counts.in_flight, counts.queued) == (len(self.inside), len(waiting))
         assert len(set(self.inside)) == len(self.inside) <= self.most

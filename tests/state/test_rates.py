@@ -237,17 +237,17 @@ def test_windows_that_differ_all_hold() -> None:
             quota.take(1, now, now)
             began.append(now)
     assert began == [0.0, 0.0, 10.0, 10.0, 60.0, 60.0]
-    assert quota.is_over(60.0)
-    assert not quota.is_over(59.0)
+    assert quota.has_expired(60.0)
+    assert not quota.has_expired(59.0)
 
 
 def test_a_window_that_is_over_is_forgotten() -> None:
     quota = Quota()
     quota.learn(2, 10.0, 0.0)
     quota.learn(5, 20.0, 15.0)
-    assert quota._told == ((5, 20.0, 20.0),)
+    assert quota._reports == ((5, 20.0, 20.0),)
     quota.learn(3, 40.0, 16.0)  # fewer, and for longer
-    assert quota._told == ((3, 40.0, 40.0),)
+    assert quota._reports == ((3, 40.0, 40.0),)
 
 
 def test_of_two_pauses_the_later_end_holds() -> None:
@@ -257,4 +257,4 @@ def test_of_two_pauses_the_later_end_holds() -> None:
     quota.learn(0.5, 10.0, 0.0)
     quota.learn(5, 60.0, 0.0)
     assert quota.ready(1, 0.0) == 30.0
-    assert not quota.is_over(29.0)
+    assert not quota.has_expired(29.0)

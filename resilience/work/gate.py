@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -113,7 +115,10 @@ class Gate(Policy[Never]):
         self._is_shut = False
 
     def drain(self, timeout: Duration) -> bool:
-        """Shut the gate, and wait until no call is in progress: true, or false after `timeout` seconds (0 or more)."""
+        """Shut the gate, and wait until no call is in progress: true, or false after `timeout` seconds (0 or more).
+
+        Inside a call of this gate it waits for the others only, and returns false, because its own is in progress.
+        """
         return drive(self._drain(checks.seconds("timeout", timeout, zero=True), BLOCKING))
 
     async def adrain(self, timeout: Duration) -> bool:
@@ -126,22 +131,36 @@ class Gate(Policy[Never]):
 
     async def _drain(self, timeout: float, runtime: Runtime) -> bool:
         self.shut()
-        ends_at = clock.now() + timeout
-        while self._admitted:
+        ends_at, own = clock.now() + timeout, self._calls_around()
+        while not self._admitted <= own:
             waiter = runtime.waiter()
             self._drains.append(waiter)
             try:
-                if self._admitted and not await waiter.wait(ends_at, None):
+                if not self._admitted <= own and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:
                 with suppress(ValueError):  # it was woken
                     self._drains.remove(waiter)
-        return True
+        return not own
+
+    def _calls_around(self) -> set[_Admitted]:
+        """Return the calls that cannot end before the code that asks: those among the frames of its thread or task.
+
+        `_inside` has others, too: those that have begun this task, and do not wait for it.
+        """
+        around: set[_Admitted] = set()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "around" and isinstance(it := frame.f_locals.get("admitted"), _Admitted):
+                around.add(it)
+            frame = frame.f_back
+        return around & self._admitted
 
     def _wake_drains(self) -> None:
-        while self._drains and not self._admitted:
+        """Let each drain look whether what it waits for has ended. One that waits on comes back, to the end."""
+        for _ in range(len(self._drains)):
             with suppress(IndexError, RuntimeError):  # it has left; its event loop has ended
-                self._drains.pop().wake()
+                self._drains.pop(0).wake()
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
         self._rejected.add()

@@ -1,1 +1,1 @@
-"""The policies: one module each, which do not import one another."""
+"""The policies: one module for each. They do not import one another."""

@@ -37,7 +37,7 @@ class LimitStats:
 
     :param limit: how many calls may run at once now.
     :param in_flight: how many are running; more than `limit` only after the limit has fallen.
-    :param queued: how many wait.
+    :param queued: how many calls wait.
     :param rejected: how many calls have been refused so far.
     """
 
@@ -198,7 +198,7 @@ class AdaptiveLimit(Policy[Never]):
         text = f"{self.name}: {self._least} to {self._most} at once, {now} now, {learns}"
         return f"{text}; {self._permits.describe()}"
 
-    # --- inside ---
+    # --- private ---
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
@@ -207,7 +207,7 @@ class AdaptiveLimit(Policy[Never]):
         self._permits.wake(self._forget_locked())
 
     def _forget_locked(self) -> list[Ticket[Waiter]]:
-        self._limit = float(self._initial)  # the limit in use is its floor
+        self._limit = float(self._initial)  # the machine uses its integer part
         self._period = Period()
         self._rejected_before = self._permits.machine.counts().rejected
         return self._permits.machine.resize(self._initial)
@@ -225,10 +225,10 @@ class AdaptiveLimit(Policy[Never]):
             self._evaluate(period, now, ctx)
 
     def _evaluate(self, period: Period, now: float, ctx: Context) -> None:
-        """Ask the algorithm, one thread at a time and outside of the lock, and set the limit."""
+        """Let the algorithm compute the limit, in one thread at a time and outside the lock, and set it."""
         with self._lock:
             if self._is_evaluating or period is not self._period or len(period.samples) < self._min_samples:
-                return  # another one was quicker
+                return  # another thread has evaluated it, or is doing so
             self._is_evaluating = True
         try:
             rejected = self._permits.machine.counts().rejected
@@ -237,7 +237,7 @@ class AdaptiveLimit(Policy[Never]):
             answer = self._algorithm.update(limit, sample)
             wanted, reason = answer if isinstance(answer, tuple) else (answer, type(self._algorithm).__name__)
             wanted = checks.number("the limit that update(limit, sample) returned", wanted)
-            # A limit far above the actual use comes down, but slowly: a quiet night is no reason to drop it at once.
+            # A limit far above the actual use falls, but slowly: a quiet night should not lower it at once.
             wanted = min(wanted, max(limit - 1, sample.inflight * self._headroom))
             self._set(min(float(self._most), max(float(self._least), wanted)), reason, period, ctx)
         finally:
@@ -246,7 +246,7 @@ class AdaptiveLimit(Policy[Never]):
     def _set(self, limit: float, reason: str, period: Period, ctx: Context) -> None:
         with self._lock:
             if period is not self._period:
-                return  # it was reset meanwhile
+                return  # the limit was reset in the meantime
             self._limit = limit
             old, new = self._permits.machine.limit, int(limit)
             if old == new:

@@ -1,7 +1,7 @@
 """AdaptiveThrottle: reject a share of the calls locally, in proportion to those that the service refuses.
 
 Client-side throttling as at Google ("Site Reliability Engineering", 2016, "Handling Overload", eq. 21-1): of the recent
-`requests`, including those rejected here, the service has accepted `accepts`. A new one is rejected with the
+`requests`, including those rejected here, the service has accepted `accepts`. A new request is rejected with the
 probability
 
     max(0, (requests - k * accepts) / (requests + 1))
@@ -137,7 +137,7 @@ class AdaptiveThrottle(Policy[Never]):
         try:
             result = await call(ctx)
         except Exception as error:
-            self._judge(error)
+            self._count_error(error)
             raise
         try:
             if self._on_result is not None and self._on_result(result):
@@ -146,15 +146,15 @@ class AdaptiveThrottle(Policy[Never]):
         except BaseException:  # no caller will see the result
             await ctx.runtime.close(result)
             raise
-        if clock.now() >= self._next_look:
-            self._look()
-        self._accepted.add()  # no lock: the window has these once in each of its steps
+        if clock.now() >= self._next_update:
+            self._update_window()
+        self._accepted.add()  # no lock: `_update_window` adds them to the window, once in each of its steps
         return result
 
     def stats(self) -> ThrottleStats:
         """Return a snapshot of the throttle."""
         with self._lock:
-            self._look()
+            self._update_window()
             window = self._window
             return ThrottleStats(self._rate, window.total, window.total - window.bad, self._rejected)
 
@@ -179,53 +179,53 @@ class AdaptiveThrottle(Policy[Never]):
         )
         return f"{text}; only observes" if self._observe_only else text
 
-    # --- inside ---
+    # --- private ---
 
     def _forget_locked(self) -> None:
         self._window = TimeWindow(self._seconds)
         self._accepted = Counter()
-        self._read = 0  # so many of the accepted calls are in the window
-        self._since = self._next_look = -inf  # between these the accepted calls that are not in the window have ended
+        self._added = 0  # how many of the accepted calls are in the window
+        self._updated_at = self._next_update = -inf  # accepted calls that are not in the window ended between these
         self._rate = 0.0
 
-    def _look(self) -> None:
-        """Take what was accepted since the last look into the window, and reckon what is held back."""
+    def _update_window(self) -> None:
+        """Add the calls that were accepted since the last update to the window, and compute the rejection rate."""
         with self._lock:
             now = clock.now()
-            accepted = self._accepted.value() - self._read
-            self._read += accepted
-            if accepted:  # since the last look, and before the next: a call that ends after that looks first
-                self._window.add_good(accepted, self._since)
+            accepted = self._accepted.value() - self._added
+            self._added += accepted
+            if accepted:  # they ended before `_next_update`: a call that ends later updates the window first
+                self._window.add_good(accepted, self._updated_at)
             self._window.add_good(0, now)
-            self._since = now
-            self._reckon_locked()
+            self._updated_at = now
+            self._compute_rate_locked()
 
-    def _reckon_locked(self) -> None:
+    def _compute_rate_locked(self) -> None:
         requests, refused = self._window.total, self._window.bad
         share = (requests - self._k * (requests - refused)) / (requests + 1)
         self._rate = min(self._most, max(0.0, share)) if requests >= self._min_calls else 0.0
-        # While calls are held back, each that ends may change that.
-        self._next_look = -inf if self._rate else self._since + self._seconds / TimeWindow.STEPS
+        # While calls are rejected, each call that ends may change the rate.
+        self._next_update = -inf if self._rate else self._updated_at + self._seconds / TimeWindow.STEPS
 
-    def _judge(self, error: Exception) -> None:
-        """Count a call that raised, if that says anything."""
+    def _count_error(self, error: Exception) -> None:
+        """Count a call that raised, unless its error is neutral."""
         was_refused = self._failures.judge(error)
         if was_refused:
             self._count_refused()
         elif was_refused is not None:
-            self._look()
+            self._update_window()
             self._accepted.add()
 
     def _count_refused(self) -> None:
         """Count a call that the service has refused, or that was rejected locally."""
         with self._lock:
-            self._look()
-            self._window.add(True, self._since)
-            self._reckon_locked()
+            self._update_window()
+            self._window.add(True, self._updated_at)
+            self._compute_rate_locked()
 
     def _draw(self) -> float:
-        """Draw whether this call is held back, and count it; return at which rate, 0 for one that is let through."""
-        self._look()
+        """Draw whether to reject this call. If so, count it and return the rejection rate; otherwise return 0."""
+        self._update_window()
         rate = self._rate
         source = backoff.SHARED_RANDOMNESS if self._rng is None else self._rng
         if not rate or source.uniform(0.0, 1.0) >= rate:

@@ -25,7 +25,7 @@ class BulkheadStats:
 
     :param limit: how many calls may run at once.
     :param in_flight: how many are running; more than `limit` only after the limit was lowered.
-    :param queued: how many wait.
+    :param queued: how many calls wait.
     :param rejected: how many calls have been refused so far.
     """
 
@@ -80,7 +80,7 @@ class Bulkhead(Policy[Never]):
         free = permits.free
         try:
             if not permits.busy:
-                del free[-1]  # no call: in one, and after it, an interrupt could raise, and lose the permit
+                del free[-1]  # not a call: an interrupt during or after a call could lose the permit
                 taken = True
         except IndexError:
             pass
@@ -92,7 +92,7 @@ class Bulkhead(Policy[Never]):
         try:
             return await call(ctx)
         finally:
-            free += ONE_PERMIT  # no call either
+            free += ONE_PERMIT  # not a call either
             if permits.busy:
                 self._permits.wake(permits.settle())
 

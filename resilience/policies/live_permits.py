@@ -1,6 +1,6 @@
-"""Permits in use: the machine with its waiters, the refusals, and the block that holds a permit.
+"""Permits for policies: the state machine with its waiters, the refusals, and the block that holds a permit.
 
-Part of Bulkhead and AdaptiveLimit. The policies themselves take and release a free permit; everything else is here.
+Part of Bulkhead and AdaptiveLimit. The policies take and release free permits themselves; everything else is here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.state.permits import GONE, WAITING, Permits, Ticket
 
-#: What is appended to the free permits, without a call, to give one back.
+#: Appended to the list of free permits, without a call, to release one.
 ONE_PERMIT = (None,)
 
-#: Makes the error for a call that gets no permit, of the name of the policy, limit, queue, and why there is none.
+#: Makes the error for a call that gets no permit: of the name of the policy, the limit, the queue and the reason.
 MakeRefusal: TypeAlias = Callable[[str, int, int, str], Rejected]
 
 
@@ -33,11 +33,11 @@ MakeRefusal: TypeAlias = Callable[[str, int, int, str], Rejected]
 class LivePermits:
     """Grants permits, for any number of threads and event loops.
 
-    :param name: what errors and events call its owner.
-    :param queue: how many calls may wait. One that only observes lets none wait: it delays nothing.
-    :param max_wait: how many seconds a call may wait; None for as long as its deadline allows.
-    :param observe_only: whether a call that gets no permit is made all the same.
-    :param refusal: makes the error for a call that gets none.
+    :param name: the name of the policy in errors and events.
+    :param queue: how many calls may wait. With `observe_only` no call waits, so that none is delayed.
+    :param max_wait: how many seconds a call may wait; None is as long as its deadline allows.
+    :param observe_only: whether a call that gets no permit is made anyway.
+    :param refusal: makes the error for a call that gets no permit.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LivePermits:
         forks.reset_after_fork(self, LivePermits._reset)
 
     def take_or_refuse(self, ctx: Context) -> bool:
-        """Take a permit after all where there is no queue, or refuse. False where the call is made without one."""
+        """Take a permit if one is free after all; otherwise raise, or return false if the call is made without one."""
         if self.machine.take_or_refuse():
             return True
         refusal = self._refused(ctx, "and there is no queue")
@@ -69,14 +69,14 @@ class LivePermits:
         return False
 
     async def wait(self, ctx: Context, runtime: Runtime) -> None:
-        """Queue for a permit; come back with one or with an error."""
+        """Wait in the queue for a permit and take it; raise if the queue is full, or the wait takes too long."""
         machine, began = self.machine, clock.now()
         ticket = Ticket(runtime.waiter())
         gives_up_at = inf if self.max_wait is None else began + self.max_wait
         budget = waits_until(ctx)
         try:
             while (first := machine.first_if_full()) is not None and not first.waiter.is_alive():
-                machine.drop(first)  # its event loop has ended: that makes room
+                machine.drop(first)  # its event loop has ended, so it will never run again
             if granted := machine.join(ticket):
                 self.wake(granted)
             has_joined = ticket.state is not GONE
@@ -85,7 +85,7 @@ class LivePermits:
                 machine.leave(ticket)
             if machine.take_up(ticket):
                 return
-        except BaseException:  # cancelled, cut off, interrupted: leave, and pass on what was granted meanwhile
+        except BaseException:  # cancelled, cut off or interrupted: leave, and pass on a permit that was just granted
             self.wake(self.machine.abandon(ticket))
             raise
         if not has_joined:
@@ -97,7 +97,7 @@ class LivePermits:
         raise self._refused(ctx, f"after {format_number(self.max_wait or 0.0)} s in the queue", waited)
 
     def wake(self, tickets: list[Ticket[Waiter]] | None) -> None:
-        """Wake the waiters that were granted a permit. One whose event loop has ended passes it on."""
+        """Wake the waiters that were granted a permit. If the event loop of one has ended, its permit is passed on."""
         tickets = tickets or []
         for ticket in tickets:
             try:
@@ -110,20 +110,20 @@ class LivePermits:
         self.wake(self.machine.resize(limit))
 
     def describe(self) -> str:
-        """Say how many may wait, and how long; and whether it only observes."""
+        """Return in words how many calls may wait, for how long, and whether it only observes."""
         text = f"{self.queue} may wait" if self.queue else "no queue"
         if self.max_wait is not None:
             text += f", at most {format_number(self.max_wait)} s"
         return f"{text}; only observes" if self.observe_only else text
 
     def refuse_copy(self) -> Any:
-        """Refuse to be copied: two would let twice as many calls run."""
+        """Raise `TypeError`: two copies would let twice as many calls run."""
         raise TypeError(f"{self._name} holds permits that all its users share; it cannot be copied or pickled")
 
-    # --- inside ---
+    # --- private ---
 
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget all permits and waiters. A holder that forked gives its permit back to what there was before."""
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
+        """Discard all permits and waiters. A holder in the child releases its permit to the old machine."""
         self.machine = Permits(self.machine.limit, self.machine.queue)
 
     def _refused(self, ctx: Context, why: str, waited: float = 0.0) -> Rejected:
@@ -138,7 +138,7 @@ class LivePermits:
 class Slot:
     """A permit held for a block."""
 
-    _held: Permits[Waiter] | None = None  # also where `__init__` was interrupted before it began
+    _held: Permits[Waiter] | None = None  # for `__del__`, if an interrupt came before `__init__`
 
     def __init__(self, permits: LivePermits) -> None:
         self._permits = permits
@@ -146,7 +146,7 @@ class Slot:
 
     @property
     def is_held(self) -> bool:
-        """Whether it holds a permit."""
+        """Whether this block holds a permit."""
         return self._held is not None
 
     def __enter__(self) -> None:
@@ -160,7 +160,7 @@ class Slot:
                 self._permits.wake(machine.settle())
 
     def __del__(self) -> None:
-        if self._held is not None:  # a signal's handler has raised before the first line of `__exit__`
+        if self._held is not None:  # a signal handler raised before the first line of `__exit__`
             self.__exit__()
 
     async def __aenter__(self) -> None:

@@ -73,7 +73,7 @@ class Rate:
 
 
 def meter_of(rate: Rate) -> Spread | Window:
-    """Make what counts the uses of a rate."""
+    """Return the machine that counts the uses of a rate."""
     if rate.burst is None:
         return Window(rate.limit, rate.per)
     usual = None if rate.actual is not None or callable(rate.cost) else rate.cost
@@ -81,7 +81,7 @@ def meter_of(rate: Rate) -> Spread | Window:
 
 
 def in_words(rate: Rate) -> str:
-    """Say what a rate allows."""
+    """Return what a rate allows, in words."""
     unit = "units" if callable(rate.cost) or rate.actual is not None or rate.cost != 1 else "calls"
     limit, seconds = format_number(rate.limit), "second" if rate.per == 1 else f"{format_number(rate.per)} s"
     if rate.burst is None:

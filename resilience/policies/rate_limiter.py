@@ -29,7 +29,7 @@ from resilience.state.turns import Turn, Turns, Units, Woken
 
 T = TypeVar("T")
 
-#: What a call uses of the quota that the service reports.
+#: The units that a call uses of the quota that the service reports.
 _ONE_CALL = 1.0
 
 
@@ -38,7 +38,7 @@ _ONE_CALL = 1.0
 class RateLimiterStats:
     """A snapshot of a rate limiter.
 
-    :param queued: how many wait for their turn.
+    :param queued: how many calls wait for their turn.
     :param next_turn: seconds until a new call of the usual cost (1 if the cost is computed) would begin; 0 for at once.
     :param rejected: how many calls have been refused so far.
     """
@@ -117,9 +117,9 @@ class RateLimiter(Policy[Never]):
                     bucket.full_at = (full_at if full_at > began else began) + bucket.increment
                     has_turn = True
                 fast_path.append(None)
-            except IndexError:  # pragma: no cover (another thread was quicker: never under the GIL)
+            except IndexError:  # pragma: no cover (another thread was faster: never under the GIL)
                 pass
-        costs = self._fixed or self._costs(ctx)
+        costs = self._fixed_costs or self._costs(ctx)
         if not has_turn and not turns.take(costs, began):
             if self._observe_only:
                 self._report(ctx, costs, began)
@@ -129,10 +129,10 @@ class RateLimiter(Policy[Never]):
             result = await call(ctx)
         except Exception as error:
             if self._retry_after:
-                self._obey(error)
+                self._pause_after(error)
             raise
-        if self._looks:
-            self._look_at(result, costs, began)
+        if self._reads_results:
+            self._read_result(result, costs, began)
         return result
 
     def turn(self, *costs: float) -> TurnBlock:
@@ -142,7 +142,7 @@ class RateLimiter(Policy[Never]):
 
         It waits no longer than the deadline of the ambient context.
         """
-        return TurnBlock(self, self._given(costs) if costs else None)
+        return TurnBlock(self, self._given_costs(costs) if costs else None)
 
     def try_take(self, *costs: float) -> float:
         """Take a turn if there is one now and return 0; otherwise return the seconds until the next one.
@@ -151,7 +151,7 @@ class RateLimiter(Policy[Never]):
 
         :param costs: how many units of each rate; by default the cost of a call.
         """
-        units = self._given(costs) if costs else self._fixed or self._costs(block_context())
+        units = self._given_costs(costs) if costs else self._fixed_costs or self._costs(block_context())
         turns, now = self._turns, clock.now()
         return 0.0 if turns.take(units, now) else max(EPSILON, turns.seconds(units, now))
 
@@ -192,7 +192,7 @@ class RateLimiter(Policy[Never]):
 
     def stats(self) -> RateLimiterStats:
         """Return a snapshot of the limiter."""
-        return RateLimiterStats(*self._turns.counts(self._usual, clock.now()))
+        return RateLimiterStats(*self._turns.counts(self._usual_costs, clock.now()))
 
     def __reduce__(self) -> Any:
         """Refuse to be copied: two limiters would let twice as many calls through."""
@@ -231,36 +231,36 @@ class RateLimiter(Policy[Never]):
         changed = [f"{name}={value!r}" for name, value in named.items() if value != defaults[name].default]
         return f"RateLimiter({', '.join(rates + changed)})"
 
-    # --- inside ---
+    # --- private ---
 
     def _set_rates(self, rates: tuple[Rate, ...]) -> None:
         self._rates = rates
-        #: What a call costs, where that is the same for all, and what it usually does.
-        self._usual: Units = (*(1.0 if callable(it.cost) else it.cost for it in rates), _ONE_CALL)
-        self._fixed = None if any(callable(it.cost) for it in rates) else self._usual
+        #: The usual costs of a call, with 1 for a computed one; and the fixed costs, None if any is computed.
+        self._usual_costs: Units = (*(1.0 if callable(it.cost) else it.cost for it in rates), _ONE_CALL)
+        self._fixed_costs = None if any(callable(it.cost) for it in rates) else self._usual_costs
         self._corrects = any(it.actual is not None for it in rates)
-        self._looks = self._corrects or self._told is not None
+        self._reads_results = self._corrects or self._told is not None
 
     def _fresh_turns(self) -> Turns[Waiter]:
         return Turns(tuple(meter_of(rate) for rate in self._rates), Quota())
 
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget all uses and waiters."""
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
+        """Discard all uses and waiters."""
         self._turns = self._fresh_turns()
 
     def _costs(self, ctx: Context) -> Units:
-        """Return what this call costs."""
+        """Return the costs of this call."""
         costs = [checks.within("cost", rate.cost(ctx), 0) if callable(rate.cost) else rate.cost for rate in self._rates]
         return (*costs, _ONE_CALL)
 
-    def _given(self, costs: tuple[float, ...]) -> Units:
-        """Return the costs that a caller names, one for each rate."""
+    def _given_costs(self, costs: tuple[float, ...]) -> Units:
+        """Return the costs that a caller has passed, one for each rate."""
         if len(costs) != len(self._rates):
             raise TypeError(f"{self.name} has {len(self._rates)} rates, and these are {len(costs)} costs: {costs!r}")
         return (*(checks.within("cost", it, 0) for it in costs), _ONE_CALL)
 
     async def _wait(self, costs: Units, ctx: Context, runtime: Runtime) -> float:
-        """Wait for a turn; return the instant at which it was taken, or refuse."""
+        """Wait for a turn, and return the instant at which it was taken; or raise the refusal."""
         turns, joined = self._turns, clock.now()
         while (first := turns.first()) is not None and not first.waiter.is_alive():
             self._wake(turns.leave(first))
@@ -271,10 +271,10 @@ class RateLimiter(Policy[Never]):
             turns.join(turn, now)
             while turn.waits:
                 await turn.waiter.wait(turn.due, ctx._timer)
-                turn.waiter = runtime.waiter()  # each is for one wait; and before `go`, after which it may be woken
+                turn.waiter = runtime.waiter()  # one for each wait; replaced before `go`, after which it may be woken
                 now = clock.now()
                 self._wake(turns.go(turn, now))
-        except BaseException:  # cancelled, cut off, interrupted
+        except BaseException:  # cancelled, cut off or interrupted
             self._wake(turns.leave(turn))
             raise
         if not turn.has_begun:
@@ -288,23 +288,23 @@ class RateLimiter(Policy[Never]):
         return RateLimited(why, policy=self.name, retry_after=retry_after)
 
     def _report(self, ctx: Context, costs: Units, now: float) -> None:
-        """Count and report a call that has no turn, and is let through."""
+        """Count and report a call that has no turn, but is let through."""
         seconds = self._turns.refuse(costs, now)
         report_refusal(self.name, ctx, "RateLimited", None if seconds == inf else seconds, shadow=True)
 
-    def _obey(self, error: Exception) -> None:
-        """Close for as long as the service asks. Our own refusals say nothing about it."""
+    def _pause_after(self, error: Exception) -> None:
+        """Close for as long as an error of the service asks for. Refusals by our own policies are ignored."""
         asked = 0.0 if isinstance(error, Rejected) else asked_delay(error)
         if asked:
             self.pause(min(asked, self._longest_pause))
 
-    def _hear(self, remaining: float, seconds: float) -> None:
-        """Take over what the headers of a response say, as the integrations read them."""
+    def _learn_from_headers(self, remaining: float, seconds: float) -> None:
+        """Apply the limit that an integration has read from the headers of a response."""
         if self._retry_after:
             self.learn(remaining, min(seconds, self._longest_pause))
 
-    def _look_at(self, result: Any, costs: Units, began: float) -> None:
-        """Take over what a result says: how much is left, and how much it has used."""
+    def _read_result(self, result: Any, costs: Units, began: float) -> None:
+        """Apply what a result reports: the remaining calls, and the units actually used."""
         if self._told is not None and (said := self._told(result)) is not None:
             if not (isinstance(said, (tuple, list)) and len(said) == 2):
                 raise TypeError(f"told(result) must return (remaining, seconds) or None, not {said!r}")
@@ -317,7 +317,7 @@ class RateLimiter(Policy[Never]):
             self._wake(self._turns.change(lambda: self._turns.correct(used, began, clock.now())))
 
     def _wake(self, woken: Woken[Waiter]) -> None:
-        """Wake the first of the queue. One whose event loop has ended leaves, and so the next is the first."""
+        """Wake a turn. If its event loop has ended, remove it from the queue and wake the next one, if necessary."""
         while woken is not None:
             turn, waiter = woken
             woken = None
@@ -329,7 +329,7 @@ class RateLimiter(Policy[Never]):
 
 @final
 class TurnBlock:
-    """A block that begins when its turn comes. May be entered as often as one likes: each time takes a turn."""
+    """A block that begins when its turn comes. It may be entered several times; each entry takes a turn."""
 
     def __init__(self, limiter: RateLimiter, costs: Units | None) -> None:
         self._limiter = limiter
@@ -340,7 +340,7 @@ class TurnBlock:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and self._limiter._retry_after:
-            self._limiter._obey(error)
+            self._limiter._pause_after(error)
 
     async def __aenter__(self) -> None:
         await self._take(TASKS)
@@ -350,7 +350,7 @@ class TurnBlock:
 
     async def _take(self, runtime: Runtime) -> None:
         limiter, ctx, now = self._limiter, block_context(), clock.now()
-        costs = self._costs or limiter._fixed or limiter._costs(ctx)
+        costs = self._costs or limiter._fixed_costs or limiter._costs(ctx)
         if limiter._turns.take(costs, now):
             return
         if limiter._observe_only:

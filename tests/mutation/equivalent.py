@@ -23,7 +23,7 @@ _CHARGED = "bucket.full_at = (full_at if full_at {} began else began) + bucket.i
 _QUICKLY = (
     f"try: {_TAKEN.format('del fast_path[-1]')} bucket = turns.bucket {_ROOM.format('<=', '+')} {_CHARGED.format('>')} "
     "has_turn = True fast_path.append(None) "
-    "except IndexError: # pragma: no cover (another thread was quicker: never under the GIL) pass"
+    "except IndexError: # pragma: no cover (another thread was faster: never under the GIL) pass"
 )
 
 #: module -> (lines before, lines after, why there is no difference)

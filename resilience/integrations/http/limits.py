@@ -79,7 +79,7 @@ def hear(ctx: Context, headers: Mapping[str, str]) -> None:
     limiters = [it for policy in (ctx._executed, *ctx._info.chosen) for it in _limiters_in(policy)]
     if limiters and (said := learned(headers)) is not None:
         for limiter in limiters:
-            limiter._hear(*said)
+            limiter._learn_from_headers(*said)
 
 
 # --- inside ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ A key function gets the same arguments as the function: `key(url)` for `call(fet
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from types import CoroutineType
 from typing import Protocol, TypeAlias
 
 from resilience import checks
@@ -41,7 +42,8 @@ def key_of(ctx: Context, policy: HasKey) -> Hashable:
     """Return the key of the call that a context carries. Where a look-up for it raises, `refuse_unhashable` says why.
 
     :param policy: the one that asks. What its key function raises, if it has one, comes out.
-    :raises KeyMisuse: where there is no key function and the function takes the context alone.
+    :raises KeyMisuse: where there is no key function and the function takes the context alone, or the key function is
+        asynchronous.
     """
     make = policy._key
     if make is None:
@@ -52,12 +54,16 @@ def key_of(ctx: Context, policy: HasKey) -> Hashable:
         return ctx._function, ctx._arguments
     arguments, keywords = (ctx,) if ctx._arguments is None else ctx._arguments, ctx._keywords
     try:
-        return make(*arguments, **keywords) if keywords else make(*arguments)
+        key = make(*arguments, **keywords) if keywords else make(*arguments)
     except TypeError as error:
         misuse = mismatch(make, arguments, keywords, error, takes_context=False)
         if misuse is not None:
             raise ArgumentMisuse(f"key= is called with what the function is called with: {misuse}") from None
         raise
+    if type(key) is CoroutineType:
+        key.close()
+        raise KeyMisuse(f"{policy.name}: key must be a plain function: {name_of(make)} returned a coroutine")
+    return key
 
 
 def refuse_unhashable(key: Hashable, policy: str) -> None:

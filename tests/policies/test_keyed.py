@@ -11,6 +11,7 @@ import pytest
 
 from resilience import (
     Bulkhead,
+    Cache,
     CircuitBreaker,
     CircuitOpen,
     Context,
@@ -21,11 +22,13 @@ from resilience import (
     Pipeline,
     Policy,
     Retry,
+    SingleFlight,
     Timeout,
 )
 from resilience.testing import virtual_time
+from resilience.work import Once
 from tests.callers import run_all
-from tests.conftest import Boom, FakeClock, Incomparable, World
+from tests.conftest import Boom, FakeClock, Incomparable, Script, World, nothing_is_left_unawaited
 
 
 def named(host: str) -> CircuitBreaker:
@@ -189,6 +192,26 @@ def test_one_policy_is_none_for_each_key() -> None:
 def test_a_misuse_is_no_outcome(keyed: Keyed, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), keyed).call(str, "a")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: Keyed(named, key),
+        lambda key: SingleFlight(key=key),
+        lambda key: Cache(60, key=key),
+        lambda key: Once({}, key=key),
+    ],
+    ids=["Keyed", "SingleFlight", "Cache", "Once"],
+)
+async def test_an_asynchronous_key_function_in_disguise_is_a_misuse(world: World, make: Any) -> None:
+    """Each call would have a key of its own; the coroutine is closed."""
+
+    async def look_up(ctx: Context) -> str:
+        return "key"
+
+    with nothing_is_left_unawaited(), pytest.raises(TypeError, match="key must be a plain function"):
+        await world.execute(Fallback("no").wrap(make(lambda ctx: look_up(ctx))), Script("fine").function())
 
 
 def test_what_make_and_key_raise_comes_out() -> None:

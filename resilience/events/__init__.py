@@ -1,4 +1,4 @@
-"""What happens in executions, reported to listeners.
+"""The events of executions, which are reported to listeners.
 
 AttemptFailed       an attempt under a Retry was not good enough
 RetryScheduled      ... and another one will be made after `delay`
@@ -9,14 +9,14 @@ BudgetSpent         a retry or a hedge was not made, because its budget is used 
 TimedOut            a Timeout cut a call off, or found the budget used up
 CallRejected        a policy, such as a CircuitBreaker or a Bulkhead, did not let a call through;
                     with `shadow`, a policy that only observes would not have let it through
-CircuitChanged      a circuit went from one state to another
+CircuitChanged      the state of a circuit changed
 FallbackUsed        a Fallback answered instead of the call
 LimitChanged        the limit of an AdaptiveLimit went up or down
 ChaosInjected       a Chaos injects a fault into a call
 CacheUsed           a Cache or SingleFlight answered without making a call
 StreamOpened        a stream has delivered its first item
 Parked              a task of a Supervisor has failed too often
-ExecutionFinished   a whole execution is over, however it ended
+ExecutionFinished   a whole execution is over, with any outcome
 CallFinished        one call of the function is over; reported only to listeners that ask for it by name
 """
 

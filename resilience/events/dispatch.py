@@ -1,7 +1,7 @@
-"""Reporting events: the listeners, and how they are called.
+"""The listeners to events, and how they are called.
 
-Listeners observe. They are plain functions of one event, called in the thread or task where it happened, without
-holding a lock; what they raise is logged and changes nothing. Without listeners, no event object is built.
+Listeners only observe. They are plain functions of one event, called in the thread or task where it happened, while no
+lock is held. An exception from a listener is logged, and changes nothing. Without listeners, no event object is built.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ _KINDS: tuple[type[Event], ...] = (
 
 @final
 class Subscribers:
-    """The listeners of this process, by kind, and in short what an execution has to look at.
+    """The listeners of this process, by kind of event, and flags that executions check instead of the listeners.
 
-    The tuples are replaced, never changed, so reading needs no lock. The lock is reentrant: a finalizer may subscribe
-    or unsubscribe in the middle of the same.
+    The tuples are replaced, never changed, so reading needs no lock. The lock is reentrant, because a finalizer may
+    subscribe or unsubscribe while it is held.
     """
 
     def __init__(self) -> None:
         self._by_kind: dict[type[Event], _Listeners] = dict.fromkeys((*_KINDS, CallFinished), ())
         self._lock = forks.lock_of(self)
-        #: Whether any listens to whole executions, or the policies are off: what makes an execution keep a record.
+        #: Whether executions must keep a record: there are listeners to executions or calls, or the policies are off.
         self.executions: bool = False
         self.calls: bool = False
         self.refusals: bool = False
@@ -83,7 +83,7 @@ class Subscribers:
         self.policies_off: bool = False
 
     def of(self, kind: type[Event]) -> _Listeners:
-        """Return the listeners to events of a kind."""
+        """Return the listeners to a kind of events."""
         return self._by_kind[kind]
 
     def change(self, kinds: Iterable[type[Event]], change: Callable[[_Listeners], _Listeners]) -> None:
@@ -91,13 +91,13 @@ class Subscribers:
         with self._lock:
             for kind in kinds:
                 self._replace_locked(kind, change)
-            self._look_locked()
+            self._set_flags_locked()
 
     def switch_policies_off(self, off: bool) -> bool:
-        """Switch all policies of the process off, or on again; return how it was."""
+        """Switch all policies of the process off, or on again; return the previous setting."""
         with self._lock:
             was, self.policies_off = self.policies_off, off
-            self._look_locked()
+            self._set_flags_locked()
         return was
 
     def _replace_locked(self, kind: type[Event], change: Callable[[_Listeners], _Listeners]) -> None:
@@ -106,9 +106,9 @@ class Subscribers:
         if self._by_kind[kind] is old:
             self._by_kind[kind] = new
         else:
-            self._replace_locked(kind, change)  # a finalizer has been here meanwhile
+            self._replace_locked(kind, change)  # a finalizer has changed it in the meantime
 
-    def _look_locked(self) -> None:
+    def _set_flags_locked(self) -> None:
         self.calls = bool(self._by_kind[CallFinished])
         self.refusals = bool(self._by_kind[CallRejected])
         self.retries = any(self._by_kind[kind] for kind in (AttemptFailed, RetryScheduled, RetryGaveUp))
@@ -123,10 +123,10 @@ subscribers: Subscribers = Subscribers()
 def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
     """Call `listener` with every event of the given kinds in this process.
 
-    :param listener: a plain function of one event. It runs where the event happens and should be quick.
+    :param listener: a plain function of one event. It runs in the thread or task of the event, and should be fast.
     :param kinds: classes of events; by default all except `CallFinished`.
     :returns: a function that ends the subscription; calling it again does nothing.
-    :raises TypeError: for a listener that is a coroutine function, and for a kind that is no event.
+    :raises TypeError: for a listener that is a coroutine function, and for a kind that is not a class of events.
 
     >>> from resilience import Retry, events
     >>> unsubscribe = events.subscribe(print, events.RetryScheduled)
@@ -139,7 +139,7 @@ def subscribe(listener: Listener, /, *kinds: type[Event]) -> Callable[[], None]:
         if kind not in (*_KINDS, CallFinished):
             raise TypeError(f"kinds must be event classes of resilience.events, not {kind!r}")
     chosen = frozenset(kinds or _KINDS)
-    entry = partial(listener)  # the same listener may be subscribed twice, and each ends by itself
+    entry = partial(listener)  # a new object: a listener that is subscribed twice can end each subscription separately
     subscribers.change(chosen, lambda listeners: (*listeners, entry))
 
     def unsubscribe() -> None:
@@ -158,7 +158,7 @@ def optional_listener(name: str, value: Listener | None) -> Listener | None:
 def emit(
     kind: type[Event], policy: str, ctx: Context | None, callback: Listener | None = None, /, **numbers: object
 ) -> None:
-    """Build an event and call the policy's own callback, the pipelines' listeners and the subscribers, if any."""
+    """Build an event, and call the policy's own callback, the pipelines' listeners and the subscribers, if any."""
     listeners = subscribers.of(kind)
     if ctx is not None:
         listeners = ctx._info.listeners + listeners
@@ -176,23 +176,23 @@ def report_refusal(
     waited: float = 0.0,
     shadow: bool = False,
 ) -> None:
-    """Report a call that is not made; with `shadow`, one that is made all the same. See `CallRejected`."""
+    """Report a call that was refused; with `shadow`, one that was made nevertheless. See `CallRejected`."""
     if subscribers.refusals or ctx._info.listeners:
         emit(CallRejected, policy, ctx, reason=reason, retry_after=retry_after, waited=waited, shadow=shadow)
 
 
 def report_use(policy: str, ctx: Context, how: Literal["fresh", "stale", "shared"]) -> None:
-    """Report a call that is answered without being made. See `CacheUsed`."""
+    """Report a call that was answered without being made. See `CacheUsed`."""
     if subscribers.caches or ctx._info.listeners:
         emit(CacheUsed, policy, ctx, how=how)
 
 
 def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context | None, /, **numbers: object) -> None:
-    """Build an event of the numbers of its kind and what every event says, and call each of these listeners with it.
+    """Build an event, and call each of these listeners with it.
 
-    What one raises is logged; the next is called all the same.
+    If one raises, the exception is logged, and the next one is called.
 
-    :param numbers: all fields of the kind, also those that have a default.
+    :param numbers: all fields of the kind besides those of `Event`, including those that have a default.
     """
     operation = pipeline = called = None
     properties: dict[str, Any] = {}
@@ -202,8 +202,8 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
             called = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments, ctx._keywords
         pipeline = None if info.record is None else info.record.executed.name
         if info.properties:
-            properties = dict(info.properties)  # plain, so that an event can be copied and pickled
-    event = kind.__new__(kind)  # and not by the `__init__` of a frozen dataclass: that takes a quarter of the call
+            properties = dict(info.properties)  # a plain dictionary, so that an event can be copied and pickled
+    event = kind.__new__(kind)  # the `__init__` of a frozen dataclass would take a quarter of the call
     facts = {
         "policy": policy,
         "operation": operation,

@@ -1,6 +1,6 @@
-"""The events.
+"""The classes of events.
 
-Each carries the policy's name, the operation, what was called, the time, and the numbers of its kind.
+Each event carries the policy's name, the operation, the call, the time, and the numbers of its kind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from resilience.circuit_state import CircuitState, TripCount
 from resilience.info import Called
 from resilience.outcome import Failure, Outcome
 
-#: What cancels: a ``"deadline"`` that passed (of a Timeout around, or of the caller), an ``"interrupt"`` (Ctrl-C, the
-#: process ends), the end of the coroutine before its time (``"closed"``), or else the ``"caller"``.
+#: What cancelled a call: a ``"deadline"`` that has passed (of a Timeout around it or of the caller), an ``"interrupt"``
+#: (Ctrl-C, or the end of the process), the closing of its coroutine (``"closed"``), or else the ``"caller"``.
 Canceller: TypeAlias = Literal["caller", "closed", "deadline", "interrupt"]
 
 
@@ -27,8 +27,8 @@ class Event:
         (`breaker.guard()`), unless a context around it has one.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
-    :param pipeline: the name of the executed pipeline or single policy. None outside an execution, and if no record of
-        it is kept: it has no listeners, none for `ExecutionFinished`, and no context from its caller.
+    :param pipeline: the name of the executed pipeline or single policy. None outside an execution, and in one without a
+        record: without own listeners, listeners to `ExecutionFinished` or `CallFinished`, a context from its caller.
     """
 
     policy: str
@@ -39,7 +39,7 @@ class Event:
 
     @property
     def called(self) -> Called | None:
-        """Function, arguments and keywords of the call; None for a block, which is no call.
+        """The function, arguments and keywords of the call; None for a block, which is not a call.
 
         It is not a field, so it is not shown, compared, copied or pickled: arguments may be secret, and may be any
         objects.
@@ -48,7 +48,7 @@ class Event:
         return None if found is None else Called(*found)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was called: a copy may be for another process, or for long."""
+        """Leave out the call: a copy may be passed to another process, or be stored for long."""
         return {name: value for name, value in vars(self).items() if name != "_called"}
 
 
@@ -68,11 +68,11 @@ class AttemptFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryScheduled(Event):
-    """Another attempt will be made. What `on_retry` is called with.
+    """Another attempt will be made. `on_retry` gets this event.
 
     :param attempt: the number of the attempt that failed, from 1.
     :param delay: seconds until the next one.
-    :param outcome: what the failed attempt ended with.
+    :param outcome: the outcome of the failed attempt.
     """
 
     attempt: int
@@ -82,15 +82,15 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryGaveUp(Event):
-    """The last attempt failed and no other will be made.
+    """The last attempt failed, and no other one will be made.
 
     :param attempts: how many were made.
     :param elapsed: seconds since the first one began.
-    :param outcome: what the last one ended with.
-    :param reason: what ran out: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
+    :param outcome: the outcome of the last one.
+    :param reason: what is used up: ``"attempts"``, ``"deadline"`` (the next delay does not fit) or ``"max_elapsed"``;
         ``"unrepeatable"`` if the call must not be made again, ``"retry_after"`` if the server asked for a longer wait
         than `max_retry_after`, ``"circuit_open"`` if a circuit inside would have refused the next attempt, ``"budget"``
-        if the retry budget is used up, ``"cap"`` if a `RepeatCap` is.
+        if the retry budget is used up, ``"cap"`` if a `RepeatCap` is used up.
     """
 
     attempts: int
@@ -105,7 +105,7 @@ class RetryGaveUp(Event):
 class BudgetSpent(Event):
     """A retry or hedge was not made, because its budget is used up.
 
-    :param repeat: what was not made.
+    :param repeat: which of the two was not made.
     """
 
     repeat: Literal["retry", "hedge"]
@@ -115,7 +115,7 @@ class BudgetSpent(Event):
 class HedgeStarted(Event):
     """A call takes long, and another attempt begins beside it. `on_hedge` gets this event.
 
-    :param number: of that attempt beside the first, from 1.
+    :param number: the number of the attempt beside the first, from 1.
     :param elapsed: seconds since the first attempt began.
     """
 
@@ -139,12 +139,12 @@ class HedgeFinished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOut(Event):
-    """A call was cut off. What `on_timeout` is called with.
+    """A call was cut off. `on_timeout` gets this event.
 
     :param timeout: the limit that was exceeded, in seconds.
-    :param by_deadline: whether it was the budget of the execution that ran out, not the policy's own limit.
+    :param by_deadline: whether the budget of the execution was used up, not the policy's own limit.
     :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None if that is
-        unknown: `pipeline` is None, or does not contain the policy, because another one has passed its call to it.
+        unknown: `pipeline` is None, or does not contain the policy, because another policy has passed its call to it.
     """
 
     timeout: float
@@ -159,7 +159,7 @@ class CallRejected(Event):
     :param reason: the name of the error that the caller gets, such as ``"CircuitOpen"``.
     :param retry_after: seconds after which another attempt may be admitted, None if that is unknown.
     :param waited: seconds that it waited in a queue before; 0 if it was refused at once.
-    :param shadow: whether the policy only observes (`observe_only=True`): the call was made all the same.
+    :param shadow: whether the policy only observes (`observe_only=True`), so that the call was made nevertheless.
     """
 
     reason: str
@@ -170,16 +170,16 @@ class CallRejected(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitChanged(Event):
-    """A circuit went from one state to another. What `on_transition` is called with.
+    """The state of a circuit changed. `on_transition` gets this event.
 
-    :param old: the state it left.
-    :param new: the state it is in now.
+    :param old: the state before.
+    :param new: the state now.
     :param retry_after: seconds for which it will stay open; None in the other states.
     :param last_failure: type and message of the failure that opened it; None if it is now closed or isolated. Not shown
         by `repr`, because the message may contain anything.
     :param reason: why, in words without messages: ``"failures 5 of 5; the last failure was ConnectionError"``.
     :param failure_type: the name of the type of `last_failure`; None if there is none, as after slow calls.
-    :param counted: what the circuit had counted when it tripped; None at every other change.
+    :param counted: the counts of the circuit when it tripped; None at every other change.
     """
 
     old: CircuitState
@@ -193,9 +193,9 @@ class CircuitChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FallbackUsed(Event):
-    """A Fallback answered. What `on_fallback` is called with.
+    """A Fallback answered. `on_fallback` gets this event.
 
-    :param outcome: what it answered instead of: `Failure(error)` or a `Success(value)` that was not good enough.
+    :param outcome: the outcome that it replaced: `Failure(error)`, or a `Success(value)` that was not good enough.
     """
 
     outcome: Outcome[Any]
@@ -203,10 +203,10 @@ class FallbackUsed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitChanged(Event):
-    """The limit of an AdaptiveLimit went up or down. What `on_change` is called with.
+    """The limit of an AdaptiveLimit went up or down. `on_change` gets this event.
 
     :param old: how many calls could run at once.
-    :param new: how many can now.
+    :param new: how many can run at once now.
     :param reason: why, in a word or two: `"room"`, `"slow"`, `"dropped"` (the service refuses calls), `"idle"`, `"slow
         anyway"` (fewer concurrent calls have not made calls faster); or the reason that the algorithm gives.
     """
@@ -220,7 +220,7 @@ class LimitChanged(Event):
 class ChaosInjected(Event):
     """A Chaos injects a fault into a call.
 
-    :param effect: what: `"error"`, `"result"` (both instead of the call), `"delay"` or `"action"` (both before it).
+    :param effect: `"error"` or `"result"` (instead of the call), `"delay"` or `"action"` (before it).
     """
 
     effect: Literal["error", "result", "delay", "action"]
@@ -228,7 +228,7 @@ class ChaosInjected(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUsed(Event):
-    """A call was answered without making it.
+    """A call was answered without being made.
 
     :param how: with a ``"fresh"`` value, a ``"stale"`` one, or the result of another caller's call, ``"shared"``.
     """
@@ -238,7 +238,7 @@ class CacheUsed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOpened(Event):
-    """A stream has delivered its first item. Its `policy` is the one that is executed.
+    """A stream has delivered its first item. The `policy` of this event is the executed one.
 
     :param attempt: the number of the attempt that delivered it.
     :param elapsed: seconds since it was first requested, earlier attempts included.
@@ -254,7 +254,7 @@ class Parked(Event):
 
     :param name: the name of the task; `policy` is that of the supervisor.
     :param restarts: how often it was restarted within the period of the supervisor.
-    :param last: what it failed with.
+    :param last: its last failure.
     """
 
     name: str
@@ -269,7 +269,7 @@ class ExecutionFinished(Event):
     :param attempts: how many times the function was entered.
     :param elapsed: seconds from the beginning to the end.
     :param outcome: how it ended; None if it was cancelled or interrupted, which is not an outcome.
-    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it; None if it was not cancelled. See `Canceller`.
     :param items: how many items a stream has delivered; None for a call that is not a stream.
     """
 
@@ -282,16 +282,16 @@ class ExecutionFinished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinished(Event):
-    """One call of the function is over: an attempt that was really made.
+    """One call of the function is over: an attempt that was actually made.
 
     It occurs in every execution, for each attempt. So it is reported only to listeners that subscribe to it by name:
     not to `subscribe` without kinds, and not to the listeners of a pipeline.
 
     :param attempt: its number, from 1.
     :param elapsed: seconds from its beginning to its end, or until a timeout abandoned it.
-    :param remaining: seconds left of the deadline when it began; infinity if there was none.
+    :param remaining: seconds left until the deadline when it began; infinity if there was none.
     :param outcome: how it ended; None if it was cut off, cancelled or interrupted, which is not an outcome.
-    :param cancelled_by: what cancelled it, None where it was not: see `Canceller`.
+    :param cancelled_by: what cancelled it; None if it was not cancelled. See `Canceller`.
     """
 
     attempt: int

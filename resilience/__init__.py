@@ -8,9 +8,9 @@
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # checkers take it for true, and `typing` need not be imported for it
+TYPE_CHECKING = False  # type checkers assume that it is true; this saves the import of `typing`
 if TYPE_CHECKING:
-    # Sorted otherwise, each name would be a statement.
+    # isort would split these imports into one statement for each name.
     # isort: off
     from resilience import backoff as backoff, errors as errors, events as events
     from resilience.ambient import current_context as current_context
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
         Trip as Trip,
     )
 
-#: Where each name lives: module -> names. A module is imported when one of its names is first asked for, so a program
-#: pays for those policies only that it uses. A new name goes in here and into the imports above: those are for checkers
-#: and editors, which run nothing, and take what is imported `as` itself for public.
+#: The module of each public name: module -> names. A module is imported on the first access to one of its names, so a
+#: program imports only the policies that it uses. Add a new name here and to the imports above. Type checkers and
+#: editors, which do not run `__getattr__`, read those imports, and treat a name imported `as` itself as public.
 _HOMES = {
     "ambient": ("current_context",),
     "budget": ("deadline", "detached"),
@@ -112,7 +112,7 @@ _HOMES = {
 _MODULES = ("backoff", "errors", "events")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names} | {name: name for name in _MODULES}
 
-if not TYPE_CHECKING:  # pragma: no branch (only type checkers pass it over)
+if not TYPE_CHECKING:  # pragma: no branch (only type checkers skip it)
     __all__ = sorted(_HOME_OF)
 
 

@@ -1,10 +1,10 @@
-"""The ambient context, which code finds without receiving it, and the blocks that set it.
+"""The ambient context, which code finds without receiving it as an argument, and the blocks that set it.
 
 It is a `contextvars` variable, so it follows tasks, `anyio.to_thread` and the workers of `Timeout`. A block
-(`with deadline(...)`, an attempt of a Retry) makes a context of its own ambient, and restores the one before.
-Blocks may end out of their turn: a coroutine that is closed by another task, or by the collector, runs its
-`finally` in other variables than the block has set, and generators that are consumed in turn end in any order. So a
-block's context that stays ambient after its end is marked, and whatever finds it takes the one around it.
+(`with deadline(...)`, an attempt of a Retry) makes its own context ambient, and restores the previous one at its end.
+Blocks may end out of order: if a coroutine is closed by another task or by the garbage collector, its `finally` runs
+with other context variables than those that the block has set, and interleaved generators end in any order. So a
+context that stays ambient after the end of its block is marked as over, and lookups use the context around it instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AmbientToken: TypeAlias = Token[Context | None]
 
 _ambient: ContextVar[Context | None] = ContextVar("resilience.context", default=None)
 
-# Bound once: called as a method of an imported name, each makes a bound method anew (40 ns).
+# Bound once: a call through the variable would create a bound method each time (40 ns).
 get_ambient: Callable[[], Context | None] = _ambient.get
 set_ambient: Callable[[Context | None], AmbientToken] = _ambient.set
 reset_ambient: Callable[[AmbientToken], None] = _ambient.reset
@@ -38,16 +38,16 @@ def current_context() -> Context:
 
 
 def innermost_open(ctx: Context | None) -> Context | None:
-    """Return an ambient context, or the one around it where it is that of a block which is over."""
+    """Return an ambient context; if it belongs to a block that is over, the closest one around it that does not."""
     while isinstance(ctx, BlockContext) and ctx.is_over:
         ctx = ctx.outer
     return ctx
 
 
-def leave_ambient(token: AmbientToken) -> None:
-    """Make ambient again what was so before `token`, past the blocks that a function has left open.
+def restore_ambient(token: AmbientToken) -> None:
+    """Restore the context that was ambient before `token`, even if a function has left blocks open.
 
-    In other variables than those in which the token was made there is nothing to restore.
+    Do nothing if the token was created in another `contextvars.Context`: there, nothing was set.
     """
     try:
         reset_ambient(token)
@@ -55,17 +55,17 @@ def leave_ambient(token: AmbientToken) -> None:
         return
 
 
-#: The context around a block that is in no other.
-_NOWHERE = Context()
+#: The parent of a block's context if no context is ambient.
+_ROOT = Context()
 
 
-class BlockContext(BareContext):  # type: ignore[misc]  # final to everybody else
-    """The context of a block: it has a beginning and an end, and may be found after that."""
+class BlockContext(BareContext):  # type: ignore[misc]  # final for users
+    """The context of a block, which may still be ambient after the end of the block."""
 
     __slots__ = ("is_over", "outer")
 
-    is_over: bool  # whether the block has ended out of its turn
-    outer: Context | None  # what was ambient before it, then
+    is_over: bool  # whether the block has ended out of order
+    outer: Context | None  # the context that was ambient before the block; set when `is_over` is
 
 
 def block_context(
@@ -73,14 +73,14 @@ def block_context(
 ) -> BlockContext:
     """Make the context of a block.
 
-    It has no function, as a block is no call, and no timer but one that cuts off this code: a context follows new tasks
-    and threads, a timer does not.
+    It has no function, because a block is not a call. It inherits a timer only if that timer cuts off the current code:
+    new tasks and threads inherit the context, but are not covered by the timer.
 
     :param inside: the context around it; the ambient one by default.
-    :param deadline: an instant on the process clock; it can only shorten what is there.
+    :param deadline: an instant on the process clock; a later one than that of the context around it has no effect.
     """
     found = inside or get_ambient()
-    outer = _NOWHERE if found is None else innermost_open(found) or _NOWHERE
+    outer = _ROOT if found is None else innermost_open(found) or _ROOT
     block: BlockContext = BlockContext()
     block.deadline = deadline if deadline is not None and deadline < outer.deadline else outer.deadline
     block.attempt = outer.attempt if attempt is None else attempt
@@ -95,20 +95,20 @@ def block_context(
 
 
 def timer_here(ctx: Context) -> Timer | None:
-    """Return the timer of a context found by this code, if it cuts this code off."""
+    """Return the timer of `ctx` if it cuts off the current code."""
     timer = ctx._timer
     return timer if timer is not None and timer.covers_this_code() else None
 
 
 def leave_block(ctx: BlockContext, token: AmbientToken) -> None:
-    """Make ambient again what was so before a block that made `ctx` the ambient context, which gave `token`."""
+    """Restore the context that was ambient before a block; `token` is what setting the block's context returned."""
     outer = None if token.old_value is Token.MISSING else token.old_value
     if get_ambient() is not ctx:
         ctx.outer, ctx.is_over = outer, True
         return
     try:
         reset_ambient(token)
-    except ValueError:  # these variables are a copy
+    except ValueError:  # this runs in a copy of the context variables
         ctx.outer, ctx.is_over = outer, True
         set_ambient(outer)
     if outer is not None:

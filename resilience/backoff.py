@@ -1,7 +1,7 @@
 """How long to wait before the next attempt: schedules of delays, with jitter.
 
-A backoff is a description; `delays(rng)` starts one execution's schedule, an endless iterator of seconds. Executions
-share only the source of randomness.
+A backoff only describes a schedule; `delays(rng)` starts the schedule of one execution, an endless iterator of seconds.
+Executions share only the source of randomness.
 
 Jitter spreads clients that failed together, so that they do not retry together (Marc Brooker, "Exponential Backoff And
 Jitter", AWS Architecture Blog, 2015). The cap bounds the envelope *before* jitter draws inside it: otherwise, all
@@ -59,7 +59,7 @@ class _Envelope(Backoff):
 
     def __init__(self, jitter: Jitter) -> None:
         self.jitter: Jitter = jitter
-        self._spread = _spread(jitter)
+        self._spread = _jitter_function(jitter)
 
     @abstractmethod
     def _curve(self) -> Iterator[float]: ...
@@ -83,7 +83,7 @@ class Constant(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Constant({format_number(self.delay)}{_tail(self.jitter, 'none')})"
+        return f"Constant({format_number(self.delay)}{_jitter_arg(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -105,7 +105,7 @@ class Linear(_Envelope):
         super().__init__(jitter)
 
     def __repr__(self) -> str:
-        return f"Linear({format_number(self.step)}{_cap(self.cap)}{_tail(self.jitter, 'none')})"
+        return f"Linear({format_number(self.step)}{_cap_arg(self.cap)}{_jitter_arg(self.jitter, 'none')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -135,7 +135,7 @@ class Exponential(_Envelope):
 
     def __repr__(self) -> str:
         factor = "" if self.factor == 2.0 else f", factor={format_number(self.factor)}"
-        return f"Exponential({format_number(self.base)}{factor}{_cap(self.cap)}{_tail(self.jitter, 'full')})"
+        return f"Exponential({format_number(self.base)}{factor}{_cap_arg(self.cap)}{_jitter_arg(self.jitter, 'full')})"
 
     @override
     def _curve(self) -> Iterator[float]:
@@ -163,15 +163,15 @@ class Decorrelated(Backoff):
             raise ValueError(f"cap must be at least base ({self.base!r}), not {cap!r}")
 
     def __repr__(self) -> str:
-        return f"Decorrelated({format_number(self.base)}{_cap(self.cap)})"
+        return f"Decorrelated({format_number(self.base)}{_cap_arg(self.cap)})"
 
     @override
     def delays(self, rng: Randomness | None = None) -> Iterator[float]:
         source = SHARED_RANDOMNESS if rng is None else rng
         limit = FOREVER if self.cap is None else min(self.cap, FOREVER)
-        delay = base = min(self.base, FOREVER)  # three times it must not overflow
+        delay = base = min(self.base, FOREVER)  # so that `3 * delay` does not overflow
         while True:
-            delay = min(limit, _drawn(source, base, 3 * delay))
+            delay = min(limit, _draw(source, base, 3 * delay))
             yield delay
 
 
@@ -190,10 +190,10 @@ class _Given(Backoff):
         source = self._source
         if isinstance(source, tuple):
             return chain(source, repeat(source[-1]))
-        return _computed(source.delays(rng) if isinstance(source, Backoff) else source())
+        return _checked(source.delays(rng) if isinstance(source, Backoff) else source())
 
 
-def _computed(values: Iterable[Duration]) -> Iterator[float]:
+def _checked(values: Iterable[Duration]) -> Iterator[float]:
     delay = None
     for value in values:
         delay = min(checks.seconds("a delay from the backoff", value, zero=True), FOREVER)
@@ -208,11 +208,11 @@ BackoffLike: TypeAlias = Backoff | Sequence[Duration] | Callable[[], Iterable[Du
 
 
 def as_backoff(name: str, value: object) -> Backoff:
-    """Return `value` as a backoff; refuse what is none."""
+    """Return `value` as a backoff; raise an error if it is none of the accepted types."""
     if isinstance(value, (_Envelope, Decorrelated, _Given)):
         return value
     if isinstance(value, Backoff):
-        return _Given(value)  # a user's own: its delays are looked at as they come, and the last one repeats
+        return _Given(value)  # a user's own class: each delay is checked when it is drawn, and the last one repeats
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         if not value:
             raise ValueError(f"{name} must hold at least one delay, not {value!r}")
@@ -225,8 +225,8 @@ def as_backoff(name: str, value: object) -> Backoff:
     )
 
 
-def _spread(jitter: object) -> Callable[[Randomness, float], float] | None:
-    """Return the function that draws a delay for an envelope, or None where nothing is drawn."""
+def _jitter_function(jitter: object) -> Callable[[Randomness, float], float] | None:
+    """Return the function that draws a delay for an envelope, or None without jitter."""
     if isinstance(jitter, str):
         if jitter not in _NAMED:
             raise ValueError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
@@ -234,32 +234,32 @@ def _spread(jitter: object) -> Callable[[Randomness, float], float] | None:
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
         raise TypeError(f"jitter must be 'full', 'equal', 'none' or a ratio, not {jitter!r}")
     share = checks.ratio("jitter", jitter)
-    return partial(_within, share)
+    return partial(_ratio, share)
 
 
 def _full(rng: Randomness, value: float) -> float:
-    return _drawn(rng, 0, value)
+    return _draw(rng, 0, value)
 
 
 def _equal(rng: Randomness, value: float) -> float:
-    return value / 2 + _drawn(rng, 0, value / 2)
+    return value / 2 + _draw(rng, 0, value / 2)
 
 
-def _within(share: float, rng: Randomness, value: float) -> float:
-    return min(_drawn(rng, value * (1 - share), value * (1 + share)), FOREVER)
+def _ratio(share: float, rng: Randomness, value: float) -> float:
+    return min(_draw(rng, value * (1 - share), value * (1 + share)), FOREVER)
 
 
-def _drawn(rng: Randomness, low: float, high: float) -> float:
-    # A user's own source is checked like a user's own backoff: NaN cannot be waited for.
+def _draw(rng: Randomness, low: float, high: float) -> float:
+    # A user's source of randomness may return anything, such as NaN.
     return checks.seconds("what rng.uniform() returned", rng.uniform(low, high), zero=True)
 
 
 _NAMED: dict[str, Callable[[Randomness, float], float] | None] = {"full": _full, "equal": _equal, "none": None}
 
 
-def _cap(cap: float | None) -> str:
+def _cap_arg(cap: float | None) -> str:
     return "" if cap is None else f", cap={format_number(cap)}"
 
 
-def _tail(jitter: Jitter, default: str) -> str:
+def _jitter_arg(jitter: Jitter, default: str) -> str:
     return "" if jitter == default else f", jitter={jitter!r}"

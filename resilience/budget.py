@@ -1,4 +1,4 @@
-"""A time budget for a block of code, `with deadline(8.0) as ctx:`, and a way out of one, `with detached(5.0):`."""
+"""A time budget for a block, `with deadline(8.0) as ctx:`, and a block without the outer one, `with detached(5.0):`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Budget:
 
     def __init__(self, timeout: Duration) -> None:
         self._seconds = checks.seconds("timeout", timeout, zero=True, infinite=True)
-        self._limit = self._seconds  # or what was left of an outer budget
+        self._limit = self._seconds  # or the rest of an outer budget that ends earlier
         self._ctx: BlockContext | None = None
         self._token: AmbientToken | None = None
         self._timer: Timer | None = None
@@ -35,7 +35,7 @@ class _Budget:
         return block_context(deadline=ends_at)
 
     def _make_timer(self, ends_at: float) -> Timer | None:
-        """Make what cuts the block off, where it is one of a task."""
+        """Make the timer that cuts the block off, if it runs in a task."""
         if ends_at == inf:
             return None
         return timer_until(ends_at, self._seconds if self._limit == self._seconds else None)
@@ -60,12 +60,12 @@ class _Budget:
     async def __aenter__(self) -> Context:
         ctx = self.__enter__()
         try:
-            if ctx._timer is None or ctx._timer.deadline > ctx.deadline:  # else that one fires first
+            if ctx._timer is None or ctx._timer.deadline > ctx.deadline:  # otherwise, the outer timer fires first
                 self._timer = self._make_timer(ctx.deadline)
             if self._timer is not None:
                 self._timer.start()
                 ctx._timer = self._timer
-        except BaseException as error:  # interrupted, perhaps when the timer ran already
+        except BaseException as error:  # interrupted, perhaps after the timer was started
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return ctx
@@ -96,8 +96,8 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
 
     :param timeout: seconds from the entry of the block; 0 is already over, infinity is no limit.
 
-    As `with`, nothing is cut off: everything inside that waits or retries respects it, as do `ctx.check()` and
-    `ctx.timeout()`. As `async with`, the block itself is cut off when the time is up, and `DeadlineExceeded` is raised.
+    With `with`, nothing is cut off: all waits and retries inside respect the budget, and so do `ctx.check()` and
+    `ctx.timeout()`. With `async with`, the block itself is cut off when the time is up, and raises `DeadlineExceeded`.
 
     >>> from resilience import Retry, deadline
     >>> with deadline(8.0) as ctx:
@@ -110,15 +110,15 @@ class deadline(_Budget):  # read as a verb phrase: "with deadline(8.0)"
 
 @final
 class detached(_Budget):  # read as an adjective: "with detached(timeout=5.0)"
-    """Open a block that inherits no deadline: for clean-ups when the time is up, and for work in the background.
+    """Open a block that inherits no deadline: for clean-up when the time is up, and for work in the background.
 
     Executions inside inherit the operation and the properties, and get `timeout` as their own budget.
 
     :param timeout: seconds from the entry of the block; no limit by default.
 
-    As `with`, nothing is cut off. As `async with`, the block is cut off after `timeout`, and `DeadlineExceeded` is
-    raised; under trio it is shielded from an outer cancellation, so give it a limit. Under asyncio a task is cancelled
-    once, so whatever it awaits after that runs to its end anyway.
+    With `with`, nothing is cut off. With `async with`, the block is cut off after `timeout`, and raises
+    `DeadlineExceeded`. Under trio, it is also shielded from an outer cancellation, so give it a limit. Under asyncio,
+    a task is cancelled only once, so anything that it awaits after that runs to its end.
 
     >>> from resilience import Retry, deadline, detached
     >>> with deadline(0.0):

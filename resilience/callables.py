@@ -1,4 +1,4 @@
-"""What a callable is, decided before or just after it is called: asynchronous, a generator, a misuse."""
+"""Checks of a callable, before or just after it is called: asynchronous functions, generator functions, misuses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from resilience.errors import ArgumentMisuse, AwaitableMisuse
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-#: Results of these types are no awaitables. Most results are of one of them, and on CPython 3.11 asking
-#: any other type for an `__await__` that it does not have costs 120 ns.
+#: Types that are not awaitable. Most results have one of them, and on CPython 3.11, looking up a missing `__await__`
+#: on any other type costs 120 ns.
 NON_AWAITABLE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
 
-#: Results of these types are what a call that has not begun returns, if their function is written so.
-UNBEGUN_TYPES = frozenset(
+#: Types of results whose function may be lazy: calling it runs none of its code.
+LAZY_TYPES = frozenset(
     {
         GeneratorType,
         AsyncGeneratorType,
@@ -32,17 +32,17 @@ _CO_ITERABLE = inspect.CO_ITERABLE_COROUTINE  # a generator made awaitable by `t
 
 
 def is_coroutine_function(fn: object) -> bool:
-    """Whether calling `fn` gives a coroutine: an `async def`, a method or partial of one, an async `__call__`.
+    """Whether calling `fn` returns a coroutine: an `async def`, a method or partial of one, an async `__call__`.
 
-    For a plain function, and the method that it may be, the answer is in its code flags (30 ns); `inspect` takes ten
-    times as long, for a method 50 times.
+    For a plain function or method, the flags of its code object are enough (30 ns); `inspect` takes ten times as long
+    for a function, and 50 times as long for a method.
     """
     function = fn.__func__ if type(fn) is MethodType else fn
     if type(function) is not FunctionType:
         return type(fn) is not BuiltinFunctionType and _is_coroutine_function(fn)
     if function.__code__.co_flags & _CO_COROUTINE:
         return True
-    return bool(function.__dict__) and _is_coroutine_function(fn)  # where `inspect.markcoroutinefunction` leaves a mark
+    return bool(function.__dict__) and _is_coroutine_function(fn)  # `inspect.markcoroutinefunction` may have marked it
 
 
 def _is_coroutine_function(fn: object) -> bool:
@@ -59,7 +59,7 @@ def _is_coroutine_function(fn: object) -> bool:
 
 
 def require_callable(fn: object) -> None:
-    """Refuse what cannot be called, before any policy could take that for a failure of the call."""
+    """Raise if `fn` cannot be called, before a policy could count that as a failure of the call."""
     if callable(fn):
         return
     hint = ""
@@ -70,7 +70,7 @@ def require_callable(fn: object) -> None:
 
 
 def is_generator_function(fn: object) -> bool:
-    """Whether calling `fn` gives a generator, synchronous or not: a call that has not begun when it returns."""
+    """Whether calling `fn` only returns a generator, synchronous or not, and runs none of its code."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     if _is_mock(fn):
@@ -83,21 +83,21 @@ def is_generator_function(fn: object) -> bool:
 
 
 def is_block_function(fn: object) -> bool:
-    """Whether calling `fn` makes the context manager of a generator, by `contextlib`: its work is done in the block."""
+    """Whether `fn` was made by `contextlib.contextmanager` or `asynccontextmanager`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", None) in _BLOCK_CODES
 
 
-#: All functions that `contextlib` makes have the code of one of these.
+#: Each function made by `contextlib` has one of these code objects.
 _BLOCK_CODES = (
     contextlib.contextmanager(iter).__code__,
     contextlib.asynccontextmanager(aiter).__code__,
 )
 
 
-def why_unbegun(fn: object) -> str | None:
-    """Say why a call of `fn` does none of its work, and what to do; None where a call is a call."""
+def why_lazy(fn: object) -> str | None:
+    """Return why a call of `fn` does none of its work, and what to do instead; None if it does its work."""
     if is_generator_function(fn):
         return (
             f"{name_of(fn)} is a generator function: calling it only makes the generator, so nothing that it does "
@@ -111,21 +111,21 @@ def why_unbegun(fn: object) -> str | None:
     return None
 
 
-def refuse_unbegun(fn: object) -> None:
-    """Refuse a function that has returned what its work would be done by."""
-    why = why_unbegun(fn)
+def refuse_lazy(fn: object) -> None:
+    """Raise if `fn` is a generator function, or makes a context manager of one."""
+    why = why_lazy(fn)
     if why is not None:
         raise ArgumentMisuse(why)
 
 
 def _is_mock(fn: object) -> bool:
-    """Whether `fn` answers every question with a mock, so that `inspect` takes it for whatever it asks for."""
+    """Whether `fn` is a mock: each of its attributes is a mock, so `inspect` takes it for any kind of function."""
     return not isinstance(getattr(getattr(fn, "__code__", None), "co_flags", 0), int)
 
 
 def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
     """Whether `value` can be awaited."""
-    # By type, as `await` does: asking a lazy proxy for its class would make it work.
+    # By type, as `await` does: reading `__class__` of a lazy proxy would evaluate it.
     kind = type(value)
     return (
         kind is CoroutineType
@@ -135,12 +135,12 @@ def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
 
 
 async def maybe_await(result: Any) -> Any:
-    """Return what a function has returned, or what an asynchronous one's awaitable gives."""
+    """Return the result of a function, awaited if it is awaitable."""
     return await result if is_awaitable(result) else result
 
 
 def name_of(fn: object) -> str:
-    """Return the name by which a user knows `fn`, whatever it is."""
+    """Return the qualified name of a callable, or of its type if it has none."""
     if type(fn) is FunctionType:
         return fn.__qualname__
     while isinstance(fn, functools.partial):
@@ -150,14 +150,14 @@ def name_of(fn: object) -> str:
 
 
 def named_like(wrapper: Callable[..., Any], fn: object) -> Callable[..., Any]:
-    """Give a wrapper what a user sees of the function: `functools.wraps`, where names are names (a mock's are not)."""
+    """Update a wrapper as `functools.wraps` does, but without names that are not strings, such as those of a mock."""
     texts = ("__name__", "__qualname__")
     seen = [it for it in functools.WRAPPER_ASSIGNMENTS if it not in texts or isinstance(getattr(fn, it, None), str)]
     return functools.update_wrapper(wrapper, cast("Callable[..., Any]", fn), seen)
 
 
 def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
-    """Close what a blocking execution was given to await, and return the error that says so."""
+    """Close the awaitable that a function returned to a blocking execution, and return the error for it."""
     close_coroutine(value)
     return AwaitableMisuse(
         f"{name_of(fn)} returned an awaitable to a blocking execution, where it cannot be awaited; "
@@ -166,7 +166,7 @@ def refuse_awaitable(fn: object, value: object) -> AwaitableMisuse:
 
 
 def refuse_plain(fn: object, value: object) -> AwaitableMisuse:
-    """Return the error for an asynchronous execution that was given nothing to await."""
+    """Return the error for a function that returned no awaitable to an asynchronous execution."""
     return AwaitableMisuse(
         f"{name_of(fn)} returned {type(value).__name__}, which cannot be awaited; "
         "use `policy.execute(...)` or `policy.call(...)` for blocking functions"
@@ -176,18 +176,18 @@ def refuse_plain(fn: object, value: object) -> AwaitableMisuse:
 def mismatch(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: TypeError, takes_context: bool
 ) -> ArgumentMisuse | None:
-    """Return the error for arguments that `fn` cannot take; None where it can, and raised `error` itself.
+    """Return the error for arguments that `fn` cannot take; None if it can take them, and raised `error` itself.
 
     :param takes_context: whether the only argument is the context.
     """
     traceback = error.__traceback__
     while traceback is not None:
         if not traceback.tb_frame.f_globals.get("__name__", "").startswith("resilience."):
-            return None  # it was entered, or a function around it was
+            return None  # `fn` or a wrapper of it was entered
         traceback = traceback.tb_next
     try:
         signature = inspect.signature(fn)
-    except Exception:  # it has none, as many builtins, or a foreign `__signature__` is no such thing
+    except Exception:  # it has no signature, as many builtins, or an invalid `__signature__`
         return None
     try:
         signature.bind(*args, **kwargs)
@@ -199,10 +199,10 @@ def mismatch(
 
 
 def close_coroutine(value: object) -> None:
-    """Close `value` if it behaves like a coroutine, so that it is not reported as never awaited.
+    """Close `value` if it behaves like a coroutine, so that Python does not warn that it was never awaited.
 
-    By duck type: aiohttp's request objects are no coroutines but close like one. A Task or Future
-    has no `send`; it is running work, and left alone.
+    It is recognized by its methods: aiohttp's request objects are not coroutines, but can be closed like one. A Task or
+    Future has no `send`; it is running work, and is left alone.
     """
     if hasattr(value, "send") and hasattr(value, "throw") and hasattr(value, "close"):
         value.close()

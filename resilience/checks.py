@@ -1,7 +1,7 @@
-"""Refusing wrong arguments where they are written, with the parameter and the value in the message.
+"""Checks of arguments, for constructors: the message names the parameter and the value.
 
-Every check returns the value in the form in which the library keeps it, so that a constructor reads
-as a list of what it accepts. Booleans are no numbers here: `Timeout(True)` is a slip, not a second.
+Each check returns the value in the form in which the library stores it, so a constructor reads as a list of what it
+accepts. Booleans are not numbers here: `Timeout(True)` is a mistake, not one second.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ C = TypeVar("C", bound="Callable[..., object] | None")
 
 
 def format_number(value: float) -> str:
-    """Return a number as it was written: every digit, and no `.0`."""
+    """Return a number with all of its digits, but without a trailing `.0`."""
     text = repr(float(value))
     return text.removesuffix(".0")
 
 
 def number(name: str, value: object) -> float:
-    """Return `value` as a float; refuse what is no number, and NaN."""
+    """Return `value` as a float; refuse NaN and anything that is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")
     try:
@@ -47,7 +47,7 @@ def number(name: str, value: object) -> float:
 
 
 def within(name: str, value: object, least: float, most: float = math.inf) -> float:
-    """Return a finite number from `least` to `most`."""
+    """Return `value` as a finite float from `least` to `most`."""
     converted = number(name, value)
     if not least <= converted <= most or math.isinf(converted):
         limits = "and finite" if most == math.inf else f"and at most {most:g}"
@@ -56,9 +56,9 @@ def within(name: str, value: object, least: float, most: float = math.inf) -> fl
 
 
 def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
-    """Return a duration in seconds; refuse negative ones, and zero and infinity unless they mean something."""
+    """Return a duration in seconds; refuse a negative one, and, by default, zero and infinity."""
     if type(value) is float and 0.0 < value < math.inf:
-        return value  # nothing can be wrong with it: 350 ns less for each delay that a backoff draws
+        return value  # always valid; this saves 350 ns for each delay that a backoff draws
     if isinstance(value, timedelta):
         value = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -95,16 +95,16 @@ def ratio(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return a real boolean; a truthy something is more likely an argument in the wrong place."""
+    """Return a boolean; any other truthy value is more likely an argument in the wrong place."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) -> F:
-    """Return a callable that gives its answer when it is called; refuse one that has to be awaited.
+    """Return a callable that is not a coroutine function.
 
-    :param takes: what it will be called with, by name; a callable that cannot take that is refused.
+    :param takes: the names of the positional arguments that it will be called with; it must be able to take them.
     """
     if not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
@@ -118,7 +118,7 @@ def plain_function(name: str, value: F, takes: tuple[str, ...] | None = None) ->
 
 
 def optional_callable(name: str, value: C, takes: tuple[str, ...]) -> C:
-    """Return a callable that can be called with these parameters, or None."""
+    """Return a callable that can be called with these positional arguments, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, not {value!r}")
     if value is not None:
@@ -136,14 +136,14 @@ def optional_randomness(name: str, value: R) -> R:
 
 
 def _check_parameters(name: str, function: Callable[..., object], takes: tuple[str, ...]) -> None:
-    """Refuse a callable whose parameters cannot take what it will be called with."""
-    if type(function) is FunctionType and not function.__dict__:  # `inspect` takes 20 us for what its code says at once
+    """Raise if a callable cannot take the positional arguments that it will be called with."""
+    if type(function) is FunctionType and not function.__dict__:  # saves the 20 us that `inspect` takes
         code, defaults = function.__code__, function.__defaults__ or ()
         if code.co_argcount - len(defaults) <= len(takes) <= code.co_argcount and not code.co_kwonlyargcount:
             return
     try:
         signature = inspect.signature(function)
-    except Exception:  # it has none, as many builtins, or a foreign `__signature__` is no such thing
+    except Exception:  # it has no signature, as many builtins, or an invalid `__signature__`
         return
     try:
         signature.bind(*takes)
@@ -155,13 +155,13 @@ def _check_parameters(name: str, function: Callable[..., object], takes: tuple[s
 
 
 def not_bare(written: str, value: object) -> None:
-    """Refuse the function that a decorator without its parentheses is given; `written` is what was meant."""
+    """Raise if `value` is the function under a decorator without parentheses; `written` is the correct decorator."""
     if callable(value) and not isinstance(value, type):
         raise TypeError(f"a policy is made before it decorates {name_of(value)}: did you mean {written}?")
 
 
 def warn(message: str) -> None:
-    """Warn of what is surely a mistake and yet no error, at the user's line, whatever frames of ours stand between."""
+    """Warn of a mistake that is not an error, at the line of the user's code that called the library."""
     frame = sys._getframe(1)
     level = 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("resilience."):
@@ -171,7 +171,7 @@ def warn(message: str) -> None:
 
 
 def optional_name(value: object) -> str | None:
-    """Return the name of a policy: a text that is not empty, or None."""
+    """Return the name of a policy, a string that is not empty, or None."""
     if value is None:
         return None
     if not isinstance(value, str):

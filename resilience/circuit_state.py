@@ -1,4 +1,4 @@
-"""The four states of a circuit, and what it has counted, as errors, events and statistics name them."""
+"""The four states of a circuit, and its counts, as they appear in errors, events and statistics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class CircuitState(enum.Enum):
 
 
 class TripCount(NamedTuple):
-    """What a condition of a circuit has counted: `bad` results of so many.
+    """The counts of a trip condition: `bad` results out of `of`.
 
     :param what: ``"failures"`` or ``"slow calls"``.
     :param bad: how many there were; in a row, for `ConsecutiveFailures`.
-    :param of: of how many calls in the window; for `ConsecutiveFailures`, of how many that trip it.
+    :param of: the number of calls in the window; for `ConsecutiveFailures`, the number of failures that trips it.
     :param threshold: the ratio that trips it; None for `ConsecutiveFailures`.
     """
 

@@ -1,9 +1,8 @@
-"""The one process clock: what time it is, and how a thread waits for it to pass.
+"""The process clock: the current time, and how a thread waits.
 
-Deadlines and all shared state read `clock.now()`, which is `time.monotonic` unless
-`resilience.testing` has put another clock in its place. Wall-clock time is never used: it jumps.
-Event loops have clocks of their own (trio's is not `time.monotonic`), so an instant on this clock
-never leaves it; what crosses to a loop is the number of seconds that remain.
+Deadlines and all shared state read `clock.now()`, which is `time.monotonic` unless `resilience.testing` has replaced
+it. Wall-clock time is never used, because it jumps. Event loops have clocks of their own (trio's is not
+`time.monotonic`), so an instant on this clock is never passed to a loop: a loop gets the number of remaining seconds.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from typing import TYPE_CHECKING, Protocol, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The longest wait that every platform's lock can express, in seconds (about 292 years). What
-#: would be longer, an exponential without a cap at its thousandth attempt, is cut to this.
+#: The longest delay, in seconds (285 years): locks and `time.sleep` count nanoseconds in 63 bits. Longer ones, such as
+#: those of an exponential backoff without a cap at its thousandth attempt, are cut to this.
 FOREVER = 9_000_000_000.0
 
-#: The longest timeout that every client can take, in seconds (24.8 days): many count milliseconds in 31 bits.
-LONGEST_OF_CLIENTS = 2_147_483.0
+#: The longest timeout that every client accepts, in seconds (24.8 days): many count milliseconds in 31 bits.
+MAX_CLIENT_TIMEOUT = 2_147_483.0
 
-#: How long a thread waits at most before it notices Ctrl-C under Windows, in seconds.
+#: Under Windows, the longest time in seconds until a waiting thread notices Ctrl-C.
 _SLICE = 0.1
 
 
 class Waitable(Protocol):
-    """What a thread can wait on: a `threading.Lock` that another thread releases."""
+    """A lock that another thread releases, such as a `threading.Lock`."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ..., /) -> bool:
-        """Wait at most `timeout` seconds; say whether it was released."""
+        """Wait at most `timeout` seconds; return whether the lock was released."""
         ...
 
 
 def sleep_for_real(seconds: float) -> None:
-    """Block this thread for so long. The function is looked up here: gevent may have patched it after our import."""
+    """Block this thread for `seconds`. `time.sleep` is looked up on each call, because gevent may patch it later."""
     time.sleep(seconds)
 
 
 def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
-    """Block this thread until `waitable` is released or `seconds` have passed; say which."""
+    """Block this thread until `waitable` is released (true) or `seconds` have passed (false)."""
     if sys.platform == "win32":
         return _wait_in_slices(waitable, seconds)
     if seconds is None:
@@ -51,7 +50,7 @@ def wait_for_real(waitable: Waitable, seconds: float | None) -> bool:
 
 
 def _wait_in_slices(waitable: Waitable, seconds: float | None) -> bool:
-    """Do the same under Windows, where Ctrl-C does not interrupt `Lock.acquire`: it comes between two slices."""
+    """Wait under Windows, where Ctrl-C does not interrupt `Lock.acquire`, but is noticed between two slices."""
     end = inf if seconds is None else time.monotonic() + seconds
     while not waitable.acquire(True, min(_SLICE, max(0.0, end - time.monotonic()))):
         if time.monotonic() >= end:
@@ -61,20 +60,20 @@ def _wait_in_slices(waitable: Waitable, seconds: float | None) -> bool:
 
 @final
 class Clock:
-    """Four replaceable functions. They are attributes, not methods: one look-up less per reading."""
+    """Four replaceable functions. They are attributes, not methods, which saves a look-up for each reading."""
 
     __slots__ = ("now", "shorten", "sleep", "wait")
 
     now: Callable[[], float]
     sleep: Callable[[float], None]
-    shorten: Callable[[float], float]  # how long a task sleeps that should sleep so long
+    shorten: Callable[[float], float]  # seconds that a task should sleep -> seconds that it sleeps
     wait: Callable[[Waitable, float | None], bool]
 
     def __init__(self) -> None:
         self.restore()
 
     def restore(self) -> None:
-        """Go back to real time."""
+        """Return to real time."""
         self.now = time.monotonic
         self.sleep = sleep_for_real
         self.shorten = float

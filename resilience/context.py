@@ -1,7 +1,7 @@
 """The context of an execution: what is called, the time left, the number of the attempt, the operation.
 
 A context is passed inwards and never changed. A policy that sets an earlier deadline, or starts another attempt,
-derives a child; so hedged attempts, worker threads and abandoned calls cannot corrupt each other.
+derives a child, so hedged attempts, worker threads and abandoned calls cannot affect each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from resilience import checks
 from resilience.callables import name_of
 from resilience.checks import Duration
-from resilience.clock import LONGEST_OF_CLIENTS, clock
+from resilience.clock import MAX_CLIENT_TIMEOUT, clock
 from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
 from resilience.outcome import Failed
@@ -62,17 +62,17 @@ class Context:
     deadline: float
     #: 1 for the first attempt.
     attempt: int
-    #: What a policy may ask for besides the rest of the chain: threads, tasks or simulated time. Outside an execution,
-    #: it is that of the code that asks: tasks where an event loop runs.
+    #: The waits, timers and races that a policy may await, for threads, tasks or simulated time. Outside an execution,
+    #: it is detected at each use: tasks in an event loop, threads elsewhere.
     runtime: Runtime
 
-    _function: Any  # what is called; None outside an execution
+    _function: Any  # the function that is called; None outside an execution
     _arguments: tuple[Any, ...] | None  # None: the function is called with its context
     _keywords: Mapping[str, Any]
     _executed: Any  # the policy or pipeline that is executed; None outside an execution
     _info: ExecutionInfo
-    _timer: Timer | None  # the tightest one that will cut off what runs under this context
-    _report: Record  # set where this very context was passed to an execution: what happened in that
+    _timer: Timer | None  # the earliest timer that cuts off the code under this context
+    _report: Record  # the record of the execution that this context was passed to; unset without one
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Context:
         return f"<Context {' '.join(parts)}>"
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled or copied: its deadline is an instant on the clock of this process."""
+        """Refuse to be pickled or copied: the deadline is an instant on the clock of this process."""
         raise TypeError("a context cannot be copied or pickled; hand over ctx.remaining(), and make another one there")
 
-    # --- what is called, and what for ---
+    # --- the call and its operation ---
 
     @property
     def called(self) -> Called | None:
-        """The function that is called, with its arguments and keywords; None outside an execution, and in a block.
+        """The function that is called, with its arguments and keywords; None outside an execution and in a block.
 
         For a function that is called with the context (`execute`), `arguments` is this context alone.
         """
@@ -128,7 +128,7 @@ class Context:
 
     @property
     def hedge(self) -> int:
-        """The number of the attempt that a `Hedge` has started beside the first, to choose a replica; else 0."""
+        """The number of the attempt that a `Hedge` started beside the first, for choosing a replica; otherwise 0."""
         return self._info.hedge
 
     @property
@@ -165,9 +165,9 @@ class Context:
             if left <= 0:
                 raise DeadlineExceeded("the deadline of the execution has passed")
             seconds = min(seconds, left)
-        return None if seconds == inf else min(seconds, LONGEST_OF_CLIENTS)
+        return None if seconds == inf else min(seconds, MAX_CLIENT_TIMEOUT)
 
-    # --- what happened ---
+    # --- the record ---
 
     @property
     def attempts(self) -> int:
@@ -204,7 +204,7 @@ class Context:
 
         :param deadline: an instant on the process clock; it can only make the deadline earlier.
         :param attempt: the number of the attempt that is about to start.
-        :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off what runs inside.
+        :param timer: the timer (`ctx.runtime.timer(...)`) that now cuts off everything inside.
         :param hedge: the number of the attempt that is about to start beside the first one.
         """
         ends_at = self.deadline if deadline is None else min(deadline, self.deadline)
@@ -214,7 +214,7 @@ class Context:
         return child
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for `seconds` (zero or more), as the runtime waits."""
+        """Wait for `seconds` (zero or more): a thread blocks, a task is suspended."""
         await self.runtime.sleep(checks.seconds("seconds", seconds, zero=True), self._timer)
 
     def _with_info(self, info: ExecutionInfo) -> Context:
@@ -224,7 +224,7 @@ class Context:
         return child
 
     def _note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
-        """Remember a failed attempt, if anything can ask for it afterwards."""
+        """Add a failed attempt to the record, if there is one."""
         if self._info.record is not None:
             self._info.record.note(failed, instead_of=instead_of)
 
@@ -232,16 +232,16 @@ class Context:
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-class BareContext(Context):  # type: ignore[misc]  # final to everybody else
-    """A context that the library makes, which sets every attribute: what users give takes twice the time."""
+class BareContext(Context):  # type: ignore[misc]  # final for users
+    """A context whose attributes are all set by the code that makes it: the public constructor takes twice the time."""
 
     __slots__ = ()
-    if not TYPE_CHECKING:  # pragma: no branch (to a checker, it would be another signature)
+    if not TYPE_CHECKING:  # pragma: no branch (to type checkers, it would be another signature)
         __init__ = object.__init__
 
 
 def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) -> Context:
-    """Make the context to hand inwards."""
+    """Make the context to pass inwards."""
     child: Context = BareContext()
     child.deadline = deadline
     child.attempt = attempt
@@ -256,13 +256,13 @@ def derive(parent: Context, deadline: float, attempt: int, timer: Timer | None) 
 
 
 def waits_until(ctx: Context) -> float:
-    """Return the instant at which a wait is given up: the deadline; infinity where a timer ends the wait by then.
+    """Return the instant at which a policy must give up a wait: the deadline, or infinity if a timer ends it by then.
 
-    In that case the error is the timer's own.
+    In the second case, the timer raises its own error.
     """
     return inf if ctx._timer is not None and ctx._timer.deadline <= ctx.deadline else ctx.deadline
 
 
 def is_over(ctx: Context) -> bool:
-    """Whether the budget is used up, for code whose timer was set to its end."""
+    """Whether the budget is used up; `EARLIEST` seconds before its end count, because a timer may fire that early."""
     return ctx.remaining() <= EARLIEST

@@ -1,4 +1,4 @@
-"""Counting without a lock, exactly: `next` of an `itertools.count` is one step of the interpreter."""
+"""An exact counter without a lock: `next` of an `itertools.count` is one atomic step of the interpreter."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import final
 
 @final
 class Counter:
-    """How often something has happened, in any number of threads. To read it takes longer than to count."""
+    """A count that any number of threads can increase. Reading it takes longer than increasing it."""
 
     __slots__ = ("_numbers", "add")
 
     def __init__(self) -> None:
         self._numbers = count()
-        #: Count one more.
+        #: Increase the count by one.
         self.add: Callable[[], object] = self._numbers.__next__
 
     def value(self) -> int:
-        """Return how often."""
-        return int(repr(self._numbers)[6:-1])  # count(3): only its text tells it without a step
+        """Return the count."""
+        return int(repr(self._numbers)[6:-1])  # "count(3)": any other way to read it would increase it

@@ -1,4 +1,4 @@
-"""How calls of the function and whole executions ended, noted in the record and reported to listeners."""
+"""The ends of calls and of whole executions: noted in the record, and reported to listeners."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from resilience.runtimes.driving import Suspended
 
 
 def end_attempt(record: Record, ctx: Context, began: float | None, value: object, error: BaseException | None) -> None:
-    """Note why a call of the function failed, and report the call to listeners that asked for it.
+    """Note why a call of the function failed, and report it to the listeners to `CallFinished`.
 
-    :param began: when it did; None where there was no such listener then.
+    :param began: the instant at which it began; None if there was no such listener at that time.
     """
     if isinstance(error, Exception):
         record.note(unwrap_stop_iteration(error))
@@ -40,7 +40,7 @@ def end_execution(
 ) -> None:
     """Close the record, and report how the execution ended: with a value, or with an error.
 
-    :param items: how many items a stream has handed out.
+    :param items: how many items a stream has delivered; None for a call that is not a stream.
     """
     record.ended = clock.now()
     listeners = ctx._info.listeners + subscribers.of(ExecutionFinished)
@@ -62,7 +62,7 @@ def end_execution(
 def _how_it_ended(
     value: object, error: BaseException | None, ctx: Context
 ) -> tuple[Outcome[Any] | None, Canceller | None]:
-    """Return the outcome; or, of what was cancelled, which is none, by what."""
+    """Return the outcome; if there is none because of a cancellation, return the canceller instead."""
     if error is None:
         return Success(value), None
     if isinstance(error, Suspended):
@@ -73,7 +73,7 @@ def _how_it_ended(
 
 
 def canceller(error: BaseException, ctx: Context) -> Canceller:
-    """Say what has cancelled what ran under this context, as far as that can be known from what came through."""
+    """Return what cancelled the code under this context, as far as the exception and the deadline show it."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return "interrupt"
     if isinstance(error, GeneratorExit):

@@ -13,8 +13,8 @@
     │   └── DeadlineExceeded              the execution's own budget is used up
     └── RetriesExhausted                  only with Retry(wrap=True): .attempts, .last
 
-Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied. So can your
-own subclasses, regardless of their parameters.
+Each raise creates a new exception, which carries its numbers as attributes and can be pickled and copied. This also
+holds for your own subclasses, regardless of their parameters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class ResilienceError(Exception):
-    """Base of everything that the library raises about a call.
+    """The base class of all errors that the library raises about a call.
 
     :param policy: the name of the policy that raised it, if one did.
     """
@@ -51,7 +51,7 @@ class ResilienceError(Exception):
         self.policy: str | None = policy
 
     def __reduce__(self) -> Any:
-        """Pickle and copy all attributes, without `__init__`: a subclass may ask for other arguments."""
+        """Pickle and copy all attributes, without `__init__`: a subclass may take other arguments."""
         state: Any = self.__getstate__()
         attributes, slots = state if isinstance(state, tuple) else (state, {})
         return _without_init, (type(self),), {"args": self.args, **slots, **(attributes or {})}
@@ -64,7 +64,7 @@ def _without_init(kind: type[ResilienceError]) -> ResilienceError:
 class Rejected(ResilienceError):
     """The call was not made: a policy refused it before the function was entered.
 
-    What a refusal carries is slotted, because it has to be quick: see `bare`.
+    Its attributes are slots, because refusals must be fast: see `bare`.
 
     :param retry_after: seconds after which another attempt may be admitted; None if that is unknown.
     """
@@ -76,8 +76,8 @@ class Rejected(ResilienceError):
         self.retry_after: float | None = retry_after
 
 
-#: Makes a refusal of its class and message, without `__init__`: the policy that does so sets every attribute. An open
-#: circuit refuses in two thirds of the time so.
+#: Makes a refusal from its class and message, without `__init__`; the caller sets every attribute. With this, an open
+#: circuit refuses a call in two thirds of the time.
 bare: Any = Exception.__new__
 
 
@@ -200,14 +200,14 @@ class DeadlineExceeded(TimeoutExceeded):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is a `Rejected`, or a group of such, as child tasks raise them."""
+    """Whether an error is a `Rejected`, or a group of these, as raised by child tasks."""
     if isinstance(error, ExceptionGroup):
         return all(is_refusal(leaf) for leaf in error.exceptions)
     return isinstance(error, Rejected)
 
 
 def ends_with_the_deadline(error: BaseException | None) -> bool:
-    """Whether an error is a `DeadlineExceeded`, or a group of such, as child tasks raise them."""
+    """Whether an error is a `DeadlineExceeded`, or a group of these, as raised by child tasks."""
     if isinstance(error, BaseExceptionGroup):
         return all(ends_with_the_deadline(leaf) for leaf in error.exceptions)
     return isinstance(error, DeadlineExceeded)
@@ -234,15 +234,15 @@ class RetriesExhausted(ResilienceError):
 
 
 class Misuse(Exception):
-    """Marks an error in how the library is used. It is no outcome: no policy retries, counts or answers it."""
+    """A usage error of the library. It is not an outcome: no policy retries, counts or answers it."""
 
 
 class ArgumentMisuse(Misuse, TypeError):
-    """An execution was asked for with something that is no function or no context."""
+    """A policy was given a function, arguments or a context that it cannot execute."""
 
 
 class AwaitableMisuse(Misuse, TypeError):
-    """A function and the way it was executed disagree about whether there is something to await."""
+    """A blocking execution was given an awaitable, or an asynchronous one a result that cannot be awaited."""
 
 
 class KeyMisuse(Misuse, TypeError):
@@ -250,12 +250,12 @@ class KeyMisuse(Misuse, TypeError):
 
 
 class BlockMisuse(Misuse, RuntimeError):
-    """A block is entered a second time, or where it could not be left."""
+    """A block was entered a second time, or in a place where it could not be left."""
 
 
 class RaceMisuse(Misuse, TypeError):
-    """A policy runs its call several times at once, and does not say so."""
+    """A policy runs its call several times at once, without `races = True` in its class or around a stream."""
 
 
 class SuspensionMisuse(Misuse, RuntimeError):
-    """A policy awaited, in blocking code, something that is not done."""
+    """In blocking code, a policy awaited something other than its call and the runtime, which suspended it."""

@@ -1,6 +1,6 @@
-"""What users do with a policy: execute or call a function under it, decorate one, wrap a client.
+"""The methods of a policy for its users: execute or call a function under it, decorate one, wrap a client.
 
-How a call then runs is in `execution`.
+`execution` runs the calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resilience.callables import (
     name_of,
     named_like,
     require_callable,
-    why_unbegun,
+    why_lazy,
 )
 from resilience.checks import Duration
 from resilience.context import Context
@@ -40,12 +40,12 @@ class Executable(ABC, Generic[D_co]):
     `D` is what it may return besides the call's own result.
     """
 
-    #: Its name in errors and events.
+    #: The name in errors and events.
     name: str
 
-    # The private attributes, under names that a subclass will not choose.
+    # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
     _resilience_keeps_record: bool = False  # whether it needs a record of each execution
-    _resilience_foresees: bool = False  # whether it may know until when every call will be refused
+    _resilience_foresees: bool = False  # whether it may know until when all calls will be refused
     _resilience_listeners: tuple[Listener, ...] = ()
 
     @abstractmethod
@@ -54,14 +54,14 @@ class Executable(ABC, Generic[D_co]):
 
     @abstractmethod
     def _resilience_blocking(self) -> Stage:
-        """Return the chain of those, for blocking code."""
+        """Return the chain of these policies, for blocking code."""
 
     @abstractmethod
     def _resilience_tasks(self, innermost: Stage) -> Stage:
-        """Return the chain of those around this innermost stage, for tasks."""
+        """Return the chain of these policies around an innermost stage, for tasks."""
 
     def _resilience_hint(self) -> str:
-        """Return what may be meant where this is called as what it cannot decorate."""
+        """Return a hint for the error message if this is called with something that it cannot decorate."""
         return ""
 
     # --- executing ---
@@ -119,7 +119,7 @@ class Executable(ABC, Generic[D_co]):
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T | D_co:
         """Run `fn(*args, **kwargs)` under this policy and await what it returns."""
-        run = aprotect(self, fn, begins_late=is_coroutine_function(fn))
+        run = aprotect(self, fn, is_lazy=is_coroutine_function(fn))
         return await run(*args, **kwargs)  # type: ignore[no-any-return]
 
     def capture(self, fn: Callable[[Context], T], ctx: Context | None = None) -> Outcome[T | D_co]:
@@ -166,9 +166,9 @@ class Executable(ABC, Generic[D_co]):
         """
         return Streaming(self, first, idle, resume)
 
-    # --- protecting what exists ---
+    # --- protecting functions and clients ---
 
-    @overload  # what a static method is to a checker, a callable, it is again after the decoration
+    @overload  # type checkers treat a static method as a callable, but it has to stay a static method
     def __call__(self, fn: staticmethod[P, T], /) -> staticmethod[P, T | D_co]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, fn: classmethod[C, P, T], /) -> classmethod[C, P, T | D_co]: ...
@@ -182,8 +182,8 @@ class Executable(ABC, Generic[D_co]):
         Signature, name, documentation and types are kept. Whether it is asynchronous is decided once, at decoration. It
         works on functions, methods, above and below `staticmethod` and `classmethod`, and on callables without a name.
 
-        :raises TypeError: for an object that cannot be called, for a generator function or one of
-            `contextlib.contextmanager`, whose call ends before its work has begun, for a class, and for another policy.
+        :raises TypeError: for an object that cannot be called, a class, another policy, and a generator function or one
+            of `contextlib.contextmanager`, whose call returns before its work has begun.
         """
         if args or kwargs:
             what = f"a policy decorates one function; to run it, write `policy.call({name_of(fn)}, ...)`"
@@ -200,7 +200,7 @@ class Executable(ABC, Generic[D_co]):
             )
         if isinstance(fn, Executable):
             raise TypeError(f"to put a policy around {fn.name}, write `Pipeline(policy, {fn.name}(...))`")
-        why = why_unbegun(fn)
+        why = why_lazy(fn)
         if why is not None:
             raise TypeError(why)
         if is_coroutine_function(fn):
@@ -226,7 +226,7 @@ class Executable(ABC, Generic[D_co]):
 
 
 def captured(function: Callable[..., T], /, *args: Any) -> Outcome[T]:
-    """Call a function, and return what that ends with as a value. A misuse of the library is raised."""
+    """Call a function, and return the outcome as a value. A misuse of the library is raised."""
     try:
         return Success(function(*args))
     except Misuse:
@@ -236,7 +236,7 @@ def captured(function: Callable[..., T], /, *args: Any) -> Outcome[T]:
 
 
 async def acaptured(awaitable: Awaitable[T]) -> Outcome[T]:
-    """Do so with what is awaited."""
+    """Await an awaitable, and return the outcome as a value. A misuse of the library is raised."""
     try:
         return Success(await awaitable)
     except Misuse:

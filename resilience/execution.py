@@ -1,15 +1,15 @@
-"""How a call runs: an execution makes one context, which carries the call, and sends it through the chain.
+"""How a call runs: an execution makes one context, which carries the call, and passes it through the chain.
 
-The chain of a pipeline is composed once: each policy's `around` with the rest of the chain as its first
-argument, `partial(policy.around, inner)`, the innermost stage being the one that calls what the context
-carries. Every stage takes the context, and nothing else.
+The chain of a pipeline is composed once. Each stage is a policy's `around` with the rest of the chain as its first
+argument, `partial(policy.around, inner)`; the innermost stage calls the function that the context carries. Each stage
+takes the context as its only argument.
 
-In tasks the chain is awaited. In threads it is *driven*: as nothing in it ever suspends there, one `send`
-runs it to its end. Where every policy's method can be had as a plain function (see `runtimes.lowering`, which
-a reader may skip), the chain is made of those instead, to the same results in less time.
+In tasks, the chain is awaited. In threads, it is *driven*: nothing in it ever suspends there, so one `send` runs it to
+its end. If the methods of all policies are available as plain functions (see `runtimes.lowering`, which a reader may
+skip), the chain consists of these instead, which takes less time and gives the same results.
 
-A `StopIteration` that the function raises can't leave a coroutine (PEP 479). It travels in a carrier from the innermost
-stage to the end of the execution; what looks at exceptions on the way takes it out (`unwrap_stop_iteration`).
+A `StopIteration` that the function raises cannot leave a coroutine (PEP 479). A carrier exception takes it from the
+innermost stage to the end of the execution; code that inspects exceptions unwraps it (`unwrap_stop_iteration`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from resilience.runtimes.driving import Suspended, drive
 from resilience.runtimes.lowering import lower
 from resilience.runtimes.tasks import TASKS
 
-#: Runs the rest of a chain: `stage(ctx)`. In tasks, and where a chain is driven, its result is awaited.
+#: A part of a chain: `stage(ctx)` runs the rest of it. In tasks, and in a driven chain, the result is awaited.
 Stage: TypeAlias = Callable[[Context], Any]
 
 
 class Executed(Protocol):
-    """What is executed: a policy, or a pipeline of them."""
+    """An object that can be executed: a policy, or a pipeline of policies."""
 
     _resilience_listeners: tuple[Listener, ...]
     _resilience_keeps_record: bool  # whether a policy in it needs a record of each execution
 
     @property
     def name(self) -> str:
-        """What errors and events call it."""
+        """The name in errors and events."""
         ...
 
     def _resilience_chain(self) -> Sequence[object]: ...
@@ -74,7 +74,7 @@ class Composable(Protocol):
 
 
 def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
-    """Put the policies, outermost first, around one another and around `innermost`."""
+    """Compose the policies, outermost first, around one another and around `innermost`."""
     stage = innermost
     for policy in reversed(policies):
         around = policy.around
@@ -83,7 +83,7 @@ def compose(policies: Sequence[Composable], innermost: Stage) -> Stage:
 
 
 async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, ctx: Context) -> Any:
-    """Run a policy whose method is no coroutine function, and has to return something to await."""
+    """Run a policy whose `around` is not a coroutine function, and must return an awaitable."""
     result = around(stage, ctx)
     if not is_awaitable(result):
         name = f"{type(policy).__qualname__}.around"
@@ -92,7 +92,7 @@ async def _plain(policy: Composable, around: Callable[..., Any], stage: Stage, c
 
 
 def _refuse_forgotten_await(executed: Executed, function: Any, result: Any) -> None:
-    """Raise where what comes out of a chain is the rest of it, which a policy has called and not awaited."""
+    """Raise if the result of a chain is the coroutine of an inner stage, which a policy has called but not awaited."""
     code = result.cr_code
     has_not_begun = code in NOT_ENTERED or code in (_plain.__code__, getattr(function, "__code__", None))
     if has_not_begun or code.co_name == "around":
@@ -108,7 +108,7 @@ def _is_ours(policy: object) -> bool:
 
 
 def compose_for_threads(policies: Sequence[Composable]) -> Stage:
-    """Return the stage that runs the policies around what the context carries, in the calling thread."""
+    """Return the stage that runs the policies around the function of the context, in the calling thread."""
     stage: Stage = enter
     for policy in reversed(policies):
         factory = None if policy.races else lower(policy)
@@ -131,7 +131,7 @@ def _driven(stage: Stage, ctx: Context) -> Any:
 def protect(
     executed: Executed, function: Callable[..., Any], ctx: Context | None = None, *, takes_context: bool = False
 ) -> Callable[..., Any]:
-    """Return the function that executes a blocking `function` with what it is called with.
+    """Return a function that executes a blocking `function` with the arguments of each call.
 
     :param ctx: the context that the caller passed in, if any.
     :param takes_context: whether `function` is called with the context instead.
@@ -144,7 +144,7 @@ def protect(
         nonlocal stage
         if stage is None:
             stage = executed._resilience_blocking()
-        inner: Context = BareContext()  # written out: a function for it would be 6 % of a call under four policies
+        inner: Context = BareContext()  # inlined: a function for this would be 6 % of a call under four policies
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = BLOCKING
@@ -174,20 +174,20 @@ def aprotect(
     ctx: Context | None = None,
     *,
     takes_context: bool = False,
-    begins_late: bool = True,
+    is_lazy: bool = True,
     runtime: Runtime = TASKS,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the coroutine function that executes `function`, whose result is awaited. The parameters are the same.
+    """Return a coroutine function that executes `function`, and awaits its result. See `protect`.
 
-    :param begins_late: whether to call `function` begins nothing, as with a coroutine function.
+    :param is_lazy: whether a call of `function` begins no work, as with a coroutine function.
     """
-    innermost = enter_task if begins_late else enter_awaitable
+    innermost = enter_task if is_lazy else enter_awaitable
     stage = executed._resilience_tasks(innermost)
     is_observed = ctx is not None or bool(executed._resilience_listeners) or executed._resilience_keeps_record
     info = NO_INFO if takes_context else BARE
 
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        inner: Context = BareContext()  # as above
+        inner: Context = BareContext()  # inlined, as in `protect`
         inner.deadline = inf
         inner.attempt = 1
         inner.runtime = runtime
@@ -208,7 +208,7 @@ def aprotect(
     return protected
 
 
-# --- the two ends of an execution ---
+# --- beginning and ending an execution ---
 
 
 def _observed(
@@ -219,14 +219,14 @@ def _observed(
     innermost: Stage,
     recorded: Callable[[Record, Stage, Context], Any],
 ) -> Any:
-    """Run what may inherit something, or may be recorded. In tasks, what this returns is to be awaited."""
+    """Run an execution that may inherit from another context or may need a record. In tasks, await the result."""
     record = inherit(inner, executed, ctx)
     chain = innermost if subscribers.policies_off else stage
     return chain(inner) if record is None else recorded(record, chain, inner)
 
 
 def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record | None:
-    """Give a new context what it inherits; return the record of the execution, where something will read it.
+    """Set the fields that a new context inherits; return the record of the execution, if anything will read it.
 
     :param ctx: the context that the caller passed in, if any.
     """
@@ -241,7 +241,7 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
         record = Record(executed)
     cap = (outer or inner)._info.cap or source._info.cap
     inner._info = ExecutionInfo(source._info.operation, source._info.properties, listeners, record, cap)
-    if outer is not None and inner.runtime is not BLOCKING:  # a timer of a task cuts off no blocking code in it
+    if outer is not None and inner.runtime is not BLOCKING:  # a task's timer cannot cut off blocking code
         inner._timer = timer_here(outer)
     if ctx is not None and record is not None:
         ctx._report = record

@@ -1,7 +1,7 @@
-"""The child of a fork: it has one thread, the one that forked, and a copy of everything that the others held.
+"""Resets in the child of a fork, which has a single thread, and a copy of everything that the other threads held.
 
-A lock that another thread held at that moment is never released in the child, a permit or a probe that another
-thread had never comes back. So what shares such things between threads is reset there.
+In the child, a lock that another thread held at the fork is never released, and a permit or a probe of another thread
+is never returned. So each object that shares such things between threads is reset.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _shared: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
 def reset_after_fork(thing: object, reset: Callable[[Any], None]) -> None:
-    """Call `reset(thing)` in the child of every fork, for as long as `thing` is there."""
+    """Call `reset(thing)` in the child of every fork, as long as `thing` exists. Does not keep it alive."""
     _shared[thing] = reset
 
 
 def lock_of(thing: object) -> threading.RLock:
-    """Make the `_lock` of a thing: reentrant, as a finalizer may come in the middle; another one in a child."""
+    """Make the `_lock` of an object: reentrant, because a finalizer may run while it is held; replaced after a fork."""
     reset_after_fork(thing, _replace_lock)
     return threading.RLock()
 

@@ -1,4 +1,4 @@
-"""What an execution is about: what is called, what for, its listeners, and the record that is kept of it."""
+"""The data that the contexts of one execution share: the call, the operation, properties, listeners, the record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias, final
 from resilience.record import Executed, Record
 from resilience.repeats import Cap
 
-#: A plain function of one event.
+#: A plain function that takes one event.
 Listener: TypeAlias = Callable[[Any], object]
 
 NO_PROPERTIES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Called(NamedTuple):
-    """What an execution calls, and with what. Under `execute`, `arguments` is the context alone."""
+    """The function that an execution calls, and its arguments. Under `execute`, `arguments` is the context alone."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -25,11 +25,11 @@ class Called(NamedTuple):
 
 @final
 class ExecutionInfo:
-    """What contexts of an execution have in common, besides the call. Never written to once it is made.
+    """The data that the contexts of one execution share, besides the call. Immutable.
 
-    :param cap: what the repeats of this execution, and of all inside it, are taken from; None where there is no cap.
-    :param hedge: 0, or the number of the attempt beside another one.
-    :param chosen: the policies that a `Keyed` has chosen for what runs with this, where that asks for them.
+    :param cap: the cap on the repeats of this execution and of all executions inside it; None without a cap.
+    :param hedge: the number of the attempt that a `Hedge` started beside the first; otherwise 0.
+    :param chosen: the policies that each `Keyed` around this call has chosen, if the function asks for them.
     """
 
     __slots__ = ("cap", "chosen", "hedge", "listeners", "operation", "properties", "record")
@@ -53,24 +53,24 @@ class ExecutionInfo:
         self.chosen: tuple[Executed, ...] = chosen
 
     def with_listeners(self, *listeners: Listener) -> ExecutionInfo:
-        """Return the same, with these listeners added."""
+        """Return a copy with these listeners added."""
         return self._copy(self.listeners + listeners, self.cap, self.hedge, self.chosen)
 
     def with_properties(self, properties: Mapping[str, Any]) -> ExecutionInfo:
-        """Return the same, with these properties added."""
+        """Return a copy with these properties added."""
         merged = MappingProxyType({**self.properties, **properties})
         return ExecutionInfo(self.operation, merged, self.listeners, self.record, self.cap, self.hedge, self.chosen)
 
     def with_cap(self, cap: Cap) -> ExecutionInfo:
-        """Return the same, with a cap on repeats."""
+        """Return a copy with a cap on repeats."""
         return self._copy(self.listeners, cap, self.hedge, self.chosen)
 
     def with_hedge(self, hedge: int) -> ExecutionInfo:
-        """Return the same, for an attempt of this number beside another one."""
+        """Return a copy for the hedged attempt of this number."""
         return self._copy(self.listeners, self.cap, hedge, self.chosen)
 
     def with_chosen(self, policy: Executed) -> ExecutionInfo:
-        """Return the same, with a policy that was chosen for the call."""
+        """Return a copy with a policy added that a `Keyed` has chosen for the call."""
         return self._copy(self.listeners, self.cap, self.hedge, (*self.chosen, policy))
 
     def _copy(
@@ -81,7 +81,6 @@ class ExecutionInfo:
 
 NO_INFO = ExecutionInfo()
 
-#: That of a context which says no more than a fresh one: its execution inherits nothing, no policy has derived another
-#: one from it, and the function is not handed it. So it need not be made the ambient one. In tasks its function is an
-#: `async def`, too, which does nothing before it is awaited.
+#: The info of a context that contains nothing but the call: the execution inherits nothing, no policy has derived a
+#: child from the context, and the function does not get it. Such a context need not become the ambient one.
 BARE = ExecutionInfo()

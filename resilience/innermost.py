@@ -1,8 +1,8 @@
-"""The innermost stages of a chain: they call the function that the context carries.
+"""The innermost stages of a chain, which call the function of the context.
 
-`enter` calls it in blocking code; `enter_driven` does so where the chain around it is driven, and `enter_task` and
-`enter_awaitable` in tasks. Where something will look at the context (the function itself, a record, a timer), it is
-made the ambient one for the call; elsewhere that is left out.
+`enter` calls it in blocking code, `enter_driven` in blocking code with a driven chain, `enter_task` and
+`enter_awaitable` in tasks. If anything will read the context (the function itself, a record, a timer), it becomes the
+ambient one during the call; otherwise this step is omitted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from resilience.ambient import get_ambient, reset_ambient, set_ambient
 from resilience.callables import (
+    LAZY_TYPES,
     NON_AWAITABLE_TYPES,
-    UNBEGUN_TYPES,
     is_awaitable,
     mismatch,
     refuse_awaitable,
+    refuse_lazy,
     refuse_plain,
-    refuse_unbegun,
 )
 from resilience.clock import clock
 from resilience.context import Context
@@ -36,14 +36,14 @@ from resilience.runtimes.workers import pool
 
 
 def enter(ctx: Context) -> Any:
-    """Call what the context carries, in blocking code."""
+    """Call the function of the context, in blocking code."""
     function, arguments = ctx._function, ctx._arguments
     if arguments is None:
         arguments = (ctx,)
     try:
         if ctx._info is not BARE:
             result = _call_in_context(ctx, function, arguments)
-        else:  # without an empty dictionary to merge: 40 ns
+        else:  # not merging an empty dictionary saves 40 ns
             result = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
     except StopIteration as stop:
         raise StoppedIteration(stop) from None
@@ -58,14 +58,14 @@ def enter(ctx: Context) -> Any:
 def _check_result(function: Callable[..., Any], result: object) -> None:
     if is_awaitable(result):
         raise refuse_awaitable(function, result)
-    if type(result) in UNBEGUN_TYPES:
-        refuse_unbegun(function)
+    if type(result) in LAZY_TYPES:
+        refuse_lazy(function)
 
 
 def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Do so with the context as the ambient one, on a worker if a timer may cut it off, and noted in the record.
+    """Call the function with the context as the ambient one: on a worker if a timer may cut it off, and recorded.
 
-    Elsewhere the variable is left alone: to set it and to set it back would be a quarter of a call under four policies.
+    Other calls do not set the variable: setting and resetting it would be a quarter of a call under four policies.
     """
     timer: Any = ctx._timer  # in blocking code a `BlockingTimer`, or None
     record = ctx._info.record
@@ -80,13 +80,13 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
         record.begin_attempt()
     outer = get_ambient()
     try:
-        set_ambient(ctx)  # inside of the `try`: Ctrl-C may come between any two steps
+        set_ambient(ctx)  # inside the `try`, because Ctrl-C may come between any two steps
         if timer is None:
             result = function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
         else:
             try:
                 job = timer.begin(function, arguments, ctx._keywords)
-            except WorkersExhausted:  # there is no thread: the function was not entered after all
+            except WorkersExhausted:  # no thread could be started, so the function was not entered
                 if record is not None:
                     record.attempts -= 1
                     record = None
@@ -106,12 +106,12 @@ def _call_in_context(ctx: Context, function: Callable[..., Any], arguments: tupl
 
 
 async def enter_driven(ctx: Context) -> Any:
-    """Call what the context carries, in blocking code where the chain is driven."""
+    """Call the function of the context, in blocking code with a driven chain."""
     return enter(ctx) if ctx.runtime is BLOCKING else await _enter_racing(ctx)
 
 
 async def _enter_racing(ctx: Context) -> Any:
-    """Do so on a worker, beside other attempts whose policies run in this thread."""
+    """Call the function on a worker, beside other attempts whose policies run in this thread."""
     runtime: Any = ctx.runtime
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     policy = ctx._executed.name
@@ -148,11 +148,11 @@ async def _enter_racing(ctx: Context) -> Any:
 
 
 def enter_task(ctx: Context) -> Awaitable[Any]:
-    """Call what the context carries, and return what is to be awaited. A coroutine around it would cost 100 ns."""
+    """Call the function of the context, and return its awaitable. To await it here would cost 100 ns."""
     if ctx._info is not BARE:
         return _await_in_context(ctx)
     function: Callable[..., Awaitable[Any]] = ctx._function
-    arguments: Any = ctx._arguments  # and never None: what is called with the context is not bare
+    arguments: Any = ctx._arguments  # never None, because a bare context is not passed to the function
     try:
         return function(*arguments, **ctx._keywords) if ctx._keywords else function(*arguments)
     except TypeError as error:
@@ -161,20 +161,20 @@ def enter_task(ctx: Context) -> Awaitable[Any]:
 
 
 async def enter_awaitable(ctx: Context) -> Any:
-    """Do so where the function begins its work when it is called: only once this is awaited."""
+    """Call a function that may begin its work before its result is awaited, once this coroutine is awaited."""
     awaitable = enter_task(ctx)
     return await (awaitable if type(awaitable) is CoroutineType else _awaited(ctx._function, awaitable))
 
 
 async def _awaited(function: Callable[..., Any], awaitable: Any) -> Any:
     if not is_awaitable(awaitable):
-        refuse_unbegun(function)
+        refuse_lazy(function)
         raise refuse_plain(function, awaitable)
     return await awaitable
 
 
 async def _await_in_context(ctx: Context) -> Any:
-    """Do so with the context as the ambient one, and noted in the record."""
+    """Call the function with the context as the ambient one, record the call, and await the result."""
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     began = clock.now() if subscribers.calls else None
     if record is not None:
@@ -190,12 +190,12 @@ async def _await_in_context(ctx: Context) -> Any:
             refuse_mismatch(ctx, error)
         if record is not None:
             end_attempt(record, ctx, began, None, error)
-        if getattr(token.old_value, "_timer", None) is not ctx._timer:  # it was not inherited
+        if getattr(token.old_value, "_timer", None) is not ctx._timer:  # the timer was not inherited
             raise_if_expired(ctx._timer, error)
         raise
     finally:
         try:
-            reset_ambient(token)  # `leave_ambient`, without its frame
+            reset_ambient(token)  # `restore_ambient`, inlined to save a frame
         except ValueError:
             pass
     if began is not None and record is not None:
@@ -203,15 +203,15 @@ async def _await_in_context(ctx: Context) -> Any:
     return result
 
 
-#: The code of the coroutines that are to enter the function: one of them that has not begun was not awaited.
+#: The code objects of the coroutines that enter the function. If a chain returns one of these, it was not awaited.
 NOT_ENTERED: Final[frozenset[CodeType]] = frozenset(it.__code__ for it in (enter_driven, _await_in_context, _awaited))
 
 
-# --- what all of them need ---
+# --- in both ---
 
 
 def refuse_mismatch(ctx: Context, error: TypeError) -> None:
-    """Raise where a call cannot have entered the function, as that does not take these arguments."""
+    """Raise a misuse if the call did not enter the function, because it cannot take these arguments."""
     function, arguments = ctx._function, ctx._arguments
     misuse = mismatch(function, (ctx,) if arguments is None else arguments, ctx._keywords, error, arguments is None)
     if misuse is not None:
@@ -219,6 +219,6 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
 
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:
-    """Give to a timer what ends at its instant: calls inside found no time left, which it was to end itself."""
+    """Raise `Expired` for the timer if a call inside found no time left at the instant at which it was to fire."""
     if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST:
         raise Expired(timer) from error

@@ -1,11 +1,11 @@
-"""Which outcomes count: the parameters `on`, `on_result` and `ignore`, which mean the same in every policy.
+"""The parameters `on`, `on_result` and `ignore`, which have the same meaning in every policy.
 
-`on` defines which exceptions are handled: an exception type, a tuple of them, or a predicate over the exception.
-Exceptions that `ignore` matches are never handled; it is stronger. `on_result` is a predicate over the returned value.
+`on` defines which exceptions are handled: an exception type, a tuple of them, or a predicate over the exception. An
+exception that `ignore` matches is never handled. `on_result` is a predicate over the returned value.
 
-Two rules of the library stand above the user's words. A misuse of the library is no outcome. And
-`Rejected` and `DeadlineExceeded`, the library's own "it was not even tried" and "there is no time
-left", are handled by a policy that repeats or counts calls only where `on` names them as types.
+Two rules take precedence over these parameters. A misuse of the library is not an outcome. And a policy that repeats or
+counts calls handles `Rejected` ("not even tried") and `DeadlineExceeded` ("no time left") only if `on` names their
+type.
 
 An exception group is handled if each of its leaves is handled, and neutral if one of them is neutral or only some of
 them are handled.
@@ -33,40 +33,40 @@ _OWN = (Rejected, DeadlineExceeded)
 
 @final
 class Matcher:
-    """Decides whether an exception is one that a policy handles.
+    """Decides whether a policy handles an exception.
 
-    :param own: whether `Rejected` and `DeadlineExceeded` are exceptions like others (Fallback), or
-        have to be named (Retry, CircuitBreaker).
-    :param name: what the parameter is called that `on` comes from.
+    :param own: whether the library's own `Rejected` and `DeadlineExceeded` are treated like other exceptions, as in
+        Fallback. By default, `on` has to name them, as in Retry and CircuitBreaker.
+    :param name: the name of the policy's parameter that `on` comes from, for error messages.
     """
 
-    __slots__ = ("_above", "_apart", "_ignored", "_named", "_names_groups", "_on", "ignore", "on")
+    __slots__ = ("_ignored", "_named", "_names_groups", "_on", "_reserved", "_special", "ignore", "on")
 
     def __init__(self, on: On, ignore: On, *, own: bool = False, name: str = "on") -> None:
         self.on: On = on
         self.ignore: On = ignore
         self._on = _condition(name, on)
         self._ignored = None if ignore == () else _condition("ignore", ignore)
-        self._above = (Misuse,) if own else (Misuse, *_OWN)
-        self._apart = (*self._above, ExceptionGroup, StoppedIteration)
+        self._reserved = (Misuse,) if own else (Misuse, *_OWN)
+        self._special = (*self._reserved, ExceptionGroup, StoppedIteration)
         types = on if isinstance(on, tuple) else (on,)
         self._named = tuple(it for it in types if isinstance(it, type) and issubclass(it, _OWN))
         self._names_groups = any(isinstance(it, type) and issubclass(it, BaseExceptionGroup) for it in types)
 
     def handles(self, error: Exception) -> bool:
-        """Whether the policy handles this exception. What a predicate raises reaches the caller."""
-        if issubclass(type(error), self._apart):  # `isinstance` looks for a `__class__` with each: 100 ns more
-            return self._handles_apart(error)
+        """Whether the policy handles this exception. An error of a predicate reaches the caller."""
+        if issubclass(type(error), self._special):  # `isinstance` would also look up `__class__`: 100 ns more
+            return self._handles_special(error)
         return (self._ignored is None or not self._ignored(error)) and bool(self._on(error))
 
     def judge(self, error: Exception) -> bool | None:
-        """Do so where an exception may also say nothing (None): where the policy `is_neutral` to it."""
-        if issubclass(type(error), self._apart):
-            return True if self._handles_apart(error) else None if self.is_neutral(error) else False
+        """Return whether the policy handles this exception, or None if `is_neutral(error)`."""
+        if issubclass(type(error), self._special):
+            return True if self._handles_special(error) else None if self.is_neutral(error) else False
         return None if self._ignored is not None and self._ignored(error) else bool(self._on(error))
 
-    def _handles_apart(self, error: Exception) -> bool:
-        """Do so for exceptions that are more than what the user's words say of them."""
+    def _handles_special(self, error: Exception) -> bool:
+        """Whether the policy handles a group, a carrier, or an error of the library that `on` may have to name."""
         if isinstance(error, StoppedIteration):
             return self.handles(error.error)
         if isinstance(error, ExceptionGroup) and not self._names_groups:
@@ -74,24 +74,24 @@ class Matcher:
         return not self.is_neutral(error) and bool(self._on(error))
 
     def names(self, refusal: type[Exception]) -> bool:
-        """Whether `on` names this kind of refusal, or one above or below it, as a type."""
+        """Whether `on` names this class of refusals, a superclass or a subclass of it."""
         return any(issubclass(refusal, it) or issubclass(it, refusal) for it in self._named)
 
     def is_neutral(self, error: Exception) -> bool:
-        """Whether the policy handles this exception not at all, and it says nothing about the dependency either.
+        """Whether this exception is not handled, and shows neither a success nor a failure of the dependency.
 
-        It is one that `ignore` names, or one of the library's own that stands above the user's words, or a group of
-        which only a part is handled.
+        This holds for an exception that `ignore` matches, an error of the library that `on` would have to name, and a
+        group that is handled only in part.
         """
         if isinstance(error, ExceptionGroup) and not self._names_groups:
             return any(self.is_neutral(leaf) or self.handles(leaf) for leaf in error.exceptions)
-        if isinstance(error, self._above) and not isinstance(error, self._named):
+        if isinstance(error, self._reserved) and not isinstance(error, self._named):
             return True
         return self._ignored is not None and bool(self._ignored(error))
 
 
 def _condition(name: str, value: Any) -> Callable[[Exception], object]:
-    """Return what is asked of each exception."""
+    """Return the predicate over exceptions that a parameter stands for."""
     if isinstance(value, tuple):
         if not value:
             raise ValueError(f"{name} must name at least one exception type, not ()")
@@ -100,7 +100,7 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         return partial(_is_one_of, value)
     if isinstance(value, type):
         _exception_type(name, value)
-        # What `isinstance` asks, without a frame of ours: 60 ns less. It asks a metaclass only about other classes.
+        # What `isinstance` calls, without a Python frame: 60 ns less. A class with a metaclass may define its own.
         return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
     if not callable(value):
         raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
@@ -123,16 +123,16 @@ def _exception_type(name: str, value: object) -> None:
 
 
 def asked_delay(carrier: object) -> float:
-    """Return the delay in seconds that an error or a result asks for, 0 for none. Unparsable values are ignored."""
+    """Return the delay in seconds that an error or a result asks for; 0 if there is none, or an invalid one."""
     try:
         asked = getattr(carrier, "retry_after", None)
         return 0.0 if asked is None else min(checks.seconds("retry_after", asked, zero=True), FOREVER)
-    except Exception:  # a property that raises says nothing
+    except Exception:  # an invalid value, or a property that raises
         return 0.0
 
 
 def is_repeatable(carrier: object) -> bool:
-    """Whether a call may be made again: unless what is called, or what it ended with, says `repeatable = False`."""
+    """Whether a call may be made again: unless its function, or its error or result, has `repeatable = False`."""
     try:
         return getattr(carrier, "repeatable", True) is not False
     except Exception:

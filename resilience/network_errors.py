@@ -1,4 +1,4 @@
-"""`transient`: which errors of which clients mean "the network, not you", matched by name and importing nothing."""
+"""`transient`: recognizes the network errors of many clients by the names of their classes, and imports no client."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HTTPX = frozenset(
     | {"NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError", "RemoteProtocolError"}
 )
 
-#: Top-level package -> names of its exception classes that mean "the network, not you": the
-#: connection could not be made or broke, or an answer did not come in time. Matched by name along
-#: the error's `__mro__`, so nothing is imported; not one of these is a builtin `ConnectionError`.
+#: Top-level package -> names of its exception classes for network errors: a connection could not be made or broke, or
+#: an answer did not come in time. They are matched by name along the error's `__mro__`, so nothing is imported. None of
+#: them is a builtin `ConnectionError`.
 _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     "http": frozenset({"IncompleteRead", "RemoteDisconnected", "BadStatusLine"}),
     "smtplib": frozenset({"SMTPServerDisconnected", "SMTPConnectError"}),
@@ -56,7 +56,7 @@ _NETWORK_ERRORS: dict[str, frozenset[str]] = {
     ),
 }
 
-#: Classes that derive from one above and yet will not go away by trying again.
+#: Classes that derive from one of these, but that a retry cannot help.
 _PERMANENT_ERRORS: dict[str, frozenset[str]] = {
     "requests": frozenset({"SSLError"}),
     "urllib3": frozenset({"SSLError"}),
@@ -67,25 +67,25 @@ _PERMANENT_ERRORS: dict[str, frozenset[str]] = {
     "botocore": frozenset({"SSLError"}),
 }
 
-#: What clients raise where a proxy has not connected them.
+#: Errors of clients whose proxy refused or failed to connect them.
 _PROXY_ERRORS = frozenset(
     {("aiohttp", "ClientHttpProxyError"), ("requests", "ProxyError"), ("urllib3", "ProxyError")}
     | {(package, "ProxyError") for package in ("httpx", "httpx2", "httpcore", "httpcore2")}
 )
 
-#: The status of a proxy's answer in messages of http.client and of httpcore; and words of one that asks for a login.
+#: The status of a proxy's answer in messages of http.client and httpcore; words of a message that asks for a login.
 _TUNNEL = "Tunnel connection failed: "
 _STATUS = re.compile(rf"(?:{_TUNNEL})?([1-5][0-9]{{2}})\b")
 _LOGIN = re.compile(r"username|password|auth", re.IGNORECASE)
 
 _NONE: frozenset[str] = frozenset()
 
-#: How many causes of an error are looked at.
-_MOST_CAUSES = 20
+#: How many causes of an error are inspected.
+_MAX_CAUSES = 20
 
 
-#: Numbers of an `OSError` with which a connection cannot be made or has broken, besides those of `ConnectionError`.
-_NETWORK_NUMBERS = frozenset(
+#: `errno` of errors for which a connection could not be made or broke, besides those of `ConnectionError`.
+_NETWORK_ERRNOS = frozenset(
     getattr(errno, name)
     for name in "EHOSTUNREACH EHOSTDOWN ENETUNREACH ENETDOWN ENETRESET ETIMEDOUT EADDRNOTAVAIL".split()
     if hasattr(errno, name)
@@ -96,41 +96,41 @@ def transient(error: Exception) -> bool:
     """Whether `error` is a network error that may be gone at the next try. The default of Retry's `on`.
 
     True for the builtin `ConnectionError` and `TimeoutError` (so for our own `TimeoutExceeded`), for the `OSError`s of
-    connecting (no route, unreachable, timed out, a name that could not be resolved for now), and for the connection
+    connecting (no route, unreachable, timed out, a temporary failure to resolve a name), and for the connection
     and timeout errors of asyncio's streams, http.client, smtplib, urllib, httpx, httpx2, httpcore, requests, urllib3,
     aiohttp, anyio, trio, redis, botocore, grpc (status `UNAVAILABLE`), openai, anthropic, pymongo, psycopg, asyncpg and
-    SQLAlchemy (connections that were invalidated). An exception group is transient if all its leaves are. A proxy that
-    did not connect is no connection, so it is transient, unless it asks for a login (407) or forbids it (another 4xx).
+    SQLAlchemy (connections that were invalidated). An exception group is transient if all its leaves are. The error of
+    a proxy that did not connect is transient, unless the proxy asks for a login (407) or forbids it (another 4xx).
 
-    Certificate and authentication errors are not transient, wherever they stand in the chain of causes. Nor is
-    an HTTP status: a response is an answer. (The integrations for HTTP clients say which responses are none: their
-    `TransientStatus` is transient.)
+    Certificate and authentication errors are not transient, wherever they are in the chain of causes. Nor is an HTTP
+    status: a response is an answer. (The integrations for HTTP clients raise `TransientStatus` for responses such as a
+    503; that error is transient.)
     """
-    if not _says_network(error) or _hides_a_certificate(error):
+    if not _is_network_error(error) or _has_certificate_error(error):
         return False
-    return error.__cause__ is None or _passes_the_proxy(error.__cause__)
+    return error.__cause__ is None or _proxy_allows_retry(error.__cause__)
 
 
-def _says_network(error: Exception) -> bool:
+def _is_network_error(error: Exception) -> bool:
     if isinstance(error, ExceptionGroup):
-        return all(_says_network(leaf) for leaf in error.exceptions)
+        return all(_is_network_error(leaf) for leaf in error.exceptions)
     if isinstance(error, OSError):
         if isinstance(error, (ConnectionError, TimeoutError)):
             return True
-        socket = sys.modules.get("socket")  # whatever resolves names has imported it; here that would take 2 ms
+        socket = sys.modules.get("socket")  # imported by any code that resolves names; an import here would take 2 ms
         if socket is not None and isinstance(error, socket.gaierror):
             return bool(error.errno == socket.EAI_AGAIN)
         if type(error) is OSError and error.errno is None:
-            return _says_no_connection(error)
-        if error.errno in _NETWORK_NUMBERS:
+            return _is_failed_connect(error)
+        if error.errno in _NETWORK_ERRNOS:
             return True
     return any(test(error) for test in _tests_of(type(error)))
 
 
-def _says_no_connection(error: OSError) -> bool:
-    """asyncio, anyio and trio try every address of a host, and raise a plain `OSError` for all of them together.
+def _is_failed_connect(error: OSError) -> bool:
+    """Whether a plain `OSError` means that no connection was made.
 
-    So does http.client, where a proxy has not connected.
+    asyncio, anyio and trio raise one for all addresses of a host, http.client if a proxy has not connected.
     """
     cause, text = error.__cause__, str(error)
     if text.startswith(_TUNNEL):
@@ -138,22 +138,22 @@ def _says_no_connection(error: OSError) -> bool:
     return transient(cause) if isinstance(cause, Exception) else text.startswith("Multiple exceptions: ")
 
 
-def _hides_a_certificate(error: BaseException) -> bool:
-    """Whether a certificate was refused: here, or in what this error was made of by a client."""
+def _has_certificate_error(error: BaseException) -> bool:
+    """Whether this error, or one in its causes, contexts and groups, means that a certificate was refused."""
     found = [error]
-    for each in found:  # it grows meanwhile
+    for each in found:  # the list grows during the loop
         if "SSLCertVerificationError" in [base.__name__ for base in type(each).__mro__]:
             return True
         inside = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         for other in (each.__cause__, each.__context__, *inside):
-            if other is not None and len(found) < _MOST_CAUSES and all(it is not other for it in found):
+            if other is not None and len(found) < _MAX_CAUSES and all(it is not other for it in found):
                 found.append(other)
     return False
 
 
-def _passes_the_proxy(cause: BaseException | None) -> bool:
-    """Whether what a client has made this error of is no proxy that asks for a login."""
-    left = _MOST_CAUSES
+def _proxy_allows_retry(cause: BaseException | None) -> bool:
+    """Whether no proxy error in this chain of causes rules out a retry."""
+    left = _MAX_CAUSES
     while isinstance(cause, Exception) and left:
         if _tests_of(type(cause)) == (_proxy_may_connect,):
             return _proxy_may_connect(cause)
@@ -163,13 +163,13 @@ def _passes_the_proxy(cause: BaseException | None) -> bool:
 
 _Test: TypeAlias = Callable[[Any], bool]
 
-#: Class -> what its exceptions are asked; one yes is enough. To find that takes 3 us, and what passes by a Retry is of
-#: a few classes. Weak, because a program may make classes while it runs.
+#: Class -> the tests of its exceptions, of which one must be true. Finding them takes 3 us, and most exceptions in a
+#: program have one of a few classes. Weak, because a program may create classes at run time.
 _known_tests: WeakKeyDictionary[type[Exception], tuple[_Test, ...]] = WeakKeyDictionary()
 
 
 def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
-    if type(kind) is not type:  # a metaclass may forbid a table: where it says which classes are equal
+    if type(kind) is not type:  # a metaclass may define `__eq__` or `__hash__` of its classes
         return _tests_for(kind)
     tests = _known_tests.get(kind)
     if tests is None:
@@ -178,7 +178,7 @@ def _tests_of(kind: type[Exception]) -> tuple[_Test, ...]:
 
 
 def _tests_for(kind: type[Exception]) -> tuple[_Test, ...]:
-    """Return what the exceptions of a class are to be asked: nothing, where the class says that they are not."""
+    """Return the tests for the exceptions of a class; none if they are never transient."""
     lineage = [(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__]
     if any(name in _PERMANENT_ERRORS.get(package, _NONE) for package, name in lineage):
         return ()
@@ -194,9 +194,9 @@ def _always(error: Any) -> bool:
 
 
 def _proxy_may_connect(error: Any) -> bool:
-    """Say whether a proxy that has not connected may do so at another try, which brings no login and no permission."""
+    """Whether a proxy that has not connected may do so at a retry, which adds no login and no permission."""
     inner = next((it for it in error.args if isinstance(it, Exception)), None)
-    if inner is not None:  # as requests and urllib3 wrap it
+    if inner is not None:  # requests and urllib3 wrap the error
         return transient(inner)
     status = getattr(error, "status", None)
     if not isinstance(status, int):
@@ -208,35 +208,35 @@ def _proxy_may_connect(error: Any) -> bool:
 
 
 def _is_unavailable(error: Any) -> bool:
-    """grpc: one exception class for every status; only UNAVAILABLE says that the server was not there."""
+    """Whether the status of an error from grpc is UNAVAILABLE: only then, the server was not reached."""
     code = getattr(error, "code", None)
     return callable(code) and getattr(code(), "name", None) == "UNAVAILABLE"
 
 
 def _lost_connection(error: Any) -> bool:
-    """SQLAlchemy: the pool has found the connection dead and will give another one."""
+    """Whether SQLAlchemy's pool has found the connection dead, and will return another one."""
     return getattr(error, "connection_invalidated", False) is True
 
 
 def _without_sqlstate(error: Any) -> bool:
-    """psycopg: an OperationalError that no server sent (no SQLSTATE), or one of class 08."""
+    """Whether an error from psycopg was not sent by a server (no SQLSTATE), or is of class 08."""
     sqlstate = getattr(error, "sqlstate", None)
     return sqlstate is None or (isinstance(sqlstate, str) and sqlstate.startswith("08"))
 
 
 def _reason_is_transient(error: Any) -> bool:
-    """urllib3's `MaxRetryError` and urllib's `URLError` wrap what really happened."""
+    """Whether the actual error is transient, which urllib3's `MaxRetryError` and urllib's `URLError` wrap."""
     reason = getattr(error, "reason", None)
     return isinstance(reason, Exception) and transient(reason)
 
 
 def _is_of_ended_connection(error: Any) -> bool:
-    """httpx: a server has ended a connection of HTTP/2 in the middle, which is no mistake of the caller's."""
+    """Whether an error from httpx means that the server has ended an HTTP/2 connection during a request."""
     return "ConnectionState.CLOSED" in describe_error(error)
 
 
 def _is_marked(error: Any) -> bool:
-    """openai, anthropic: an error for a status, which only their integrations take for more than an answer."""
+    """Whether the integration for openai or anthropic has marked an error for a status as repeatable."""
     return getattr(error, "repeatable", None) is True
 
 

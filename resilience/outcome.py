@@ -43,20 +43,20 @@ class Failure:
 
 Outcome: TypeAlias = Success[T_co] | Failure
 
-#: What an attempt failed with, inside the library: its error, or a result that was not good enough. Only users see the
-#: error in a `Failure`, so that one is made only for them.
+#: How an attempt failed, inside the library: its error, or a result that was not good enough. A `Failure` around the
+#: error is made only for users.
 Failed: TypeAlias = Exception | Success[Any]
 
 
 def as_outcome(failed: Failed) -> Outcome[Any]:
-    """Return what an attempt failed with as users see it."""
+    """Return the outcome of a failed attempt, for users."""
     return Failure(failed) if isinstance(failed, Exception) else failed
 
 
 class StoppedIteration(Exception):
-    """Carries a `StopIteration` of the user's through a coroutine, which may not raise one (PEP 479).
+    """Carries a user's `StopIteration` through a coroutine, which may not raise one (PEP 479).
 
-    It begins where blocking code is called from a coroutine that is driven, and ends where that one ends.
+    It is raised where a driven coroutine calls blocking code, and is unwrapped where that coroutine ends.
     """
 
     def __init__(self, error: StopIteration) -> None:
@@ -65,16 +65,16 @@ class StoppedIteration(Exception):
 
 
 def unwrap_stop_iteration(error: Exception) -> Exception:
-    """Return the user's own exception, also where it had to travel in a carrier."""
+    """Return the user's exception, taken out of its carrier if there is one."""
     return error.error if type(error) is StoppedIteration else error
 
 
-#: Characters of a message that are kept where many are kept: it may be a whole page of HTML.
+#: How many characters of an error message are stored: it may be a whole page of HTML.
 LONGEST_MESSAGE: Final = 200
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the message of `error`; an exception whose `__str__` raises has none."""
+    """Return the message of `error`, or a placeholder if its `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -82,17 +82,17 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe(failed: Failed) -> tuple[str, str]:
-    """Return type and message of an attempt that was not good enough. Of a result, only its type is given."""
+    """Return the type and message of a failed attempt; for a result, "result" and the name of its type."""
     if isinstance(failed, Exception):
         return type(failed).__name__, describe_error(failed)
     return "result", type(failed.value).__name__
 
 
 def closable(failed: Failed) -> Any:
-    """Return what is to be closed if this is discarded: the result, or the response that an error carries."""
+    """Return the object to close if a failed attempt is discarded: the result, or the response of the error."""
     if not isinstance(failed, Exception):
         return failed.value
     try:
         return getattr(failed, "response", None)
-    except Exception:  # a property that raises says nothing
+    except Exception:  # a property that raises counts as no response
         return None

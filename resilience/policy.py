@@ -1,7 +1,7 @@
-"""Policies, and pipelines of them: each is defined by the other.
+"""Policies, and pipelines of policies, in one module because `Policy.wrap` returns a `Pipeline`, which is a `Policy`.
 
-A policy is one coroutine, `around(call, ctx)`, which runs the rest of the chain with `await call(ctx)`. The rest of
-this module puts policies around one another; the methods that users call are in `executable`.
+A policy is one coroutine, `around(call, ctx)`, which runs the rest of the chain with `await call(ctx)`. A pipeline
+composes policies. The methods that execute functions are in `executable`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 W = TypeVar("W", bound="Policy[Any]")
 D_co = TypeVar("D_co", covariant=True, default=Never)
 
-# What each policy of a pipeline may answer. One for each, because mypy joins the answers of a `*policies` to `object`.
+# The types of the policies' own answers. One for each policy, because mypy joins those of `*policies` to `object`.
 A1 = TypeVar("A1", default=Never)
 A2 = TypeVar("A2", default=Never)
 A3 = TypeVar("A3", default=Never)
@@ -40,7 +40,7 @@ Call: TypeAlias = Callable[[Context], Awaitable[T]]
 
 
 class Policy(Executable[D_co]):
-    """What to do around a call. `Policy[D]`: `D` is what it may return besides the call's own result.
+    """Code that runs around a call. `Policy[D]`: `D` is what it may return besides the call's own result.
 
     Subclass it and write `around`; the same code then runs in threads, in asyncio and in trio:
 
@@ -51,26 +51,26 @@ class Policy(Executable[D_co]):
     'HELLO'
     """
 
-    #: The name of this policy in errors and events: by default that of its class.
+    #: The name of this policy in errors and events; by default, the name of its class.
     name: str = "Policy"
 
-    #: Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, everything inside it then
-    #: runs as the coroutines that policies are written as.
+    #: Whether it may run its call several times at once, with `ctx.runtime.race`. In threads, the policies inside it
+    #: then always run as coroutines.
     races: ClassVar[bool] = False
 
-    # The private attributes, under names that a subclass will not choose. What may run the rest of a chain more
-    # than once says so: to those inside it, a limit is one for each attempt.
+    # The names of private attributes begin with `_resilience_`, so that they do not collide with those of a subclass.
+    # Whether it may run the rest of the chain several times: then a limit inside it is a limit for each attempt.
     _resilience_repeats: ClassVar[bool] = False
-    _resilience_streams: ClassVar[bool] = True  # whether it can stand around a stream
+    _resilience_streams: ClassVar[bool] = True  # whether it can be used around a stream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the policies of a class after it."""
+        """Make the name of the class the default name of its policies."""
         super().__init_subclass__(**kwargs)
         owner = next(it for it in cls.__mro__ if "name" in vars(it))  # pragma: no branch (`Policy` has one)
-        if owner is not cls and vars(owner)["name"] == owner.__name__:  # not a name that a class has chosen
+        if owner is not cls and vars(owner)["name"] == owner.__name__:  # the name is not one set explicitly
             cls.name = cls.__name__
 
-    if not TYPE_CHECKING:  # pragma: no branch (to a checker, it would make every name one that may be set)
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers would allow an assignment to any name)
 
         def __setattr__(self, name: str, value: object) -> None:
             if name[:1] != "_" and name != "name":
@@ -91,7 +91,7 @@ class Policy(Executable[D_co]):
         return {}
 
     def describe(self) -> str:
-        """Return one line that says what this policy does, with every number."""
+        """Return one line that says what this policy does, with all of its numbers."""
         return repr(self)
 
     def __repr__(self) -> str:
@@ -99,15 +99,15 @@ class Policy(Executable[D_co]):
         changed = (
             f"{key}={value!r}"
             for key, value in self.settings().items()
-            # as text: a backoff made anew is the default
+            # as text, because two equal backoffs are different objects
             if key not in parameters or repr(value) != repr(parameters[key].default)
         )
         return f"{type(self).__name__}({', '.join(changed)})"
 
     # --- composing ---
 
-    # The first policy is `self`: what it answers is `D_co` in `a.wrap(b)`, and `A1` in `Policy.wrap(a, b)`. The union
-    # is for pyright: it takes the bare class for a `Policy[Never]`, and would bind `A1` to `Never` before it sees `a`.
+    # The first policy is `self`: its answer has the type `D_co` in `a.wrap(b)`, and `A1` in `Policy.wrap(a, b)`. The
+    # union is for pyright: it takes the bare class for a `Policy[Never]`, and would bind `A1` to `Never` too early.
     @overload
     def wrap(
         self: Policy[Never] | Policy[A1],
@@ -134,7 +134,7 @@ class Policy(Executable[D_co]):
 
         :param policies: outermost first. A policy may be in many pipelines, which then share its state.
         :param name: the name of the pipeline in errors and events; "Pipeline" by default.
-        :param listeners: plain functions of one event, for what happens inside this pipeline.
+        :param listeners: plain functions of one event, called with each event inside this pipeline.
         :raises TypeError: for an object that is not a policy, and for listeners that cannot be called.
 
         >>> from resilience import Policy, Retry, Timeout
@@ -143,18 +143,18 @@ class Policy(Executable[D_co]):
         """
         return Pipeline(*policies, name=name, listeners=listeners)
 
-    # --- as an execution sees it ---
+    # --- for executions ---
 
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         return (self,)
 
     def _resilience_refuses_until(self) -> float:
-        """Return the instant on the process clock until which every call will be refused."""
+        """Return the instant on the process clock until which all calls will be refused; -infinity if there is none."""
         return -inf
 
     def _resilience_races(self) -> bool:
-        """Return whether a policy that a call meets may run the rest of the chain several times at once."""
+        """Return whether any policy of the chain may run the rest of it several times at once."""
         return self.races
 
     @override
@@ -170,12 +170,12 @@ class Policy(Executable[D_co]):
 class Pipeline(Policy[D_co]):
     """Policies around one another, the first one outermost: `Pipeline(a, b, c)` is a(b(c(fn))).
 
-    `Policy.wrap(a, b, c)` and `a.wrap(b, c)` make the same. A pipeline is a policy: it nests, and wraps further.
-    Where its policies answer with several types, mypy infers their union from `wrap`, but `object` from `Pipeline`.
+    `Policy.wrap(a, b, c)` and `a.wrap(b, c)` are equivalent. A pipeline is a policy, so it can be nested and wrapped.
+    If its policies answer with several types, mypy infers their union from `wrap`, but `object` from `Pipeline`.
 
     :param policies: outermost first, at least one.
     :param name: the name of the pipeline in errors and events; "Pipeline" by default.
-    :param listeners: plain functions of one event, for what happens inside this pipeline.
+    :param listeners: plain functions of one event, called with each event inside this pipeline.
     :raises TypeError: for an object that is not a policy, and for listeners that cannot be called.
 
     >>> from resilience import Pipeline, Retry, Timeout
@@ -195,7 +195,7 @@ class Pipeline(Policy[D_co]):
         self._resilience_listeners = tuple(listeners)
         for listener in self._resilience_listeners:
             checks.plain_function("listeners", listener, ("event",))
-        self._parts: tuple[Policy[Any], ...] = sum((_dissolved(policy) for policy in policies), ())
+        self._parts: tuple[Policy[Any], ...] = sum((_flattened(policy) for policy in policies), ())
         self._chain: tuple[Policy[Any], ...] | None = None
         self._races = any(part._resilience_races() for part in self._parts)
         self._resilience_keeps_record = any(it._resilience_keeps_record for it in self._parts)
@@ -204,13 +204,13 @@ class Pipeline(Policy[D_co]):
 
     @property
     def policies(self) -> tuple[Policy[Any], ...]:
-        """Every policy in the order in which a call meets them, outermost first; nested pipelines are flattened."""
+        """All policies, outermost first, which is the order in which a call passes them; pipelines are flattened."""
         return sum((part.policies if type(part) is Pipeline else (part,) for part in self._parts), ())
 
     def find(self, kind: type[W]) -> W:
         """Return the one policy of this class, with its type: `pipeline.find(CircuitBreaker).state`.
 
-        It looks in nested pipelines, too. If there are several, name them and take `pipeline["name"]`.
+        Nested pipelines are searched, too. If there are several, name them, and use `pipeline["name"]` instead.
 
         :raises LookupError: if there is none.
         :raises ValueError: if there are several.
@@ -221,8 +221,8 @@ class Pipeline(Policy[D_co]):
         """
         if not (isinstance(kind, type) and issubclass(kind, Policy)):
             raise TypeError(f"a policy is found by its class, or by its name, pipeline['name'], not by {kind!r}")
-        found = [it for it in self._spelled_out() if isinstance(it, kind)]
-        return self._only(found, f"{kind.__name__} in {self.name}", LookupError)
+        found = [it for it in self._walk() if isinstance(it, kind)]
+        return self._single(found, f"{kind.__name__} in {self.name}", LookupError)
 
     def __getitem__(self, name: str) -> Policy[Any]:
         """Return the one policy, or nested pipeline, of this name.
@@ -230,10 +230,10 @@ class Pipeline(Policy[D_co]):
         :raises KeyError: if there is none.
         :raises ValueError: if there are several.
         """
-        if not isinstance(name, str):  # also what a loop over a pipeline asks for
+        if not isinstance(name, str):  # iteration over a pipeline asks for index 0
             raise TypeError(f"a policy is found by its name, not by {name!r}; all of them are in pipeline.policies")
-        found = [it for it in self._spelled_out() if it.name == name]
-        return self._only(found, f"policy named {name!r} in {self.name}", KeyError)
+        found = [it for it in self._walk() if it.name == name]
+        return self._single(found, f"policy named {name!r} in {self.name}", KeyError)
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | D_co:
@@ -258,22 +258,22 @@ class Pipeline(Policy[D_co]):
         return f"Policy.wrap({', '.join([repr(part) for part in self._parts] + extras)})"
 
     def __reduce__(self) -> Any:
-        """Copy a pipeline as a pipeline of the same policies."""
+        """Copy and pickle a pipeline as a new pipeline of the same policies."""
         make = functools.partial(Pipeline, name=self._given_name, listeners=self._resilience_listeners)
         return make, self._parts
 
-    # --- as an execution sees it ---
+    # --- for executions ---
 
-    def _spelled_out(self) -> Iterator[Policy[Any]]:
-        """Go through the policies and the nested pipelines, outermost first."""
+    def _walk(self) -> Iterator[Policy[Any]]:
+        """Yield the policies and the nested pipelines, outermost first."""
         for part in self._parts:
             yield part
             if type(part) is Pipeline:
-                yield from part._spelled_out()
+                yield from part._walk()
 
-    def _only(self, found: list[W], what: str, missing: type[LookupError]) -> W:
+    def _single(self, found: list[W], what: str, missing: type[LookupError]) -> W:
         if not found:
-            raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._spelled_out())}")
+            raise missing(f"there is no {what}, only {', '.join(repr(it.name) for it in self._walk())}")
         if len(found) > 1:
             these = ", ".join(repr(it) for it in found)
             raise ValueError(f"there is more than one {what}: {these}; give each a name of its own")
@@ -282,8 +282,8 @@ class Pipeline(Policy[D_co]):
     @override
     def _resilience_chain(self) -> tuple[Policy[Any], ...]:
         if self._chain is None:
-            heard = (_Heard(self._resilience_listeners),) if self._resilience_listeners else ()
-            self._chain = heard + self._inside()
+            listening = (_WithListeners(self._resilience_listeners),) if self._resilience_listeners else ()
+            self._chain = listening + self._inner_chain()
         return self._chain
 
     @override
@@ -294,24 +294,24 @@ class Pipeline(Policy[D_co]):
     def _resilience_blocking(self) -> Stage:
         stage = self._composed.get(None)
         if stage is None:
-            stage = self._composed[None] = compose_for_threads(self._inside())
+            stage = self._composed[None] = compose_for_threads(self._inner_chain())
         return stage
 
     @override
     def _resilience_tasks(self, innermost: Stage) -> Stage:
         stage = self._composed.get(innermost)
         if stage is None:
-            stage = self._composed[innermost] = compose(self._inside(), innermost)
+            stage = self._composed[innermost] = compose(self._inner_chain(), innermost)
         return stage
 
-    def _inside(self) -> tuple[Policy[Any], ...]:
-        """Return the policies that a call meets whose execution knows the listeners: it is this pipeline's own."""
+    def _inner_chain(self) -> tuple[Policy[Any], ...]:
+        """Return the chain for executions of this pipeline itself, whose contexts have its listeners already."""
         return sum((part._resilience_chain() for part in self._parts), ())
 
 
 @final
-class _Heard(Policy[Never]):
-    """Lets the listeners of a pipeline inside another one hear what happens in it."""
+class _WithListeners(Policy[Never]):
+    """Adds the listeners of a nested pipeline to the context."""
 
     def __init__(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
@@ -334,9 +334,9 @@ def _check_policy(policy: object) -> None:
 
 
 def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
-    """Refuse to put a value in the place of a method (a stub may stand there), and to set what a policy was built with.
+    """Refuse an assignment to a method, except of another callable (a test's stub), and to a constructor's parameter.
 
-    The library's own policies read their parameters once; what a user's class keeps in public is its own affair.
+    The second rule applies only to the library's own policies, which read their parameters once.
     """
     kind = type(policy)
     is_method = callable(getattr(kind, name, None)) and not callable(value)
@@ -346,8 +346,8 @@ def _check_assignment(policy: Policy[Any], name: str, value: object) -> None:
         raise AttributeError(f"{name} is {what} of {kind.__name__}, which does not change once it is built{hint}")
 
 
-def _dissolved(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
-    """Return the parts of a pipeline without a name or listeners, which is only a way of writing its policies."""
+def _flattened(policy: Policy[Any]) -> tuple[Policy[Any], ...]:
+    """Return the parts of a pipeline without a name and listeners, or else the policy itself."""
     if type(policy) is Pipeline and not policy._given_name and not policy._resilience_listeners:
         return policy._parts
     return (policy,)

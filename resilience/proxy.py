@@ -1,8 +1,8 @@
-"""A client with some of its methods run through a policy; everything else of it is the client's own.
+"""Proxies: a client with some of its methods run under a policy; everything else is the client's own.
 
-Knows nothing of policies but one callable, `protect(method)`, which is the policy itself: it decorates
-the methods. A proxy's class is made for the class of its client, with the special methods that
-the client has (they are looked up on the class, where `__getattr__` does not reach).
+This module uses only one function of a policy, `protect(method)`, which decorates a method. Each class of clients has
+its own class of proxies, with the same special methods, because Python looks these up on the class, without
+`__getattr__`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from resilience.callables import (
     is_generator_function,
     name_of,
     named_like,
-    why_unbegun,
+    why_lazy,
 )
 from resilience.errors import AwaitableMisuse, BlockMisuse
 
@@ -31,13 +31,13 @@ C = TypeVar("C")
 Run: TypeAlias = Callable[..., Any]
 Protect: TypeAlias = Callable[[Run], Run]
 
-#: Public methods that begin or end the client's own life: never protected unless they are named.
+#: Public methods that open or close the client: protected only if they are named.
 LIFECYCLE = frozenset(
     "open aopen close aclose connect disconnect start stop shutdown terminate quit dispose detach release".split()
 )
 
-#: Special methods whose calls do work: a proxy may protect them, where they are named.
-_WORKING = (
+#: Special methods whose calls do work: protected only if they are named.
+_WORK_METHODS = (
     "__call__ __getitem__ __setitem__ __delitem__ __contains__ __len__ __bool__ __next__ __anext__ "
     "__lt__ __le__ __gt__ __ge__ __eq__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __complex__ __index__ "
     "__round__ __trunc__ __floor__ __ceil__ __bytes__ __divmod__ __rdivmod__"
@@ -47,9 +47,9 @@ _WORKING = (
     for kind in ("", "r", "i")
 ]
 
-#: Special methods that reach the client where it has them.
+#: Special methods that are forwarded to the client, if it has them.
 _FORWARDED = [
-    *_WORKING,
+    *_WORK_METHODS,
     *"__iter__ __aiter__ __reversed__ __str__ __format__ __fspath__ __hash__ __dir__".split(),
     *"__await__ __exit__ __aexit__".split(),
 ]
@@ -60,15 +60,15 @@ def make_proxy(
     names: Iterable[str],
     protect: Protect,
     policy: str,
-    unbegun: Callable[[object], object] = why_unbegun,
+    is_lazy: Callable[[object], object] = why_lazy,
     *,
-    brings_items: bool = False,
+    allow_generators: bool = False,
 ) -> C:
-    """Return a stand-in for `client` whose methods `names` (all public ones, if empty) are protected.
+    """Return a proxy for `client` whose methods `names` (all public ones, if empty) are protected.
 
-    :param policy: how the proxy's `repr` calls the policy.
-    :param unbegun: which methods do none of their work when they are called, and are the client's own.
-    :param brings_items: whether generator functions can be protected.
+    :param policy: the policy, as shown by the proxy's `repr`.
+    :param is_lazy: a predicate for methods that do none of their work when they are called, and are not protected.
+    :param allow_generators: whether generator functions can be protected.
     """
     if client is None:
         raise TypeError("there is no client to protect, only None")
@@ -76,11 +76,11 @@ def make_proxy(
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a method is named by a string, not {name!r}")
-    return cast("C", _build(client, names or _public_methods(client, unbegun), protect, policy, brings_items))
+    return cast("C", _build(client, names or _public_methods(client, is_lazy), protect, policy, allow_generators))
 
 
 def awaiting(protect: Protect, run: Run) -> Protect:
-    """Return what protects methods whose results are to be awaited, also of those that are no coroutine functions.
+    """Return a decorator for methods that return an awaitable, even if they are not coroutine functions.
 
     :param run: `Policy.acall`.
     """
@@ -97,7 +97,7 @@ def awaiting(protect: Protect, run: Run) -> Protect:
     return protect_awaited
 
 
-def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, brings_items: bool) -> Any:
+def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, allow_generators: bool) -> Any:
     proxy: Any = object.__new__(_class_for(cast("type", type(client))))
     here: dict[str, Any] = {"_resilience_client": client, "_resilience_policy": policy}
     nested: dict[str, list[str]] = {}
@@ -106,27 +106,27 @@ def _build(client: Any, names: Iterable[str], protect: Protect, policy: str, bri
         if rest:
             nested.setdefault(head, []).append(rest)
         else:
-            here[head] = _protected(head, getattr(client, head), protect, brings_items)
+            here[head] = _protected(head, getattr(client, head), protect, allow_generators)
     for head, rests in nested.items():
-        here[head] = _build(getattr(client, head), rests, protect, policy, brings_items)
+        here[head] = _build(getattr(client, head), rests, protect, policy, allow_generators)
     proxy.__dict__.update(here)
     return proxy
 
 
-def _protected(name: str, method: Any, protect: Protect, brings_items: bool) -> Run:
-    if name[:2] == name[-2:] == "__" and name not in _WORKING:
+def _protected(name: str, method: Any, protect: Protect, allow_generators: bool) -> Run:
+    if name[:2] == name[-2:] == "__" and name not in _WORK_METHODS:
         raise TypeError(f"{name} cannot be protected: Python calls it around the work, not for it; name the methods")
     if not callable(method):
         raise TypeError(f"only methods can be protected, not {method!r}")
-    if is_generator_function(method) and not brings_items:
+    if is_generator_function(method) and not allow_generators:
         raise TypeError(
             f"{name_of(method)} is a generator function: calling it does none of its work; use policy.streaming().proxy"
         )
     return protect(method)
 
 
-def _public_methods(client: Any, unbegun: Callable[[object], object]) -> list[str]:
-    """Return the names of the methods that do the client's work. Looks them up without running any property."""
+def _public_methods(client: Any, is_lazy: Callable[[object], object]) -> list[str]:
+    """Return the names of the client's public methods to protect, without running any property."""
     found = []
     for name in sorted({*dir(type(client)), *getattr(client, "__dict__", ())}):
         if name.startswith("_") or name in LIFECYCLE:
@@ -134,7 +134,7 @@ def _public_methods(client: Any, unbegun: Callable[[object], object]) -> list[st
         member = inspect.getattr_static(client, name, None)
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
-        if _is_method(member) and not unbegun(member):
+        if _is_method(member) and not is_lazy(member):
             found.append(name)
     return found
 
@@ -147,14 +147,14 @@ def _is_method(member: object) -> bool:
 
 
 class _Proxy:
-    """What all proxies have. Names of ours begin with `_resilience_`; the client's come first otherwise."""
+    """The base class of all proxies. Its own attributes begin with `_resilience_`; all others are the client's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_resilience_client"], name)
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__:  # a protected method: what takes its place (a test's mock, say) does so here
+        if name in self.__dict__:  # a protected method: it is replaced, by a test's mock for example, in the proxy
             self.__dict__[name] = value
         else:
             setattr(self._resilience_client, name, value)
@@ -179,21 +179,21 @@ def _class_for(client_class: type) -> type:
         body["__enter__"] = _enter
     if _defines(client_class, "__aenter__"):
         body["__aenter__"] = _aenter
-    body["__class__"] = property(lambda proxy: proxy._resilience_client.__class__)  # isinstance() sees the client
+    body["__class__"] = property(lambda proxy: proxy._resilience_client.__class__)  # for `isinstance`
     return type(f"{client_class.__name__}Proxy", (_Proxy,), body)
 
 
 def _defines(client_class: type, name: str) -> bool:
-    """Whether instances have this special method: looked up as Python does, past the metaclass and `object`."""
+    """Whether instances have this special method: looked up on the class, without its metaclass and `object`."""
     return any(name in vars(kind) for kind in client_class.__mro__ if kind is not object)
 
 
 def _forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         client = self._resilience_client
-        method = vars(self).get(name)  # protected, where it was named
+        method = vars(self).get(name)  # the protected method, if it was named
         result = (getattr(client, name) if method is None else method)(*args, **kwargs)
-        return self if result is client else result  # `iter(proxy)`, `proxy += 1`: what follows stays protected
+        return self if result is client else result  # after `iter(proxy)` and `proxy += 1`, calls stay protected
 
     forward.__name__ = name
     return forward
@@ -211,7 +211,7 @@ async def _aenter(self: Any) -> Any:
 
 
 def _cancel_scope() -> Any:
-    """Return what trio knows as the innermost cancel scope of this task; None in other event loops."""
+    """Return trio's internal state of the innermost cancel scope of this task; None in other event loops."""
     lowlevel: Any = sys.modules.get("trio.lowlevel")
     if lowlevel is None or not lowlevel.in_trio_task():
         return None
@@ -220,9 +220,9 @@ def _cancel_scope() -> Any:
 
 @final
 class _Pending(Coroutine[Any, Any, Any]):
-    """What a protected method returns where the client's returns an awaitable: to be awaited, or entered.
+    """The result of a protected method that returns an awaitable: it can be awaited, and entered with `async with`.
 
-    A coroutine to `isinstance` (`asyncio.create_task` takes nothing else).
+    A `Coroutine`, because `asyncio.create_task` accepts nothing else.
     """
 
     def __init__(self, method: Run, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
@@ -230,7 +230,7 @@ class _Pending(Coroutine[Any, Any, Any]):
         self._arguments = args
         self._keywords = kwargs
         self._run = run
-        # Made at once: forgotten, it is reported as any coroutine is that was never awaited.
+        # Created at once, so that Python warns as usual if it is never awaited.
         self._coroutine: Coroutine[Any, Any, Any] = run(method, *args, **kwargs)
         self._entered: Any = None
 
@@ -251,13 +251,13 @@ class _Pending(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     async def __aenter__(self) -> Any:
-        """Make and enter the client's context manager under the policy, a new one for each attempt."""
+        """Create and enter the client's context manager under the policy, a new one for each attempt."""
         self._coroutine.close()
         value = None
 
         async def enter(*args: Any, **kwargs: Any) -> Any:
             nonlocal value
-            await self._leave(None, None, None)  # the one of an earlier attempt
+            await self._leave(None, None, None)  # the context manager of an earlier attempt
             manager = self._method(*args, **kwargs)
             if not hasattr(type(manager), "__aenter__"):
                 close_coroutine(manager)
@@ -280,7 +280,7 @@ class _Pending(Coroutine[Any, Any, Any]):
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise
-        if answer is not value:  # a policy answered with something else: what was entered is not needed
+        if answer is not value:  # a policy answered with another value, so the context manager is not needed
             await self._leave(None, None, None)
         return answer
 

@@ -1,4 +1,4 @@
-"""What an execution leaves behind for code that asks afterwards: how many attempts, how long, what failed."""
+"""The record of an execution, which can be read afterwards: the number of attempts, the time taken, the failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FailedAttempt"]
 
 
 class FailedAttempt(NamedTuple):
-    """What one attempt failed with, as text: an exception here would keep its frames alive."""
+    """The failure of one attempt, as text: the exception itself would keep its frames alive."""
 
     type: str
     message: str
@@ -22,12 +22,12 @@ class FailedAttempt(NamedTuple):
 
 
 def _on_one_line(kind: str, message: str) -> str:
-    """Describe a failure where several are listed."""
+    """Describe a failure in a list of several."""
     return f"{kind}({' '.join(message.split())})"
 
 
 class History:
-    """The first few and the last few failures of many: bounded, however long one keeps trying."""
+    """The first three and the last three failures, so that its size is bounded for any number of attempts."""
 
     __slots__ = ("_kept", "count")
 
@@ -36,10 +36,10 @@ class History:
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._kept: list[tuple[str, str]] = []  # made `FailedAttempt`s when they are asked for
+        self._kept: list[tuple[str, str]] = []  # converted to `FailedAttempt` on access
 
     def add(self, failed: Failed) -> None:
-        """Remember one more failure."""
+        """Add a failure."""
         kind, message = describe(failed)
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]}..."
@@ -49,13 +49,13 @@ class History:
             del self._kept[self.FIRST]
 
     def forget_last(self) -> None:
-        """Forget the latest failure."""
+        """Remove the latest failure."""
         self.count -= 1
         self._kept.pop()
 
     @property
     def failures(self) -> tuple[FailedAttempt, ...]:
-        """The first few and the last few, in the order in which they happened."""
+        """The first three and the last three, in the order in which they happened."""
         return tuple([FailedAttempt(*it) for it in self._kept])
 
     def __str__(self) -> str:
@@ -67,17 +67,17 @@ class History:
 
 
 class Executed(Protocol):
-    """What is executed: a policy, or a pipeline of them, outermost first."""
+    """An object that can be executed: a policy, or a pipeline of policies."""
 
     @property
     def name(self) -> str:
-        """What errors and events call it."""
+        """The name in errors and events."""
         ...
 
 
 @final
 class Record:
-    """What happened in one execution. Kept only where it can be read afterwards."""
+    """The record of one execution. Kept only if anything can read it."""
 
     __slots__ = ("_history", "_noted", "attempts", "began", "ended", "executed", "idempotency_key")
 
@@ -87,13 +87,13 @@ class Record:
         self.began: float = clock.now()
         self.ended: float | None = None
         self._history: History | None = None
-        #: What all attempts send, once one of them has asked for it.
+        #: The key that all attempts send; None until one of them asks for it.
         self.idempotency_key: str | None = None
-        self._noted: int | None = None  # the `id` of the error that this attempt's failure was noted for
+        self._noted: int | None = None  # the `id` of the error last noted for the current attempt
 
     @property
     def history(self) -> History:
-        """What failed. Made when it is first asked for: most executions have nothing to remember."""
+        """The failures. Created on first access, because most executions have none."""
         if self._history is None:
             self._history = History()
         return self._history
@@ -104,13 +104,13 @@ class Record:
         self._noted = None  # as in `expect_failure`
 
     def expect_failure(self) -> None:
-        """Note the next failure as one of its own, even if its error is made where the last one lay."""
+        """Note the next failure as a new one, even if its error has the same `id` as the last one."""
         self._noted = None
 
     def note(self, failed: Failed, *, instead_of: Exception | None = None) -> None:
-        """Remember why an attempt failed, once: an error passes several policies that could note it.
+        """Note why an attempt failed. The same error is noted once, although it passes several policies.
 
-        :param instead_of: the error that was noted before a policy made this one of it.
+        :param instead_of: the error that a policy has replaced by this one; if it was noted last, it is removed.
         """
         if not isinstance(failed, Exception):
             self.history.add(failed)
@@ -120,12 +120,12 @@ class Record:
             self.history.add(failed)
             self._noted = id(failed)
 
-    def was_noted(self, error: Exception) -> None:
-        """Know this error again, though another one was noted after it: of attempts that were made at once."""
+    def mark_noted(self, error: Exception) -> None:
+        """Do not note this error again, even if the error of a concurrent attempt was noted after it."""
         self._noted = id(error)
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the beginning to the end, or to now; never negative, should a clock be put back meanwhile."""
+        """Seconds from the beginning to the end, or to now; never negative, even if a test replaces the clock."""
         elapsed = (clock.now() if self.ended is None else self.ended) - self.began
         return elapsed if elapsed > 0 else 0.0

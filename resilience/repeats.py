@@ -1,9 +1,9 @@
-"""How many retries and hedges there may be: over all calls (a budget), and in one execution (a cap).
+"""Limits on retries and hedges: over all calls (a budget), and in one execution (a cap).
 
-Attempts per call bound what one call does. They do not bound what all calls do together: where a service fails for all
-callers, three attempts are three times the load on what already fails, and that load can keep it down after the cause
-is gone (Bronson et al., "Metastable Failures in Distributed Systems", HotOS 2021). Nor do they bound layers: three
-attempts in each of three layers are 27 calls at the bottom.
+A limit on the attempts of each call does not bound the load of all calls together: if a service fails for all callers,
+three attempts triple the load on a service that already fails, and that load can keep it down after the cause is gone
+(Bronson et al., "Metastable Failures in Distributed Systems", HotOS 2021). Nor does it bound layers: three attempts in
+each of three layers are 27 calls at the bottom.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from resilience.checks import format_number
 from resilience.clock import clock
 from resilience.counter import Counter
 
-#: Ten successes at 0.1 pay for one repeat, though ten times 0.1 adds up to a little less than 1.
+#: Ten successes at 0.1 must pay for one repeat, although the sum of ten times 0.1 is slightly less than 1.
 _ROUNDING = 1e-9
 
 _METHODS = ("succeeded", "withdraw", "give_back")
 
 
 class Budget(Protocol):
-    """What retries and hedges are paid from. Called from any thread, and never awaited."""
+    """What retries and hedges are paid from. Its methods are called from any thread, and are not awaited."""
 
     def succeeded(self) -> object:
-        """Note that a call ended well. Called for every such call, so it has to be quick."""
+        """Note that a call succeeded. Called for each success, so it has to be fast."""
         ...
 
     def withdraw(self) -> bool:
-        """Take a repeat, if there is one."""
+        """Take a repeat; return false if there is none."""
         ...
 
     def give_back(self) -> object:
@@ -41,20 +41,19 @@ class Budget(Protocol):
 
 @final
 class RetryBudget:
-    """Repeats that successful calls pay for: `Retry(budget=...)`, `Hedge(budget=...)`.
+    """A budget of repeats that successful calls pay for: `Retry(budget=...)`, `Hedge(budget=...)`.
 
-    Share one among all policies that call the same dependency. Each policy that holds it pays in for its own calls.
+    Share one among all policies that call the same dependency. Each of these policies pays in for its own calls.
 
     :param ratio: how much of a repeat each successful call earns, from 0 to 1000. 0.1 by default: in the long run,
         retries and hedges add at most a tenth to the load.
-    :param saved: how many repeats can be saved up, at least 1; 10 by default. There are so many at the beginning, and
-        again in the child of a fork.
-    :param per_second: how many more are earned each second since it was built, for clients that call rarely; none by
-        default.
+    :param saved: how many repeats can be saved up, at least 1; 10 by default. A new budget is full, and so is its copy
+        in the child of a fork.
+    :param per_second: how many more repeats are earned each second, for clients that call rarely; none by default.
 
-    Whatever happens, repeats <= saved + ratio * successes + per_second * seconds. That successes pay, and not
-    requests (as in Finagle and the SRE book), is what ends a storm: where nothing succeeds, nothing is repeated. The
-    token buckets of the AWS SDKs and of gRPC (gRFC A6) are paid like that.
+    At any time, repeats <= saved + ratio * successes + per_second * seconds. Only successes pay, not all requests (as
+    in Finagle and the SRE book). That ends a retry storm: if no call succeeds, none is repeated. The token buckets of
+    the AWS SDKs and of gRPC (gRFC A6) are filled in the same way.
 
     >>> from resilience import Retry, RetryBudget
     >>> budget = RetryBudget(0.1, saved=10)
@@ -68,7 +67,7 @@ class RetryBudget:
         self._saved = checks.within("saved", saved, 1)
         self._per_second = checks.within("per_second", per_second, 0)
         self._successes = Counter()
-        #: Note that a call ended well. It takes no lock: what was earned is added up when it is asked for.
+        #: Note that a call succeeded. It takes no lock: the earnings are added up when the balance is next used.
         self.succeeded: Callable[[], object] = self._successes.add
         self._lock: threading.RLock
         self._balance: float
@@ -77,10 +76,10 @@ class RetryBudget:
         forks.reset_after_fork(self, RetryBudget._reset)
 
     def withdraw(self) -> bool:
-        """Take a repeat, if there is one."""
+        """Take a repeat; return false if there is none."""
         with self._lock:
             self._add_earnings_locked()
-            self._balance -= 1.0  # and only then look: a finalizer may come here between any two calls
+            self._balance -= 1.0  # before the check, because a finalizer may call this method in between
             if self._balance >= -_ROUNDING:
                 return True
             self._balance += 1.0
@@ -94,14 +93,14 @@ class RetryBudget:
 
     @property
     def balance(self) -> float:
-        """How many repeats there are now."""
+        """How many repeats are available now."""
         with self._lock:
             self._add_earnings_locked()
             return max(0.0, self._balance)
 
     @property
     def refused(self) -> int:
-        """How many repeats it has refused since it was built."""
+        """How many repeats were refused since it was built, or since the fork that made this process."""
         return self._refused
 
     def _reset(self) -> None:
@@ -122,7 +121,7 @@ class RetryBudget:
         self._balance = min(self._saved, self._balance + earned)
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: two budgets would pay for twice as many repeats."""
+        """Refuse to be copied: two budgets would allow twice as many repeats."""
         raise TypeError(f"{self!r} is shared by all that hold it; it cannot be copied or pickled")
 
     def __repr__(self) -> str:
@@ -132,7 +131,7 @@ class RetryBudget:
 
 
 def as_budget(name: str, value: Budget | float | None) -> Budget | None:
-    """Return a budget: the one that is given, one of its own for a ratio, or None."""
+    """Return a budget: the given one, a new one for a ratio, or None."""
     if value is None:
         return None
     if isinstance(value, (int, float)):
@@ -149,19 +148,19 @@ def as_budget(name: str, value: Budget | float | None) -> Budget | None:
 
 @final
 class Cap:
-    """So many repeats for an execution and all that runs inside it, in whatever thread or task.
+    """A number of repeats for an execution and all executions inside it, in any thread or task.
 
-    :param outer: the cap around it, which counts as well.
+    :param outer: the cap around it; each repeat is taken from both.
     """
 
     __slots__ = ("_left", "_outer")
 
     def __init__(self, repeats: int, outer: Cap | None = None) -> None:
-        self._left = [None] * repeats  # `pop` and `append` are one step each, in every thread
+        self._left = [None] * repeats  # a list, because `pop` and `append` are atomic
         self._outer = outer
 
     def take(self) -> bool:
-        """Take a repeat; false if there is none."""
+        """Take a repeat; return false if there is none."""
         if self._outer is not None and not self._outer.take():
             return False
         try:
@@ -183,13 +182,13 @@ Refuser: TypeAlias = Literal["cap", "budget"]
 
 
 def take_repeat(cap: Cap | None, budget: Budget | None) -> Refuser | None:
-    """Take a repeat from both, or from none: then say which of them refused it."""
+    """Take a repeat from both, or else from neither; in that case, return which of them refused it."""
     if cap is not None and not cap.take():
         return "cap"
     allowed = False
     try:
         allowed = budget is None or budget.withdraw()
-    finally:  # also where a budget of the user's raises
+    finally:  # even if a user's budget raises
         if not allowed and cap is not None:
             cap.give_back()
     return None if allowed else "budget"

@@ -1,4 +1,4 @@
-"""Stores that several parts of a program share; those for several processes are in the integrations."""
+"""Stores that several parts of a program share; stores for several processes are in the integrations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["MemoryStore"]
 
 @final
 class MemoryStore:
-    """A store in the memory of this process: for tests, and where one process is all there is.
+    """A store in the memory of this process: for tests, and for programs that run in one process.
 
-    :param entries: the mapping that holds what is stored, a dictionary by default.
+    :param entries: the mapping that holds the stored entries, a new dictionary by default.
     """
 
     def __init__(self, entries: MutableMapping[str, Any] | None = None) -> None:
         if entries is not None and not isinstance(entries, MutableMapping):
             raise TypeError(f"entries must be a mutable mapping, not {entries!r}")
-        #: What is stored.
+        #: The stored entries.
         self.entries: MutableMapping[str, Any] = {} if entries is None else entries
-        #: Held for each step on the entries.
+        #: Held during each step that reads or changes the entries.
         self.lock: AbstractContextManager[object] = threading.RLock()
         forks.reset_after_fork(self, MemoryStore._reset)
 
@@ -32,5 +32,5 @@ class MemoryStore:
         return f"<MemoryStore entries={len(self.entries)}>"
 
     def _reset(self) -> None:  # pragma: no cover (in the child of a fork)
-        """Replace the lock, which a thread that is not in the child may have held."""
+        """Replace the lock: another thread may have held it at the fork, and does not exist in the child."""
         self.lock = threading.RLock()

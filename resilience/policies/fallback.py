@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final, overloa
 from typing_extensions import override
 
 from resilience import checks
-from resilience.ambient import leave_ambient, set_ambient
+from resilience.ambient import restore_ambient, set_ambient
 from resilience.callables import name_of
 from resilience.context import Context
 from resilience.events.dispatch import emit, optional_listener, subscribers
@@ -159,7 +159,7 @@ class Fallback(Policy[A_co], Generic[A_co]):
                 error.__traceback__ = traceback
             raise
         finally:
-            leave_ambient(token)
+            restore_ambient(token)
 
     @override
     def _resilience_hint(self) -> str:

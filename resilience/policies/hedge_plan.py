@@ -176,7 +176,7 @@ class HedgePlan:
             return
         record = self._ctx._info.record
         if record is not None:
-            record.was_noted(self.answer.error)
+            record.mark_noted(self.answer.error)
         if self._others.count:
             times = "1 attempt" if self._others.count == 1 else f"{self._others.count} attempts"
             _annotate(self.answer.error, f"resilience: {times} beside it failed with {self._others}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from math import inf
 from typing import Any, Final, cast, final
 
-from resilience.ambient import leave_ambient, set_ambient
+from resilience.ambient import restore_ambient, set_ambient
 from resilience.callables import close_coroutine, is_awaitable, name_of
 from resilience.checks import format_number
 from resilience.clock import clock
@@ -80,7 +80,7 @@ async def keep_open(first: float, ctx: Context) -> None:
         raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
         raise
     finally:
-        leave_ambient(token)
+        restore_ambient(token)
         if opened is not None:  # pragma: no branch (out of `finally`)
             if runtime.host is BLOCKING:
                 _close_in(run, runtime, *opened)

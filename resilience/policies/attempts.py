@@ -30,9 +30,9 @@ class Attempts:
         self._ctx = block_context()
         self._began = clock.now()
         self._state: RetryState | None = None
-        self._failed: tuple[Exception, float] | None = None  # what the last block failed with, and the delay after it
+        self._failed: tuple[Exception, float] | None = None  # the failure of the last block, and the delay after it
         self._has_begun: bool = False
-        self.was_entered: bool = False  # the last attempt, which is not kept here: it keeps this one, in a cycle
+        self.was_entered: bool = False  # of the last attempt; keeping the attempt itself would be a reference cycle
 
     def __iter__(self) -> Iterator[Attempt]:
         return self
@@ -74,10 +74,10 @@ class Attempts:
         return Attempt(self, self._state.attempt)
 
     def holds_back(self, error: Exception) -> bool:
-        """Decide what follows a failed block: another attempt (true), or its error."""
+        """Return true if another attempt follows a failed block, false if its error is raised."""
         if not self._failures.handles(error):
             if self._state is not None and is_refusal(error):
-                self._state.explain(error, None)  # the last failure was let go of before this block
+                self._state.explain(error, None)  # the last failure was released before this block
             return False
         self._state = self._state or RetryState(self._limits, self._ctx, self._began)
         delay = self._state.delay_after(error)
@@ -101,7 +101,7 @@ class Attempt:
         self._attempts = attempts
         self._ctx = block_context(attempts._ctx, attempt=number)
         self._token: AmbientToken | None = None
-        self.entered: bool = False  # for good: a second entry would lose the way back to what was ambient before
+        self.entered: bool = False  # never reset: a second entry would overwrite the token of the first
         #: 1 for the first attempt.
         self.number: int = number
 

@@ -22,7 +22,7 @@ from resilience.info import BARE, Listener
 from resilience.matching import Matcher, On, OnResult, optional_predicate
 from resilience.outcome import Success, unwrap_stop_iteration
 from resilience.policies.guard import Guard
-from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit, get_around
+from resilience.policies.live_circuit import Admitted, CircuitStats, LiveCircuit, get_enclosing
 from resilience.policy import Call, Policy
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
@@ -129,7 +129,7 @@ class CircuitBreaker(Policy[Never]):
         began = clock.now() if self._is_timed else 0.0
         admission: Any = self._machine.period
         if not admission.quiet or ctx._info is not BARE:
-            if get_around() and circuit.is_around():  # it belongs to a call that was admitted
+            if get_enclosing() and circuit.encloses_caller():  # a nested call: it belongs to the outer one
                 return await call(ctx)
             if type(admission) is Open and (now := clock.now()) < admission.until and not circuit.observe_only:
                 raise circuit.refusal(admission, now, ctx)
@@ -165,7 +165,7 @@ class CircuitBreaker(Policy[Never]):
                     raise
         except BaseException:
             if type(admission) is not Closed:
-                circuit.release(admission)  # cancelled, or interrupted before its result was recorded
+                circuit.release(admission)  # cancelled, or interrupted before the result was recorded
             raise
         return result
 
@@ -208,7 +208,7 @@ class CircuitBreaker(Policy[Never]):
         return self.state
 
     async def _check(self, runtime: Runtime) -> None:
-        if self._circuit.probe is None or self._circuit.is_around():
+        if self._circuit.probe is None or self._circuit.encloses_caller():
             return
         noted = Admitted(self._circuit)
         try:

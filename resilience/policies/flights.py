@@ -59,7 +59,7 @@ class Flights:
 
     def is_current(self, key: Hashable) -> bool:
         """Whether this code runs inside the call under way for this key: false once the key was forgotten."""
-        return self.leaders.get(key) in _around.get()
+        return self.leaders.get(key) in _enclosing.get()
 
     def forget(self, key: Hashable) -> None:
         """Let the next caller of this key call anew. Those who follow already get what they wait for."""
@@ -128,20 +128,20 @@ class Flight:
     _waiter: Waiter
 
     def __enter__(self) -> None:
-        around = _around.get()
+        outer = _enclosing.get()
         try:
             # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
-            self._token = _around.set((*_still_under_way(around), self) if around else (self,))
+            self._token = _enclosing.set((*_still_running(outer), self) if outer else (self,))
             self._join()
         except BaseException as error:  # an interrupt, or a key that cannot be compared: this block has no end
-            _around.set(around)
+            _enclosing.set(outer)
             self.__exit__(None, error, None)
             raise
 
     def _join(self) -> Flight:
         """Lead, if no other caller does. Return who leads."""
         leader = self._flights.leaders.setdefault(self._key, self)
-        self.leads = leader is self or leader in _around.get()  # a call that this one is made inside of
+        self.leads = leader is self or leader in _enclosing.get()  # a call that this one is made inside of
         return leader
 
     # --- as a follower ---
@@ -201,7 +201,7 @@ class Flight:
         if self._followers:
             self._hand_on(self._brought(error))
         try:  # last: what comes in the middle, such as a signal handler, is still inside, and must not wait for this
-            _around.reset(self._token)
+            _enclosing.reset(self._token)
         except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
             pass
         self._result = None  # a child task that outlives the call has it in its variables
@@ -225,10 +225,10 @@ class Flight:
 
 
 #: The calls under way that this code runs inside of.
-_around: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
+_enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
 
 
-def _still_under_way(flights: tuple[Flight, ...]) -> list[Flight]:
+def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
     """Leave out what is over: a task may outlive the call that it was begun in, and begin others."""
     return [it for it in flights if not it._is_over]
 

@@ -8,7 +8,7 @@ from typing import final
 from resilience.ambient import block_context
 from resilience.clock import clock
 from resilience.errors import BlockMisuse
-from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit, get_around
+from resilience.policies.live_circuit import DONE, Admitted, LiveCircuit, get_enclosing
 from resilience.runtimes.base import Runtime
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.driving import drive
@@ -33,16 +33,16 @@ class Guard:
             drive(self._check(BLOCKING))
 
     def _begin(self) -> bool:
-        """Begin the block; true where a function of the user's may have to probe first."""
+        """Begin the block; true if the user's `probe` function may have to run first."""
         if self._noted is not None and self._noted.admission is not None:
             raise BlockMisuse("this guard is in use: ask for another one")
         circuit = self._circuit
-        if get_around() and circuit.is_around():
-            return False  # the block belongs to a call that was admitted
+        if get_enclosing() and circuit.encloses_caller():
+            return False  # the block is nested in an admitted call, and belongs to it
         if circuit.is_timed:
             self._began = clock.now()
         self._since = circuit.failures
-        self._noted = noted = Admitted(circuit)  # should the next lines raise, it counts for nothing
+        self._noted = noted = Admitted(circuit)  # no effect if the next lines raise: it has no admission yet
         period = circuit.machine.period
         if type(period) is Closed:
             noted.admission = period

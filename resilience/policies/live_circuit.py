@@ -1,4 +1,4 @@
-"""A circuit in use: the machine behind its lock, what has been counted, and its transitions reported in order.
+"""A circuit for policies: the state machine behind a lock, the counts, and the ordered reports of its transitions.
 
 Part of CircuitBreaker. The policy and the block form both use it.
 """
@@ -42,17 +42,17 @@ from resilience.state.circuit import (
 )
 from resilience.state.trips import ConsecutiveFailures, Trip
 
-#: The calls around this code that a breaker has admitted. It follows tasks and threads, so each says when it is over.
-_around: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
-get_around: Callable[[], tuple[Admitted, ...]] = _around.get
+#: The admitted calls that enclose this code. Child tasks and threads inherit it, so each entry says when it has ended.
+_enclosing: ContextVar[tuple[Admitted, ...]] = ContextVar("resilience.admitted", default=())
+get_enclosing: Callable[[], tuple[Admitted, ...]] = _enclosing.get
 
-#: What a circuit that only observes admits a call by that it would have refused: its result moves nothing.
+#: The admission of a call that a circuit with `observe_only` would have refused: its result changes nothing.
 PASSED: Final = Closed(ConsecutiveFailures(1).tally())
 
-#: What admits a call, None where it is refused; the period, and the instant of that.
+#: The admission of a call (None if it is refused), and the period and the instant of the decision.
 _Answer: TypeAlias = "tuple[Admission | None, Period, float]"
 
-#: A success without a value for `on_result` to look at: a block's, and any where there is no `on_result`.
+#: The success of a block, which has no value for `on_result`.
 DONE = Success(None)
 
 
@@ -82,23 +82,23 @@ class CircuitStats:
 
 @final
 class Admitted:
-    """A call that a circuit has admitted, for as long as it lasts: calls of the same circuit inside it belong to it."""
+    """A running call that a circuit has admitted: nested calls of the same circuit belong to it."""
 
     __slots__ = ("_token", "admission", "circuit")
 
     def __init__(self, circuit: LiveCircuit) -> None:
         self.circuit: LiveCircuit = circuit
-        #: None before and after the call, so that it counts for nothing, should an interrupt come in between.
+        #: None before and after the call, so that this object has no effect if an interrupt comes in between.
         self.admission: Admission | None = None
-        around = get_around()
-        self._token = _around.set((*[it for it in around if it.admission is not None], self) if around else (self,))
+        outer = get_enclosing()
+        self._token = _enclosing.set((*[it for it in outer if it.admission is not None], self) if outer else (self,))
 
     def leave(self) -> None:
-        """End it."""
+        """End the call."""
         self.admission = None
         try:
-            _around.reset(self._token)
-        except ValueError:  # a coroutine that another task closes, or the collector, ends in other variables
+            _enclosing.reset(self._token)
+        except ValueError:  # another task, or the garbage collector, closes the coroutine in another context
             pass
 
 
@@ -106,13 +106,13 @@ class Admitted:
 class LiveCircuit:
     """Admits calls and records their results, for any number of threads and event loops.
 
-    :param name: what errors and events call its owner.
-    :param opening: for how long it opens.
+    :param name: the name of the policy in errors and events.
+    :param opening: the lengths of the open periods.
     :param failures: which exceptions are failures.
-    :param on_result: which results are; none, if it is None.
-    :param on_transition: the owner's callback.
-    :param observe_only: whether calls that it would refuse are made all the same.
-    :param probe: a function that is the first probe of a half-open period, before any call is.
+    :param on_result: which results are failures; None if no result is.
+    :param on_transition: the callback of the policy.
+    :param observe_only: whether calls that it would refuse are made anyway.
+    :param probe: a function that is the first probe of each half-open period, before any call.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LiveCircuit:
         probe: Callable[[], Any] | None = None,
     ) -> None:
         self._name = name
-        #: The function that is the first probe, if there is one.
+        #: The function that is the first probe of each half-open period, if there is one.
         self.probe: Callable[[], Any] | None = probe
         self._opening = opening
         self._openings = opening.delays()
@@ -141,12 +141,12 @@ class LiveCircuit:
         self._failures = failures
         self._on_result = on_result
         self._on_transition = on_transition
-        #: Whether a call that would be refused is made all the same.
+        #: Whether a call that would be refused is made anyway.
         self.observe_only: bool = observe_only
-        #: Whether slowness counts: only then is the clock read for each call.
+        #: Whether slow calls count: only then is the clock read for each call.
         self.is_timed: bool = trip.slower_than < inf
         self._lock = threading.RLock()
-        #: How many failures were counted since it was built.
+        #: How many failures have been counted so far.
         self.failures: int = 0
         self._opened = 0
         self._rejected = Counter()
@@ -189,17 +189,17 @@ class LiveCircuit:
 
     # --- calls ---
 
-    def is_around(self) -> bool:
+    def encloses_caller(self) -> bool:
         """Whether this code runs inside a call that this circuit has admitted."""
-        return any(it.circuit is self and it.admission is not None for it in get_around())
+        return any(it.circuit is self and it.admission is not None for it in get_enclosing())
 
     def _is_among_callers(self) -> bool:
-        """Whether the call that `settle` is asked about was made inside another one of this circuit.
+        """Whether the call that `settle` records was made inside another call of this circuit.
 
-        For calls that are not noted: noting them would make each that succeeds take half as long again. So one that
-        fails looks for `CircuitBreaker.around` with this circuit among the frames of its thread or task.
+        For calls without an `Admitted`: making one would let each successful call take half as long again. Instead, a
+        call that fails looks for `CircuitBreaker.around` with this circuit in the frames of its thread or task.
         """
-        frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and the call that asks
+        frame: FrameType | None = sys._getframe(3)  # past this function, `settle`, and its caller
         while frame is not None:
             if frame.f_code.co_name == "around" and frame.f_locals.get("circuit") is self:
                 return True
@@ -207,20 +207,20 @@ class LiveCircuit:
         return False
 
     def has_counted(self, error: Exception, since: int) -> bool:
-        """Whether this failure, or one that caused it, was counted by a call inside, after so many others.
+        """Whether a nested call has counted this failure, or a cause of it, since `failures` was `since`.
 
-        To be asked only where any was counted meanwhile.
+        Only necessary if `failures` has changed since then.
         """
         return is_marked(error, id(self), since)
 
     def admit(self, ctx: Context) -> Admission:
-        """Admit a call, or raise. A circuit that only observes announces the refusal, and lets the call pass."""
+        """Admit a call, or raise its refusal. With `observe_only`, report the refusal and let the call pass."""
         admission, period, now = self._ask(ctx)
-        # No call for one that is admitted: an interrupt in it would lose the slot of a probe.
+        # No further call if it is admitted: an interrupt there would lose the slot of a probe.
         return admission if admission is not None else self._refuse(period, now, ctx)
 
     async def admit_checked(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
-        """Do so, into `noted`; where no probe has succeeded in this period, run the function that is the first one."""
+        """Like `admit`, but set `noted.admission`; if no probe of this period has succeeded yet, run `probe` first."""
         admission: Admission | None = None
         try:
             admission, period, now = self._ask(ctx)
@@ -233,7 +233,7 @@ class LiveCircuit:
         noted.admission = admission if admission is not None else self._refuse(period, now, ctx)
 
     async def check(self, ctx: Context, noted: Admitted, runtime: Runtime) -> None:
-        """Run that function if a probe may be made now. No call follows."""
+        """Run `probe` if a probe may be made now. No call follows."""
         admission: Admission | None = None
         try:
             if self.probe is not None and not isinstance(self.machine.period, Closed):
@@ -243,18 +243,18 @@ class LiveCircuit:
                 if admission is not None:
                     self.release(admission)
         except BaseException:
-            if admission is not None:  # perhaps once more: it may be that which was interrupted
+            if admission is not None:  # perhaps a second time, as the first release may have been interrupted
                 self.release(admission)
             raise
 
     async def _check(self, probe: Probe, ctx: Context, noted: Admitted, runtime: Runtime) -> _Answer:
-        """Run the user's function in the slot of a probe, record what came of it, and admit a call or not."""
+        """Run the user's function in the slot of a probe, record its outcome, and decide on the call."""
         assert self.probe is not None
         began, failure = clock.now(), None
         timeout = probe.period.probe_timeout
-        with self._lock:  # the slot outlasts the function: that it was cut off counts as the failure that it is
+        with self._lock:  # the slot outlasts the function, so that a timeout of the function counts as a failure
             self.machine.keep_slot(probe, began + 2 * timeout)
-        noted.admission = probe  # what it calls under this breaker belongs to it
+        noted.admission = probe  # its own calls under this breaker are nested calls
         try:
             try:
                 if await runtime.run_within(timeout, self.probe, self._name, ctx._timer) is False:
@@ -271,11 +271,11 @@ class LiveCircuit:
             raise
 
     def _ask(self, ctx: Context, probe: Probe | None = None, failure: str | None = None, began: float = 0.0) -> _Answer:
-        """Ask the machine to admit a call, after it has recorded a probe, if there was one."""
+        """Record the result of a probe, if one is given, and let the machine decide on a call."""
         admission = None
         try:
             with self._lock:
-                now = clock.now()  # not before: what has opened the circuit while this one waited was earlier
+                now = clock.now()  # read under the lock, so that it is not before the transitions of other threads
                 if probe is not None:
                     duration = now - began if self.is_timed else 0.0
                     self._note_locked(self.machine.record(probe, failure, duration, now), ctx)
@@ -283,23 +283,23 @@ class LiveCircuit:
                 period = self.machine.period
                 self._note_locked(transitions, ctx)
             self._report()
-        except BaseException:  # interrupted, here or in a listener: the call will not be made
+        except BaseException:  # interrupted, here or in a listener, so the call is not made
             if admission is not None:
                 self.release(admission)
             raise
         return admission, period, now
 
     def _refuse(self, period: Period, now: float, ctx: Context) -> Admission:
-        """Refuse a call; a circuit that only observes lets it pass."""
+        """Raise the refusal of a call. With `observe_only`, let the call pass."""
         error = self.refusal(period, now, ctx)
         if not self.observe_only:
             raise error
         return PASSED
 
     def settle(self, admission: Admission, ended: Exception | Success[Any], began: float, ctx: Context | None) -> None:
-        """Record what an admitted call ended with, if it says anything about the dependency.
+        """Record the outcome of an admitted call, if it says anything about the dependency.
 
-        If it says nothing, or a predicate raises, the caller gives the slot of a probe back.
+        If it says nothing, or if a predicate raises, the caller must release the slot of a probe.
         """
         if admission is PASSED:
             return
@@ -308,8 +308,8 @@ class LiveCircuit:
         else:
             has_failed = ended is not DONE and self._on_result is not None and bool(self._on_result(ended.value))
         if has_failed and admission.quiet and self._is_among_callers():
-            return  # the call around it, which was not noted, is what counts
-        if has_failed or (has_failed is not None and not admission.quiet):  # else it would change nothing
+            return  # the enclosing call counts instead
+        if has_failed or (has_failed is not None and not admission.quiet):  # otherwise nothing would change
             failure = _text_of(ended) if has_failed else None
             now = clock.now()
             with self._lock:
@@ -323,15 +323,15 @@ class LiveCircuit:
             self._report()
 
     def release(self, admission: Admission) -> None:
-        """Take back the slot of a call that ended without a result that counts."""
+        """Free the slot of a call that ended without a result that counts."""
         if type(admission) is not Closed:
             with self._lock:
                 self.machine.release(admission)
 
-    # --- inside ---
+    # --- private ---
 
     def refusal(self, period: Period, now: float, ctx: Context) -> CircuitOpen:
-        """Count a call that was not made, and make its error."""
+        """Count and report a refused call, and return its error."""
         self._rejected.add()
         error: CircuitOpen = bare(CircuitIsolated if type(period) is Isolated else CircuitOpen, period.why)
         error.policy = self._name
@@ -348,11 +348,11 @@ class LiveCircuit:
             self._opened += transition.new is CircuitState.OPEN
 
     def _report(self) -> None:
-        """Report the transitions in order, once each, outside the lock: one thread at a time holds the baton."""
+        """Report each transition once, in order and outside the lock. Only one thread reports at a time."""
         while self._unreported:
             with self._lock:
                 if self._reporting or not self._unreported:
-                    return  # the thread that reports now will come to ours
+                    return  # another thread is reporting, and will also report ours
                 self._reporting = True
                 transition, ctx = self._unreported.pop(0)
             try:
@@ -364,7 +364,7 @@ class LiveCircuit:
                     self._reporting = False
 
     def _draw(self, new: CircuitState) -> None:
-        """Draw how long the next open period will last. Outside the lock: a backoff may be a user's code."""
+        """Take the length of the next open period from the backoff. Outside the lock, as a backoff may be user code."""
         circuit = self.machine
         if new is CircuitState.OPEN:
             circuit.opens_for = next(self._openings, circuit.opens_for)
@@ -372,8 +372,8 @@ class LiveCircuit:
             self._openings = self._opening.delays()
             circuit.opens_for = circuit.opens_first_for = next(self._openings, circuit.opens_first_for)
 
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget the threads of before a fork: their locks, their probes, and what one of them was to report."""
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
+        """Discard the lock, the probes and the unreported transitions of the threads before the fork."""
         self._lock = threading.RLock()
         self._unreported.clear()
         self._reporting = False

@@ -1,26 +1,26 @@
-"""Marks on errors: which of them a circuit has counted, so that a call around does not count the same failure again."""
+"""Marks on errors that a circuit has counted, so that an enclosing call does not count the same failure again."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Where an error keeps its marks (numbers, so that it can still be pickled), and how many causes are looked at.
+#: The attribute with the marks of an error (numbers, so that it can be pickled), and how many causes are examined.
 _MARKS: Final = "_resilience_counted_by"
-_DEEPEST: Final = 20
+_MAX_DEPTH: Final = 20
 
 
 def mark(error: Exception, circuit: int, number: int) -> None:
-    """Note on an error that a circuit has counted it, and as which of its failures."""
+    """Mark an error as failure `number` of a circuit."""
     try:
         marks: dict[int, int] = vars(error).get(_MARKS, {})
         setattr(error, _MARKS, {**marks, circuit: number})
-    except Exception:  # one that refuses attributes goes without
+    except Exception:  # an error that refuses attributes gets no mark
         pass
 
 
 def is_marked(error: BaseException | None, circuit: int, since: int) -> bool:
-    """Whether this error, or one that caused it, or all of a group, were counted by a circuit after so many others."""
-    for _ in range(_DEEPEST):
+    """Whether a circuit has counted this error, a cause of it, or all errors of a group, after failure `since`."""
+    for _ in range(_MAX_DEPTH):
         if error is None:
             break
         marks = vars(error).get(_MARKS)

@@ -1,4 +1,4 @@
-"""Retry: repeat a failed call, after a wait, while there are attempts and time left."""
+"""Retry: repeat a failed call, after a wait, while attempts and time are left."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Retry(Policy[Never]):
     """Retry a call that failed for a reason that may not persist.
 
     The caller gets the call's own last exception (or result), with a note that says how many attempts were made, in
-    what time, and what each failed with. (The time is since the first attempt began or, if there is no deadline, no
-    limit and no listener, for which it would read the clock then, since that attempt failed.)
+    what time, and what each failed with. (The time starts when the first attempt begins or, if there is no deadline, no
+    limit and no listener that needs the clock then, when that attempt fails.)
 
     :param attempts: the maximum number of calls, the first one included: 3 by default, at least 1, which is no retry;
         None is as many as time allows.
     :param on: which exceptions are retried: an exception type, a tuple of them, or a predicate over the exception.
         `transient` by default: connection and timeout errors of the standard library and of the well-known clients.
-        `Rejected` and `DeadlineExceeded` only where they are named here.
+        `Rejected` and `DeadlineExceeded` only if they are named here.
     :param on_result: a predicate over the result; true means that it is not good enough. A discarded result is closed,
         if it can be.
     :param ignore: exceptions that are never retried, even if `on` matches.
@@ -128,7 +128,7 @@ class Retry(Policy[Never]):
     @override
     async def around(self, call: Call[T], ctx: Context) -> T:
         began: float | None = None
-        if self._is_timed or ctx._info is not BARE or subscribers.retries:  # else nothing asks before it has failed
+        if self._is_timed or ctx._info is not BARE or subscribers.retries:  # otherwise needed only after a failure
             began = clock.now()
             if began >= ctx.deadline:
                 raise too_late(self.name)
@@ -172,7 +172,7 @@ class Retry(Policy[Never]):
             failed = None  # no cycle: error -> traceback -> this frame -> error
 
     def _refused_until(self, ctx: Context) -> float:
-        """Return the instant until which a policy inside this one will refuse every call, as far as it is known."""
+        """Return the instant until which a policy inside will refuse every call; minus infinity if none is known."""
         executed, until, is_inside = ctx._executed, -inf, False
         if executed is not None and executed._resilience_foresees and not self._handles_open_circuits:
             for policy in executed._resilience_chain():

@@ -1,7 +1,7 @@
-"""The state of a Retry in one execution: how many attempts, since when, what failed, how long to wait.
+"""The state of a Retry in one execution: the attempts, the time since the first one, the failures and the delays.
 
-Part of Retry: after each failure it decides whether there is another attempt and how long to wait for it. The policy
-and the block form both use it.
+Part of Retry: after each failure it decides whether another attempt follows, and after which delay. The policy and the
+block form both use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Reason: TypeAlias = (
 
 
 @final
-@dataclass(slots=True)  # a named tuple's fields take ten times as long to read
+@dataclass(slots=True)  # reading a field of a named tuple takes ten times as long
 class RetryLimits:
     """How often and how long a Retry tries. The fields are the parameters of `Retry`."""
 
@@ -49,7 +49,7 @@ class RetryLimits:
 
 @final
 class RetryState:
-    """One execution's attempts, from its first failure on: how many, since when, what failed, how long to wait."""
+    """The attempts of one execution, from its first failure on."""
 
     __slots__ = ("_began", "_ctx", "_delays", "_history", "_limits", "attempt")
 
@@ -59,12 +59,12 @@ class RetryState:
         self._began = clock.now() if began is None else began
         self._delays = limits.backoff.delays(limits.rng)
         self._history = History()
-        self.attempt: int = 1  # the one that is running, or will be next
+        self.attempt: int = 1  # the number of the running attempt, or of the next one
 
     def begins_at_once(self, failed: Failed, delay: float) -> bool:
-        """Begin the next attempt, where there is nothing to wait for and nothing to close; else return false.
+        """Begin the next attempt if there is no delay and nothing to close; otherwise return false.
 
-        A task waits in any case, so that other tasks run.
+        In a task it is always false: even without a delay, the task must let other tasks run.
         """
         if delay > 0 or self._ctx.runtime is not BLOCKING or closable(failed) is not None:
             return False
@@ -72,7 +72,7 @@ class RetryState:
         return True
 
     async def wait(self, failed: Failed, delay: float, runtime: Runtime) -> bool:
-        """Close what this failure leaves behind, wait, and begin the next attempt; false if it is too late by then."""
+        """Close the discarded result or response, wait, and begin the next attempt; false if it is too late for one."""
         try:
             discarded = closable(failed)
             if discarded is not None:
@@ -92,7 +92,7 @@ class RetryState:
         return False
 
     def delay_after(self, failed: Failed, refused_until: float = -inf) -> float | None:
-        """Return the seconds to wait after this failure, None if it is the last; report which."""
+        """Return the delay after this failure in seconds, or None if it is the last one; report the decision."""
         limits, ctx = self._limits, self._ctx
         if self.attempt > 1 and isinstance(failed, Exception):
             self.give_back_if_refused(failed)
@@ -100,24 +100,24 @@ class RetryState:
         info = ctx._info
         if info.record is not None:
             info.record.note(failed)
-        is_heard = subscribers.retries or info.listeners
-        elapsed = clock.now() - self._began if is_heard or limits.max_elapsed is not None else 0.0
-        if is_heard:
+        is_observed = subscribers.retries or info.listeners
+        elapsed = clock.now() - self._began if is_observed or limits.max_elapsed is not None else 0.0
+        if is_observed:
             outcome = as_outcome(failed)
             emit(AttemptFailed, limits.policy, ctx, attempt=self.attempt, outcome=outcome, elapsed=elapsed)
         delay = self._next_delay(failed, elapsed, refused_until)
         if isinstance(delay, str):
             self._give_up(delay, failed)
             return None
-        if is_heard or limits.on_retry is not None:
+        if is_observed or limits.on_retry is not None:
             numbers = {"attempt": self.attempt, "delay": delay, "outcome": as_outcome(failed)}
             emit(RetryScheduled, limits.policy, ctx, limits.on_retry, **numbers)
         return delay
 
     def _next_delay(self, failed: Failed, elapsed: float, refused_until: float) -> float | _Reason:
-        """Return the seconds to wait, or why there is no other attempt.
+        """Return the seconds to wait, or the reason why no attempt follows.
 
-        :param elapsed: seconds since the first attempt began, where there is a limit to them.
+        :param elapsed: seconds since the first attempt began; only used if `max_elapsed` is set.
         """
         limits, ctx = self._limits, self._ctx
         if self.attempt == limits.attempts:
@@ -144,7 +144,7 @@ class RetryState:
         return refused or delay
 
     def _may_start(self, failed: Failed) -> bool:
-        """Whether the next attempt may begin; false if the wait took so long that its time is over."""
+        """Whether the next attempt may begin; false if the wait took so long that it is too late."""
         limits, ctx = self._limits, self._ctx
         late: _Reason | None = "deadline" if ctx.expired else None
         if limits.max_elapsed is not None and clock.now() - self._began >= limits.max_elapsed:
@@ -162,11 +162,11 @@ class RetryState:
         self.attempt += 1
 
     def give_back(self) -> None:
-        """Refund the repeat that this retry has paid for and not made."""
+        """Refund the cost of a retry that was not made."""
         give_back_repeat(self._ctx._info.cap, self._limits.budget)
 
     def give_back_if_refused(self, error: Exception) -> None:
-        """Do so where a policy inside has refused it: what called nothing costs nothing."""
+        """Refund the cost of a retry that a policy inside has refused, because no call was made."""
         if self.attempt > 1 and is_refusal(error):
             self.give_back()
 
@@ -179,20 +179,20 @@ class RetryState:
     # --- the end ---
 
     def conclude(self, error: Exception) -> None:
-        """Put the note on the last exception, or raise what stands for it."""
+        """Add the note to the last exception; with `wrap`, raise `RetriesExhausted` instead."""
         if self._limits.wrap:
             raise self._exhausted(error) from error
         _annotate(error, _NOTE + self._summary(self.attempt))
 
     def explain(self, refusal: Exception, failed: Exception | None) -> None:
-        """Put the history of the attempts on a refusal that ended them, and the last failure as its context."""
+        """Add the history of the attempts to the refusal that ended them, and set the last failure as its context."""
         self.give_back_if_refused(refusal)
-        _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused one called nothing
+        _annotate(refusal, _NOTE + self._summary(self.attempt - 1))  # the refused attempt made no call
         if failed is not None and refusal.__context__ is None:
             refusal.__context__ = failed
 
     def conclude_with(self, result: object) -> None:
-        """Leave the last result as it is, or raise what stands for it."""
+        """Accept the last result as it is; with `wrap`, raise `RetriesExhausted` instead."""
         if self._limits.wrap:
             raise self._exhausted(Success(result))
 
@@ -206,16 +206,16 @@ class RetryState:
 
 
 def too_late(policy: str) -> DeadlineExceeded:
-    """Return the error for an execution whose time was over before it began."""
+    """Return the error for an execution whose deadline had passed before it began."""
     return DeadlineExceeded("the deadline of the execution had passed before the first attempt", policy=policy)
 
 
 def _annotate(error: Exception, note: str) -> None:
-    """Put our note on an exception, in place of an earlier one of ours."""
+    """Add our note to an exception, and remove an earlier note of ours."""
     try:
         notes = getattr(error, "__notes__", None)
         if isinstance(notes, list):
             notes[:] = [it for it in notes if not (isinstance(it, str) and it.startswith(_NOTE))]
         error.add_note(note)
-    except Exception:  # an exception that refuses attributes (a frozen dataclass, say) goes without
+    except Exception:  # an exception that refuses attributes, such as a frozen dataclass, gets no note
         return

@@ -37,7 +37,7 @@ from resilience import (
     Timeout,
     TimeoutExceeded,
 )
-from resilience.policies.flights import _around
+from resilience.policies.flights import _enclosing
 from resilience.runtimes import workers
 from tests.conftest import Boom
 
@@ -155,7 +155,7 @@ def interrupted_in_flight(make: Callable[[], SingleFlight | Cache], at: int) -> 
     with Interruptions(at) as interruptions, suppress(KeyboardInterrupt):
         policy.call(int)
     assert policy._flights.leaders == {}, f"a call is under way after an interrupt at place {at}"
-    assert _around.get() == (), f"the next call is inside it after an interrupt at place {at}"
+    assert _enclosing.get() == (), f"the next call is inside it after an interrupt at place {at}"
     return interruptions.count
 
 

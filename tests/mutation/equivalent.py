@@ -82,8 +82,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/flights.py": [
         (
-            "self.leads = leader is self or leader in _around.get() # a call that this one is made inside of",
-            "self.leads = ((leader in _around.get())) # a call that this one is made inside of",
+            "self.leads = leader is self or leader in _enclosing.get() # a call that this one is made inside of",
+            "self.leads = ((leader in _enclosing.get())) # a call that this one is made inside of",
             f"{_QUICK_WAY}: it is inside of itself; 3 % of a call",
         ),
     ],

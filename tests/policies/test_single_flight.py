@@ -25,7 +25,7 @@ from resilience import (
     deadline,
 )
 from resilience.outcome import Failure, Success
-from resilience.policies.flights import _around
+from resilience.policies.flights import _enclosing
 from resilience.testing import virtual_time
 from tests.callers import Slow, aoutcome_of, ask_from_everywhere, outcome_of, run_all, wait_until
 from tests.conftest import Boom, Heavy, Incomparable, Watched, World, no_collector
@@ -476,7 +476,7 @@ def test_what_the_comparison_of_keys_raises_comes_out() -> None:
     flight = SingleFlight(key=lambda *_: Incomparable())
     with pytest.raises(TypeError, match="cannot be compared"):
         flight.call(lambda: flight.call(lambda: "same hash"))
-    assert _around.get() == ()
+    assert _enclosing.get() == ()
 
 
 def test_what_a_key_function_raises_comes_out_and_is_an_outcome() -> None:
@@ -524,7 +524,7 @@ async def test_a_task_that_outlives_the_call_keeps_nothing_of_it(in_asyncio: Wor
     watched, flight, inside, done = Watched(), SingleFlight(key=same), [], asyncio.Event()
 
     async def fetch(generation: int) -> Heavy:
-        inside.append(len(_around.get()))
+        inside.append(len(_enclosing.get()))
         if generation == 5:
             done.set()
         else:

@@ -1,9 +1,9 @@
 """Policies and deadlines for gRPC: interceptors for clients and servers, blocking and asyncio.
 
-client.py    PolicyInterceptor, aio_interceptors: the calls of a channel under a policy
-server.py    DeadlineInterceptor, AioDeadlineInterceptor: the caller's deadline in a server
-calls.py     one call: how it is limited, repeated, and how its failure is seen
-answers.py   what stands in the place of a call that was not made
+client.py    PolicyInterceptor, aio_interceptors: run the calls of a channel under a policy
+server.py    DeadlineInterceptor, AioDeadlineInterceptor: apply the caller's deadline in a server
+calls.py     one call: its deadline, its attempts, and the failure that policies see
+answers.py   the objects that replace a call that was not made
 """
 
 from resilience.integrations.extras import needed_by

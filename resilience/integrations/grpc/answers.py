@@ -1,4 +1,4 @@
-"""What stands in the place of a call that was not made: a policy has answered instead, or its time was over."""
+"""The objects that replace a call that was not made: a policy answered instead, or the deadline had passed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from resilience.errors import DeadlineExceeded
 _Method: TypeAlias = Callable[..., Any]
 
 
-def _now(value: object) -> _Method:
-    """Return a method of a call that always has this answer; what it waits for is there."""
+def _constant(value: object) -> _Method:
+    """Return a method that always returns this value, without waiting."""
     return lambda self, timeout=None: value
 
 
-def _later(value: object) -> _Method:
-    """Return the same as grpc.aio has it, to be awaited."""
+def _async_constant(value: object) -> _Method:
+    """Return a coroutine method, as in grpc.aio, that always returns this value."""
 
     async def method(self: object) -> Any:
         return value
@@ -30,7 +30,7 @@ def _later(value: object) -> _Method:
 
 
 class _Ended:
-    """What every call that has ended says of itself."""
+    """The methods that all finished calls have in common."""
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         callback(self)
@@ -38,32 +38,32 @@ class _Ended:
     def add_callback(self, callback: Callable[[], Any]) -> bool:
         return False
 
-    done: _Method = _now(True)
-    cancelled: _Method = _now(False)
+    done: _Method = _constant(True)
+    cancelled: _Method = _constant(False)
     cancel: _Method = cancelled
     running: _Method = cancelled
     is_active: _Method = cancelled
-    time_remaining: _Method = _now(None)
+    time_remaining: _Method = _constant(None)
 
 
 @final
 class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: ignore[misc]
-    """The status of a call that was not made, because its time was over: `DEADLINE_EXCEEDED`.
+    """The status of a call that was not made because its deadline had passed: `DEADLINE_EXCEEDED`.
 
-    To an interceptor around ours it is also the call itself, which grpc's blocking channels hand out in its place.
+    It is also a call: a blocking channel returns the error that one interceptor raises, as the call, to the next.
     """
 
     def __init__(self, message: str = "", *, policy: str | None = None, timeout: float | None = None) -> None:
         DeadlineExceeded.__init__(self, message, policy=policy, timeout=timeout)
         self.message: str = message
 
-    code: _Method = _now(grpc.StatusCode.DEADLINE_EXCEEDED)
-    debug_error_string: _Method = _now("")
-    initial_metadata: _Method = _now(())
+    code: _Method = _constant(grpc.StatusCode.DEADLINE_EXCEEDED)
+    debug_error_string: _Method = _constant("")
+    initial_metadata: _Method = _constant(())
     trailing_metadata: _Method = initial_metadata
 
     def details(self) -> str:
-        """Say what went wrong."""
+        """Return the error message."""
         return self.message
 
     def result(self, timeout: float | None = None) -> Any:
@@ -75,7 +75,7 @@ class DeadlineStatus(_Ended, DeadlineExceeded, grpc.aio.AioRpcError):  # type: i
         return self
 
     def traceback(self, timeout: float | None = None) -> Any:
-        """Return where it was raised."""
+        """Return the traceback of this error."""
         return self.__traceback__
 
     @override
@@ -92,17 +92,17 @@ _DETAILS = "answered by a policy"
 
 @final
 class Answer(_Ended):
-    """What a policy has answered in the place of a blocking call: a message, or an iterable of messages."""
+    """A policy's answer in place of a blocking call: a message, or an iterable of messages."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
         self._replies: Iterator[Any] | None = None
 
-    code: _Method = _now(grpc.StatusCode.OK)
-    details: _Method = _now(_DETAILS)
-    initial_metadata: _Method = _now(())
+    code: _Method = _constant(grpc.StatusCode.OK)
+    details: _Method = _constant(_DETAILS)
+    initial_metadata: _Method = _constant(())
     trailing_metadata: _Method = initial_metadata
-    exception: _Method = _now(None)
+    exception: _Method = _constant(None)
     traceback: _Method = exception
 
     def __iter__(self) -> Iterator[Any]:
@@ -119,21 +119,21 @@ class Answer(_Ended):
 
 
 class _AioEnded(_Ended):
-    """As much of a finished call as grpc.aio and its users look at.
+    """The part of a finished call's interface that grpc.aio and its users need.
 
-    What derives from it is a call by type, too: anything else grpc.aio would take for a reply, or join to the last
-    call that was made, and there was none.
+    Subclasses also derive from the call types of grpc.aio: it takes any other object for a reply, or attaches it to
+    the last call that was made, and no call was made.
     """
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    code: _Method = _later(grpc.StatusCode.OK)
-    details: _Method = _later(_DETAILS)
-    debug_error_string: _Method = _later("")
-    initial_metadata: _Method = _later(grpc.aio.Metadata())
+    code: _Method = _async_constant(grpc.StatusCode.OK)
+    details: _Method = _async_constant(_DETAILS)
+    debug_error_string: _Method = _async_constant("")
+    initial_metadata: _Method = _async_constant(grpc.aio.Metadata())
     trailing_metadata: _Method = initial_metadata
-    wait_for_connection: _Method = _later(None)
+    wait_for_connection: _Method = _async_constant(None)
     done_writing: _Method = wait_for_connection
 
     async def write(self, request: Any) -> None:
@@ -142,7 +142,7 @@ class _AioEnded(_Ended):
 
 @final
 class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
-    """What a policy has answered in the place of a call of grpc.aio with one reply."""
+    """A policy's answer in place of a grpc.aio call with one reply."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._value
@@ -151,7 +151,7 @@ class _AioAnswer(_AioEnded, grpc.aio.UnaryUnaryCall, grpc.aio.StreamUnaryCall): 
 
 @final
 class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall):  # type: ignore[misc]
-    """The same of one with many replies: messages, from any iterable."""
+    """A policy's answer in place of a grpc.aio call with a stream of replies: any iterable of messages."""
 
     _reading: AsyncIterator[Any] | None = None
 
@@ -171,5 +171,5 @@ class _AioAnswers(_AioEnded, grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall
 
 
 def aio_answer(value: Any, by_stream: bool) -> Any:
-    """Return what stands for a call of grpc.aio that a policy has answered."""
+    """Return the object that replaces a grpc.aio call when a policy answers with `value`."""
     return _AioAnswers(value) if by_stream else _AioAnswer(value)

@@ -1,13 +1,12 @@
-"""A call under a policy, written once for blocking channels and for grpc.aio: its attempts, its time, its failure.
+"""One call under a policy, for blocking channels and for grpc.aio: its attempts, its deadline, its failure.
 
-gRPC gives each call one deadline, which its own core keeps, here and on the server. So the time that is
-left becomes the `timeout` of each attempt, and a call that ran into it ends by itself: nothing has to be
-cancelled. To the policies such a call is out of time (`DeadlineExceeded`), not a failure of the server;
-the `Timeout` whose limit it was makes it its own. If it comes out of the pipeline, it is turned back into
-the status that gRPC's callers know; and so is a `DeadlineExceeded` of a policy, where the time was over before a call
-was made.
+gRPC enforces one deadline per call, in the client and on the server. So the time that is left becomes the
+`timeout` of each attempt, and a call that exceeds it ends by itself: nothing has to be cancelled. To the
+policies such a call has exceeded its deadline (`DeadlineExceeded`), the server has not failed; a `Timeout`
+whose limit was exceeded turns it into its own error. A `DeadlineExceeded` that leaves the pipeline becomes the
+status that gRPC's callers know, also if a policy raised it because the time was up before a call was made.
 
-What happens in an attempt is one coroutine. A blocking channel drives it: what it awaits has finished by then.
+An attempt is one coroutine. For a blocking channel it is driven: everything that it awaits has already finished.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from resilience.integrations.grpc.answers import DeadlineStatus
 from resilience.integrations.http import NotRepeatable
 from resilience.policy import Policy
 
-#: A server of gRPC says when a retry is welcome (gRFC A6): milliseconds, or -1 for "do not".
+#: The metadata key by which a server limits retries (gRFC A6): milliseconds to wait, or -1 for no retry.
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 #: Seconds by which gRPC's timers and our clock may differ.
-GRAIN: Final = 0.05
+CLOCK_TOLERANCE: Final = 0.05
 
-#: Replies of a call that are kept, the last ones: a policy may go on for hours because of what they say.
-_KEPT: Final = 8
+#: How many of its latest replies a call keeps. A policy may reject results, and repeat the call, for hours.
+_KEPT_REPLIES: Final = 8
 
 
 class Kind(NamedTuple):
-    """A kind of method, by whether its requests and its replies are streams."""
+    """A kind of method: whether its requests are a stream, and whether its replies are."""
 
     sends_stream: bool
     gets_stream: bool
 
     @property
     def name(self) -> str:
-        """What grpc calls it: ``"unary_stream"``."""
+        """The name that grpc uses, such as ``"unary_stream"``."""
         return "_".join("stream" if is_stream else "unary" for is_stream in self)
 
 
@@ -54,7 +53,7 @@ KINDS: Final = tuple(Kind(sends, gets) for sends in (False, True) for gets in (F
 
 @final
 class OutOfTime(DeadlineExceeded):
-    """A call that ran into the deadline that we gave it.
+    """A call that exceeded the `timeout` that we gave it.
 
     :param status: the error that gRPC raised.
     """
@@ -65,14 +64,14 @@ class OutOfTime(DeadlineExceeded):
 
 
 class Side(NamedTuple):
-    """What differs between a blocking channel and one of grpc.aio.
+    """The differences between a blocking channel and a grpc.aio channel.
 
-    :param in_tasks: whether a call is to be awaited.
+    :param in_tasks: whether a call has to be awaited.
     :param run: runs one of our coroutines to its end, or returns it to be awaited.
-    :param iterate: begins to read a stream of replies; `following` gets the next one.
-    :param covers_once: how much the policy covers of a call with one reply whose requests cannot be sent again.
-    :param sleep: waits for so many seconds.
-    :param answered: makes the call that stands for what a policy has answered instead, by a stream or not.
+    :param iterate: returns an iterator over a stream of replies; `following` gets the next one.
+    :param covers_once: how much of a call the policy covers if there is one reply and requests cannot be sent again.
+    :param sleep: waits for a number of seconds.
+    :param answered: builds the call that represents a policy's answer; its second argument: whether it is a stream.
     """
 
     in_tasks: bool
@@ -86,9 +85,9 @@ class Side(NamedTuple):
 
 @final
 class Calls:
-    """What the calls of one channel have in common.
+    """The settings that the calls of one channel share.
 
-    :param policy: what they run under.
+    :param policy: the policy around each call.
     :param unrepeatable: the methods that are never repeated.
     """
 
@@ -107,11 +106,11 @@ class Calls:
 
 @final
 class Call:
-    """A call on its way through a policy: the function that the policy calls for each attempt.
+    """One call through a policy: the function that the policy calls for each attempt.
 
-    :param continuation: makes an attempt; given by grpc.
-    :param details: what grpc says about the call.
-    :param request: a message, or the messages of a stream.
+    :param continuation: grpc's function that makes an attempt.
+    :param details: grpc's details of the call, among them its method and timeout.
+    :param request: a message, or an iterable of messages.
     """
 
     def __init__(self, calls: Calls, kind: Kind, continuation: Callable[..., Any], details: Any, request: Any) -> None:
@@ -121,13 +120,13 @@ class Call:
         self._details = details
         self._method: str = details.method.decode() if isinstance(details.method, bytes) else details.method
         self._request = request
-        # A stream of requests that is no list or tuple may be used up: the second time it would be empty.
+        # Requests that are not in a list or tuple may come from an iterator, which a second attempt would find empty.
         self._is_replayable = kind.sends_stream and isinstance(request, Sequence)
         self._sends_once = kind.sends_stream and not self._is_replayable
         self._may_repeat = not self._sends_once and self._method not in calls.unrepeatable
         self._has_begun = False
-        self.__qualname__: str = self._method  # the operation of an execution that is given none
-        self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT)
+        self.__qualname__: str = self._method  # the default operation of the execution
+        self._replies: deque[tuple[object, Any]] = deque(maxlen=_KEPT_REPLIES)
 
     def __call__(self, ctx: Context) -> Any:
         """Make an attempt."""
@@ -135,7 +134,7 @@ class Call:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the call may be made now, or again. A Retry asks this."""
+        """Whether the call may be made, or made again; a Retry reads this."""
         return self._may_repeat or not self._has_begun
 
     async def run(self, protect: Callable[..., Any], policy: Policy[Any]) -> Any:
@@ -150,11 +149,11 @@ class Call:
             self._mark(error)
             raise
         finally:
-            self._let_go()
+            self._release_references()
         try:
             raise status
         finally:
-            del status  # no cycle: error -> traceback -> this frame -> error
+            del status  # avoids a reference cycle: error -> traceback -> this frame -> error
 
     async def attempt(self, ctx: Context) -> Any:
         """Make one attempt, and return what the policies see of it."""
@@ -166,14 +165,14 @@ class Call:
         except grpc.RpcError as error:
             _mark_pushback(error)
             if _ran_out(error, ctx):
-                await maybe_await(self._side.sleep(ctx.remaining()))  # gRPC's timer is a little early
+                await maybe_await(self._side.sleep(ctx.remaining()))  # gRPC's timer may fire a little early
                 raise OutOfTime("the call ran into the deadline of the execution", status=error) from error
             raise
         self._replies.append((reply, reply if isinstance(reply, Replies) else call))
         return reply
 
     def _context(self) -> Context | None:
-        """Return the context of the execution: the caller's own `timeout` is for all attempts together, as in gRPC."""
+        """Return the context of the execution: the caller's `timeout` limits all attempts together, as in gRPC."""
         if self._details.timeout is None:
             return None
         outer = current_context()
@@ -181,7 +180,7 @@ class Call:
         return Context(timeout=timeout, operation=outer._info.operation or self._method, properties=outer.properties)
 
     def _begin(self, ctx: Context) -> Any:
-        """Begin an attempt with the time that is left. What has been sent, and may not be sent twice, is refused."""
+        """Begin an attempt with the time that is left; refuse if the requests were sent and cannot be sent again."""
         timeout = ctx.timeout()
         if not self.repeatable:
             raise NotRepeatable("the call was not made again: its requests, or its method, allow it only once")
@@ -190,7 +189,7 @@ class Call:
         return self._continuation(_limited(self._details, timeout), request)
 
     async def _covered(self, call: Any) -> Any:
-        """Wait for as much of a call as the policy covers, and return what the policy sees of it."""
+        """Wait for the part of the call that the policy covers, and return the result that the policy sees."""
         if self._sends_once and (self._kind.gets_stream or self._side.covers_once == "start"):
             return call
         if not self._kind.gets_stream:
@@ -202,38 +201,38 @@ class Call:
             first = []
         except grpc.RpcError:
             raise
-        except BaseException:  # Ctrl-C
+        except BaseException:  # such as KeyboardInterrupt
             call.cancel()
             raise
         return Replies(call, replies, first)
 
     def _call_of(self, reply: object) -> Any:
-        """Return grpc's call that this very reply came from, or one that stands for a policy's answer."""
-        for each, call in tuple(self._replies):  # a thread that was walked away from may add to it
+        """Return the grpc call that this reply object came from, or the call that represents a policy's answer."""
+        for each, call in tuple(self._replies):  # a copy: an abandoned thread may append to it
             if each is reply:
                 return call
         return self._side.answered(reply, self._kind.gets_stream)
 
-    def _let_go(self) -> None:
-        """Forget what was sent, and what came of it.
+    def _release_references(self) -> None:
+        """Drop the request and the replies.
 
-        A call of grpc.aio keeps the context that it was made in, and that keeps this: it would be a cycle.
+        A grpc.aio call keeps the context variables that it was made with, which refer to this: a reference cycle.
         """
         self._replies.clear()
         del self._continuation, self._request
 
     def _mark(self, error: Exception) -> None:
-        """Mark an error, also one of a policy, with which a Retry further out must not make the call again."""
+        """If the call cannot be made again, mark its error, also one of a policy, so that no outer Retry repeats it."""
         if not self.repeatable and getattr(error, "repeatable", True) is not False:
             try:
                 error.repeatable = False  # type: ignore[attr-defined]
-            except Exception:  # one that refuses attributes goes without
+            except Exception:  # the error allows no attributes
                 return
 
 
 @final
 class Replies:
-    """The replies of a call whose first one has been waited for, and everything else that the call can do."""
+    """An iterator over the replies of a call, the first of which has arrived; other attributes are the call's own."""
 
     def __init__(self, call: Any, replies: Any, first: list[Any]) -> None:
         self._call = call
@@ -253,11 +252,11 @@ class Replies:
         return self._first.pop() if self._first else await anext(self._replies)
 
     def close(self) -> None:
-        """End a call whose replies are not wanted."""
+        """Cancel the call; the rest of its replies is not needed."""
         self._call.cancel()
 
     async def aclose(self) -> None:
-        """Do the same."""
+        """Cancel the call, as `close` does."""
         self._call.cancel()
 
     def __getattr__(self, name: str) -> Any:
@@ -265,10 +264,10 @@ class Replies:
 
 
 def _limited(details: Any, timeout: float | None) -> Any:
-    """Return the details of a call with another timeout."""
+    """Return the details of the call with this timeout."""
     if timeout is None and details.timeout is None:
         return details
-    replace = getattr(details, "_replace", None)  # grpc's own are named tuples
+    replace = getattr(details, "_replace", None)  # grpc's own details are named tuples
     if replace is not None:
         return replace(timeout=timeout)
     changed = copy.copy(details)
@@ -277,13 +276,13 @@ def _limited(details: Any, timeout: float | None) -> Any:
 
 
 def _ran_out(error: Any, ctx: Context) -> bool:
-    """Whether a call failed because the time that we gave it was over."""
+    """Whether a call failed because it exceeded the `timeout` that we gave it."""
     code = getattr(error, "code", None)  # a bare `RpcError` of another library has none
-    return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= GRAIN
+    return callable(code) and code() is grpc.StatusCode.DEADLINE_EXCEEDED and ctx.remaining() <= CLOCK_TOLERANCE
 
 
 def _mark_pushback(error: Any) -> None:
-    """Mark the error with what the server says of another attempt, for Retry."""
+    """Set the server's pushback on the error, as the attributes that Retry reads."""
     pushback = _pushback(error)
     if pushback is not None and pushback >= 0:
         error.retry_after = pushback / 1000
@@ -292,10 +291,10 @@ def _mark_pushback(error: Any) -> None:
 
 
 def _pushback(error: Any) -> int | None:
-    """Return the milliseconds that the server asks to wait; negative for "never", as is anything unreadable (A6)."""
+    """Return the server's pushback in milliseconds; negative for "no retry", also if it is not readable (A6)."""
     metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
-    said = [value for key, value in metadata if key == PUSHBACK]
-    if not said:
+    values = [value for key, value in metadata if key == PUSHBACK]
+    if not values:
         return None
-    text = said[-1] if isinstance(said[-1], str) else said[-1].decode("latin-1")
+    text = values[-1] if isinstance(values[-1], str) else values[-1].decode("latin-1")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1

@@ -1,4 +1,4 @@
-"""Interceptors that run the calls of a channel under a policy: of a blocking one, and of one of `grpc.aio`."""
+"""Interceptors that run the calls of a channel under a policy, for blocking channels and for `grpc.aio`."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class PolicyInterceptor(
 ):
     """Run each call of a channel under a policy, with the time that is left as its deadline.
 
-    :param policy: what stands around each call. It sees a failed call as the `grpc.RpcError` that it is, and
-        a reply as its message.
+    :param policy: the policy around each call. It sees a failed call as its `grpc.RpcError`, and a reply as its
+        message.
     :param unrepeatable: methods (``"/package.Service/Method"``) that no Retry repeats.
 
     By the kind of method, a policy covers, and a Retry repeats:
 
-    - one request: the whole call; of a stream of replies, everything up to the first one.
-    - a stream of requests that is a list or a tuple: the same.
-    - any other stream of requests: it may be used up, so it is never sent twice. With one reply the policy
-      covers the whole call, with a stream of replies only its start.
+    - one request: the whole call; if the replies are a stream, everything up to the first one.
+    - a stream of requests from a list or a tuple: the same.
+    - any other stream of requests: it can be read only once, so it is never sent twice. If there is one reply, the
+      policy covers the whole call; if the replies are a stream, only its start.
 
     `Rejected` and the errors of a `Timeout` are raised as they are; a call that exceeds the deadline of the context, or
     its own `timeout`, raises a `grpc.RpcError` with the status `DEADLINE_EXCEEDED`. If the time was up before a call
-    was made, that error is also a `DeadlineExceeded`, and nothing was sent. A stub's `timeout` is for all attempts
-    together. A call by `.future()` waits for its outcome here: interceptors of the blocking API cannot do otherwise. A
-    policy of its own makes of it what grpc makes of an interceptor that raises.
+    was made, that error is also a `DeadlineExceeded`, and nothing was sent. A stub's `timeout` limits all attempts
+    together. A call by `.future()` blocks until its outcome is known: interceptors of the blocking API cannot do
+    otherwise. If a policy raises an error of its own, gRPC handles it as an error that an interceptor raises.
     """
 
     def __init__(self, policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> None:
@@ -87,10 +87,10 @@ class PolicyInterceptor(
 def aio_interceptors(policy: Policy[Any], *, unrepeatable: Collection[str] = ()) -> list[Any]:
     """Return interceptors for a channel of `grpc.aio`, with the parameters and rules of `PolicyInterceptor`.
 
-    Two things differ. They are a list, because grpc.aio registers an interceptor for one kind of method only. And of a
-    stream of requests that is no list or tuple, and of `call.write`, a policy covers only the start of the call, also
-    with one reply: a caller who writes requests one by one waits in each write for the interceptors, so they must not
-    wait for a reply.
+    Two things differ. They are a list, because grpc.aio registers an interceptor for one kind of method only. And if
+    the requests are a stream that is no list or tuple, or are sent by `call.write`, a policy covers only the start of
+    the call, even if there is one reply: each write waits for the interceptors, so an interceptor must not wait for a
+    reply.
 
     ``grpc.aio.insecure_channel("localhost:50051", interceptors=aio_interceptors(policy))``
     """

@@ -1,7 +1,7 @@
-"""The caller's deadline in a gRPC server: ambient in the handler, for as long as it answers.
+"""The caller's deadline in a gRPC server: ambient in the handler while it runs.
 
-gRPC carries the deadline itself, as `grpc-timeout`, and ends the call when it is over. What it does not do
-is let the handler's own calls know.
+gRPC itself sends the deadline, as `grpc-timeout`, and ends the call when it has passed. But it does not apply
+the deadline to the calls that the handler makes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["AioDeadlineInterceptor", "DeadlineInterceptor"]
 
 _Behavior: TypeAlias = Callable[..., Any]
 
-_NEVER = 1e9  # seconds; a blocking server says about 9e18 where the caller has set no deadline
-_OVER = "the deadline of the call has passed"
+_UNLIMITED = 1e9  # seconds; in a blocking server, about 9e18 remain if the caller has set no deadline
+_DETAILS = "the deadline of the call has passed"
 
 
 @final
 class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Open the deadline that the caller has set, for everything that a handler of a blocking server does.
+    """Open the caller's deadline for everything that a handler of a blocking server does.
 
-    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a call without a deadline; that of `cap` by default, infinity for no limit. Where
-        neither is given, both are 60 seconds.
+    :param cap: the most seconds that a caller may ask for; `default` by default, infinity for no bound.
+    :param default: the seconds for a call without a deadline; `cap` by default, infinity for no limit. If neither is
+        given, both are 60 seconds.
 
-    A call whose time is over when it comes to its handler (it has waited for a thread, say) is refused with
-    `DEADLINE_EXCEEDED`, and the handler is not entered. `DeadlineExceeded` that comes out of a handler, or once
-    the time is over a network error, becomes that status, too. Nothing is cut off: a thread cannot be.
+    A call that reaches its handler after the deadline (because it waited for a thread, say) is refused with
+    `DEADLINE_EXCEEDED`, and the handler is not entered. If the handler raises `DeadlineExceeded`, or a network error
+    after the deadline, the caller gets the same status. Nothing is cut off: a thread cannot be.
     """
 
     def __init__(self, *, cap: Duration | None = None, default: Duration | None = None) -> None:
@@ -49,12 +49,12 @@ class DeadlineInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Return the handler of a call, with the deadline around it."""
-        return _with(continuation(handler_call_details), self._acceptance)
+        return _with_deadline(continuation(handler_call_details), self._acceptance)
 
 
 @final
 class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Do the same in a `grpc.aio` server, with the parameters and rules of `DeadlineInterceptor`.
+    """Open the caller's deadline in a `grpc.aio` server, with the parameters and rules of `DeadlineInterceptor`.
 
     The handler itself is cancelled by gRPC when the caller's own deadline passes, not at `cap` or `default`.
     """
@@ -64,16 +64,16 @@ class AioDeadlineInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Return the handler of a call, with the deadline around it."""
-        return _with(await continuation(handler_call_details), self._acceptance)
+        return _with_deadline(await continuation(handler_call_details), self._acceptance)
 
 
-def _with(handler: Any, acceptance: Acceptance) -> Any:
-    """Return the same handler with the deadline around its function."""
+def _with_deadline(handler: Any, acceptance: Acceptance) -> Any:
+    """Return the handler with the deadline around its function."""
     if handler is None:  # no such method
         return None
     kind = Kind(bool(handler.request_streaming), bool(handler.response_streaming)).name
     behavior = getattr(handler, kind)
-    if getattr(behavior, "experimental_non_blocking", False):  # answers through a callback, whenever it likes
+    if getattr(behavior, "experimental_non_blocking", False):  # it answers through a callback, at any later time
         return handler
     if inspect.iscoroutinefunction(behavior):
         wrapper = _coroutine
@@ -116,7 +116,7 @@ def _coroutine(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
     async def wrapper(request: Any, context: Any) -> AsyncIterator[Any]:
         async with _Limited(acceptance, context) as steps:
-            with steps:  # all of it: each call has a task of its own
+            with steps:  # around all replies: each call runs in its own task
                 async for reply in behavior(request, context):
                     yield reply
 
@@ -125,14 +125,14 @@ def _async_stream(behavior: _Behavior, acceptance: Acceptance) -> _Behavior:
 
 @final
 class _Limited:
-    """A block in which a call is answered: its deadline is opened, and running out of time becomes the status for it.
+    """The block around a handler: opens the deadline, and reports an exceeded one as `DEADLINE_EXCEEDED`.
 
-    :param context: of the call, in a blocking server or in one of grpc.aio, whose `abort` is to be awaited.
+    :param context: grpc's context of the call; in grpc.aio its `abort` has to be awaited.
     """
 
     def __init__(self, acceptance: Acceptance, context: Any) -> None:
         remaining: float | None = context.time_remaining()
-        asked = None if remaining is None or remaining > _NEVER else remaining
+        asked = None if remaining is None or remaining > _UNLIMITED else remaining
         self._ctx = budget(acceptance.granted(asked))
         self._context = context
 
@@ -156,12 +156,12 @@ class _Limited:
             await self._abort()
 
     async def _abort(self) -> None:
-        await maybe_await(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _OVER))
+        await maybe_await(self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, _DETAILS))
         raise AssertionError("abort() raises")
 
 
 def _stepwise(replies: Iterator[Any], steps: Steps) -> Iterator[Any]:
-    """Iterate in steps: between them the thread is the server's."""
+    """Open the deadline for each step of the iterator only: between steps the server uses the thread."""
     try:
         while True:
             with steps:

@@ -1,14 +1,14 @@
-"""redis-py, sync and asyncio: every command of a client under a policy, in the place of redis-py's own retries.
+"""redis-py, blocking and asyncio: every command of a client under a policy, instead of redis-py's own retries.
 
-redis-py asks its `Retry` object several times for one command: to connect, to send it and read the answer, and
-inside of that, to connect again and to check the connection's health. Taken one by one, each would be an execution of
-its own: attempts would be squared, one failure counted twice, and a breaker would take every successful handshake for
-a recovery. So here one command is one execution, and one try of it, from connecting to the last byte of the answer,
-is one attempt: the pool hands out connections that are not connected yet, and whatever a connection asks for inside
-an attempt is done once.
+redis-py calls its `Retry` object several times for one command: to connect, to send the command and read the answer,
+and within that, to reconnect and to check the connection's health. If each call were an execution, attempts would be
+squared, one failure would be counted twice, and a breaker would take every successful handshake for a recovery. So
+one command is one execution, and everything from connecting to the last byte of the answer is one attempt: the pool
+hands out connections that are not connected yet, and a function that redis-py wants to retry within an attempt runs
+once.
 
-A command whose answer does not come may have been carried out. It is repeated only where that does no harm: where
-nothing had been sent, or where doing it twice has the same effect and gives the same answer.
+If the answer does not arrive, the command may have been executed. It is repeated only if that does no harm: if
+nothing was sent, or if executing it twice has the same effect and gives an equivalent answer.
 """
 
 from resilience.integrations.extras import needed_by

@@ -1,4 +1,4 @@
-"""Which commands may be sent again, although they may have been carried out."""
+"""Which commands may be sent again although they may have been executed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _READS = (
     "ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREVRANGE ZREVRANGEBYLEX ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE "
     "ZUNION "
 )
-_ABOUT_THE_CONNECTION = (
+_CONNECTION_AND_SERVER = (
     "COMMAND DISCARD ECHO EXEC INFO LASTSAVE MULTI PING PSUBSCRIBE PUNSUBSCRIBE ROLE SELECT SSUBSCRIBE SUBSCRIBE "
     "SUNSUBSCRIBE TIME UNSUBSCRIBE UNWATCH WATCH "
 )
 _OVERWRITES = "EXPIRE EXPIREAT HMSET LSET MSET PEXPIRE PEXPIREAT PSETEX SET SETEX"
-_OF_TWO_WORDS = {"CLIENT ID", "CONFIG GET", "MEMORY USAGE", "SCRIPT EXISTS", "SCRIPT LOAD"}
+_TWO_WORDS = {"CLIENT ID", "CONFIG GET", "MEMORY USAGE", "SCRIPT EXISTS", "SCRIPT LOAD"}
 
-#: Commands that may be sent twice, by the names under which redis-py sends them: doing one again has the same effect,
-#: and its answer is as good. `SET` and the `EXPIRE`s are among them as long as they carry no condition (`NX`, `XX`,
-#: `GT`, `LT`, `GET`). `DEL` is not: it answers how many keys there were, and that is 0 the second time.
+#: Commands that may be sent twice, by the names that redis-py sends: a second execution has the same effect, and an
+#: equivalent answer. `SET` and the `EXPIRE` commands may be repeated only without a condition (`NX`, `XX`, `GT`, `LT`)
+#: or `GET`. `DEL` is not included: it returns the number of deleted keys, which is 0 the second time.
 REPEATABLE_COMMANDS: Final[frozenset[str]] = frozenset(
-    {*_READS.split(), *_ABOUT_THE_CONNECTION.split(), *_OVERWRITES.split(), *_OF_TWO_WORDS}
+    {*_READS.split(), *_CONNECTION_AND_SERVER.split(), *_OVERWRITES.split(), *_TWO_WORDS}
 )
 
-#: A command as it is given to redis-py: its name and its arguments.
+#: A command as passed to redis-py: its name and its arguments.
 Command = tuple[Any, ...]
 
-#: Where the options begin, for the commands that are repeatable only without a condition; and the harmless options.
+#: For commands that are repeatable without a condition only: the index of the first option, and harmless options.
 _OPTIONS_FROM = {"SET": 3, "EXPIRE": 3, "EXPIREAT": 3, "PEXPIRE": 3, "PEXPIREAT": 3}
 _HARMLESS_OPTIONS = frozenset({"EX", "PX", "EXAT", "PXAT", "KEEPTTL"})
 
@@ -48,9 +48,9 @@ def also_repeatable(repeat_writes: bool | Collection[str]) -> frozenset[str] | N
 
 
 def may_repeat(command: Command, also: frozenset[str] | None) -> bool:
-    """Whether this command may be carried out twice.
+    """Whether this command may be executed twice.
 
-    :param also: what `also_repeatable` has returned.
+    :param also: the result of `also_repeatable`.
     """
     name = command[0].upper() if isinstance(command[0], str) else ""
     if also is None or name in also:

@@ -1,4 +1,4 @@
-"""The connections that take part in an execution, and the function that gives them to a client."""
+"""Connections that take part in an execution, and `protect`, which makes a client use them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     """Run every command of a redis client under a policy, in place of redis-py's own retries. Return the client.
 
     :param client: a `Redis` client, or a connection pool, of `redis` or of `redis.asyncio`, that has not connected yet.
-    :param policy: what each command (or pipeline, or transaction) runs under: connecting, sending and reading the
-        answer are one attempt. For a blocking client a `Timeout` in it has to be cooperative.
-    :param repeat_writes: what may be sent again although it may have been carried out. False: `REPEATABLE_COMMANDS`
-        only. Names of commands: these as well. True: everything, as redis-py's own retries do.
-    :raises ValueError: if the client is connected, caches on its side, or the policy would leave a connection to a
-        thread.
-    :raises TypeError: for a cluster client, which has many pools and a loop of its own.
+    :param policy: the policy around each command (or pipeline, or transaction): connecting, sending and reading the
+        answer are one attempt. For a blocking client, a `Timeout` in it must be cooperative.
+    :param repeat_writes: which commands may be sent again although they may have been executed. False:
+        `REPEATABLE_COMMANDS` only. Names of commands: these as well. True: all, as redis-py's own retries do.
+    :raises ValueError: if the client is connected or has a client-side cache, or if the policy would abandon a thread
+        that uses a connection.
+    :raises TypeError: for a cluster client, which has many pools and its own retry loop.
 
-    The deadline of the context shortens the timeouts of the sockets (in asyncio: the attempt as a whole). What it does
-    not reach: looking up the host's name, and the wait of a `BlockingConnectionPool` for a free connection. In
-    blocking code it holds for each read from the socket, so an answer that trickles in may take longer.
+    The deadline of the context shortens the timeouts of the sockets (in asyncio: the attempt as a whole). It does not
+    limit the lookup of the host name, nor the wait of a `BlockingConnectionPool` for a free connection. In blocking
+    code it limits each read from the socket, so an answer that arrives in pieces may take longer.
     """
     pool: Any = getattr(client, "connection_pool", client)
     retry: PolicyDriven
@@ -62,14 +62,14 @@ def protect(client: ClientT, policy: Policy[Any], *, repeat_writes: bool | Colle
     return client
 
 
-#: What stands here in the end is a connection class of redis-py: over TCP, TLS or a Unix socket, or of a Sentinel.
+#: `_connection_class` adds the real base, a class of redis-py: over TCP, TLS or a Unix socket, or of a Sentinel.
 _RedisConnection: Any = object
 
 
 class _Connection(_RedisConnection):  # type: ignore[misc]
-    """A connection that is made in the attempt that needs it, and reports to it what it sends.
+    """A connection that connects within the attempt that needs it, and reports to that attempt what it sends.
 
-    Written once, as coroutines: a blocking connection drives them, and what they await has finished by then.
+    The methods are coroutines. A blocking connection drives them: everything that they await has already finished.
     """
 
     _commands: list[Command] | None = None
@@ -80,9 +80,9 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
 
     async def _resilient_connect(self) -> None:
         if self._call() is not None:
-            await self._really_connect()
+            await self._connect_now()
 
-    async def _really_connect(self) -> None:
+    async def _connect_now(self) -> None:
         self._connecting, outer = True, self._connecting
         try:
             await maybe_await(super().connect())
@@ -90,7 +90,7 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
             self._connecting = outer
 
     @override
-    def send_command(self, *args: Any, **kwargs: Any) -> Any:  # in asyncio, it is to be awaited
+    def send_command(self, *args: Any, **kwargs: Any) -> Any:  # in asyncio, the result is awaitable
         self._commands = [args]
         return super().send_command(*args, **kwargs)
 
@@ -100,20 +100,20 @@ class _Connection(_RedisConnection):  # type: ignore[misc]
         return super().pack_commands(self._commands)
 
     async def _resilient_send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        commands, self._commands = self._commands, None  # before PING and the like overwrite it
+        commands, self._commands = self._commands, None  # before the handshake or a PING overwrites it
         if not self.is_connected:
-            await self._really_connect()
+            await self._connect_now()
         if check_health and self.health_check_interval:
             await maybe_await(self.check_health())
-        self._shorten()
+        self._shorten_timeout()
         call = self._call()
         if call is not None and not self._connecting:
             call.sends(commands)
-        await self._put_on_the_wire(command)
+        await self._send_now(command)
 
 
 class _AsyncConnection(_Connection):
-    """One of `redis.asyncio`, where the attempt as a whole keeps to the deadline."""
+    """A connection of `redis.asyncio`, where the deadline limits the attempt as a whole."""
 
     connect = _Connection._resilient_connect
     send_packed_command = _Connection._resilient_send_packed_command
@@ -123,19 +123,19 @@ class _AsyncConnection(_Connection):
         return self.is_connected and bool(await super().can_read())
 
     @override
-    async def can_read_destructive(self) -> bool:  # its name until redis-py 8
+    async def can_read_destructive(self) -> bool:  # the name of `can_read` before redis-py 8
         return self.is_connected and bool(await super().can_read_destructive())
 
-    def _shorten(self) -> None:
-        """Leave the socket as it is."""
+    def _shorten_timeout(self) -> None:
+        """Leave the socket's timeout as it is."""
 
-    async def _put_on_the_wire(self, command: Any) -> None:
+    async def _send_now(self, command: Any) -> None:
         task = asyncio.current_task()
         cancellations = task.cancelling() if task is not None else 0
         await super().send_packed_command(command, check_health=False)
         if task is not None and task.cancelling() > cancellations:
-            # redis-py sends in `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes as it
-            # ends (https://github.com/python/cpython/issues/86296): the Timeout whose it was would never fire again.
+            # redis-py sends in `asyncio.wait_for`, which before Python 3.12 may lose a cancellation that arrives as
+            # it ends (https://github.com/python/cpython/issues/86296), and a Timeout does not cancel a second time.
             await self.disconnect(nowait=True)
             raise asyncio.CancelledError
 
@@ -144,19 +144,19 @@ def _driven(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: drive(method(self, *args, **kwargs))
 
 
-def _what_is_left(name: str) -> property:
-    """Return the property in which redis-py finds what is left of a timeout where it reads the timeout."""
+def _capped_timeout(name: str) -> property:
+    """Return a property for a timeout of redis-py; its value is at most the time left."""
     own = f"_{name}"
-    return property(lambda self: self._in_time(getattr(self, own)), lambda self, value: setattr(self, own, value))
+    return property(lambda self: self._capped(getattr(self, own)), lambda self, value: setattr(self, own, value))
 
 
 class _BlockingConnection(_Connection):
-    """One of `redis`, where each operation on the socket keeps to the deadline."""
+    """A connection of `redis`, where the deadline limits each operation on the socket."""
 
     connect = _driven(_Connection._resilient_connect)
     send_packed_command = _driven(_Connection._resilient_send_packed_command)
-    socket_timeout = _what_is_left("socket_timeout")
-    socket_connect_timeout = _what_is_left("socket_connect_timeout")
+    socket_timeout = _capped_timeout("socket_timeout")
+    socket_connect_timeout = _capped_timeout("socket_connect_timeout")
 
     @property
     def is_connected(self) -> bool:
@@ -166,30 +166,30 @@ class _BlockingConnection(_Connection):
     def can_read(self, timeout: float = 0) -> bool:
         if not self.is_connected and self._call() is None:
             return False
-        return bool(super().can_read(self._in_time(timeout)))
+        return bool(super().can_read(self._capped(timeout)))
 
-    async def _put_on_the_wire(self, command: Any) -> None:
+    async def _send_now(self, command: Any) -> None:
         super().send_packed_command(command, check_health=False)
 
     @override
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            self._shorten()
-            if "timeout" in kwargs:  # of a subscriber, who may want to wait for ever
-                kwargs["timeout"] = self._in_time(kwargs["timeout"])
+            self._shorten_timeout()
+            if "timeout" in kwargs:  # from a subscriber; None waits without a limit
+                kwargs["timeout"] = self._capped(kwargs["timeout"])
         except DeadlineExceeded:
-            self.disconnect()  # the answer is on its way, and must not be taken for that of another command
+            self.disconnect()  # the answer may still arrive, and must not be taken for that of another command
             raise RedisTimeoutError(TOO_LATE) from None
         return super().read_response(*args, **kwargs)
 
-    def _shorten(self) -> None:
-        """Let the socket wait no longer than there is time left."""
-        timeout = self._in_time(self._socket_timeout)
+    def _shorten_timeout(self) -> None:
+        """Set the socket's timeout to at most the time left."""
+        timeout = self._capped(self._socket_timeout)
         if self._sock is not None and self._sock.gettimeout() != timeout:
             self._sock.settimeout(timeout)
 
-    def _in_time(self, limit: Any) -> Any:
-        """Return the smaller of a timeout of redis-py's and what is left; 0 and its sentinel mean something else."""
+    def _capped(self, limit: Any) -> Any:
+        """Return the smaller of redis-py's timeout and the time left; 0 and redis-py's sentinel are returned as is."""
         is_a_wait = limit is None or (isinstance(limit, (int, float)) and limit > 0)
         call = self._call() if is_a_wait else None
         if call is None or call.ctx is None:
@@ -200,7 +200,7 @@ class _BlockingConnection(_Connection):
 
 @functools.cache
 def _connection_class(base: type) -> type:
-    """Return the class of connections that does what ours do, and otherwise what `base` does."""
+    """Return a subclass of `base` whose connections take part in executions."""
     if issubclass(base, _Connection):
         return base
     ours = _AsyncConnection if issubclass(base, AbstractAsyncConnection) else _BlockingConnection

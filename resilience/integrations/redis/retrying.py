@@ -1,7 +1,6 @@
-"""The object that redis-py calls its `Retry`, and the execution that each call of it is.
+"""The `Retry` objects that redis-py calls, and the execution that each call begins.
 
-What happens in an attempt is written once, as a coroutine. A blocking client runs it as blocking policies run: what
-it awaits has finished when the await is reached.
+An attempt is one coroutine. A blocking client drives it: everything that it awaits has already finished.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from resilience.runtimes.driving import drive
 if TYPE_CHECKING:
     from resilience.context import Context
 
-#: Answers by which the server says that the one command that was sent has not been carried out.
+#: Errors that prove, if a single command was sent, that the server has not executed it.
 _REFUSALS = (BusyLoadingError, ReadOnlyError)
 
 TOO_LATE = "the deadline of the execution has passed"
 
 
 class OutcomeUnknown(RedisTimeoutError):
-    """A command was cut off after it had been sent, may have been carried out, and was not sent again."""
+    """A command that was cut off after it had been sent: it may have been executed, and was not sent again."""
 
-    #: Says to Retry: not again.
+    #: A Retry does not repeat the call.
     repeatable: bool = False
 
 
 class PolicyDriven:
-    """What the two Retry objects share: the policy, which stays one however often redis-py copies the object.
+    """The common base of the two Retry classes. Copies, of which redis-py makes many, share the policy.
 
-    :param policy: what each command runs under.
-    :param repeat_writes: what may be sent again although it may have been carried out: see `protect`.
+    :param policy: the policy around each command.
+    :param repeat_writes: which commands may be sent again although they may have been executed: see `protect`.
     """
 
     _supported_errors: tuple[type[Any], ...]
@@ -76,11 +75,11 @@ class PolicyDriven:
         return copy.copy(self)
 
     def handles(self, error: Exception) -> bool:
-        """Whether redis-py gives up the connection after this error."""
+        """Whether redis-py closes the connection after this error."""
         return isinstance(error, self._supported_errors)
 
     def current_call(self) -> Call | None:
-        """Return the execution under the same policy that surrounds this code."""
+        """Return the execution under the same policy whose attempt is running here, if there is one."""
         call = _current.get()
         return call if call is not None and call.ctx is not None and call.retry.policy is self.policy else None
 
@@ -93,29 +92,29 @@ class PolicyDriven:
     ) -> Any:
         """Run `do` under the policy; call `fail` after each attempt that failed with a supported error.
 
-        For `redis.asyncio` the results of `do`, of `fail` and of this are to be awaited.
+        In `redis.asyncio`, the results of `do`, `fail` and this method are awaitable.
         """
         call = Call(self, do, fail, is_retryable, with_failure_count)
         if self.current_call() is not None:
             return self._run(call.part(do))
         return self._protect(self.policy, call, takes_context=True)()
 
-    # What differs. Methods, as in the classes below: of `Any`, as one of them returns what the other awaits.
-    _in_tasks: ClassVar[bool]  # whether what is called returns something to await
+    # The methods that differ. They are `Any`, because in one class they return a result, in the other an awaitable.
+    _in_tasks: ClassVar[bool]  # whether the functions of redis-py return awaitables
     _run: Any  # runs one of our coroutines to its end, or returns it to be awaited
-    _limited: Any  # returns what does the same as `do`, and waits for it no longer than the deadline
+    _limited: Any  # returns a function that runs `do`, limited by the deadline
     _protect: Any  # puts the policy around a call
 
 
 @final
 class PolicyRetry(PolicyDriven, _Retry):
-    """A `redis.retry.Retry` whose attempts, waits and refusals are a policy's. What `protect` gives to connections.
+    """A `redis.retry.Retry` that leaves attempts, waits and refusals to a policy. `protect` gives it to connections.
 
-    :param policy: what each command runs under. It may hold no `Timeout` that enforces its limit: that would leave
-        the connection to a thread which still reads from it. A `Timeout(..., cooperative=True)` shortens the timeouts
-        of the socket.
-    :param repeat_writes: see `protect`. Connections of other classes than `protect`'s do not report what they send,
-        and have every command repeated.
+    :param policy: the policy around each command. It must not contain a `Timeout` that enforces its limit: that would
+        abandon a thread which still reads from the connection. A `Timeout(..., cooperative=True)` shortens the
+        timeouts of the socket.
+    :param repeat_writes: see `protect`. Only the connections that `protect` sets up report what they send; with other
+        connections, every command is repeated.
     :raises ValueError: for a `Timeout` that is not cooperative.
     """
 
@@ -133,12 +132,12 @@ class PolicyRetry(PolicyDriven, _Retry):
     _protect = staticmethod(execution.protect)
 
     def _limited(self, do: Callable[[], Any], ctx: Context) -> Callable[[], Any]:
-        return do  # each operation on the socket keeps to the deadline
+        return do  # the deadline limits each operation on the socket
 
 
 @final
 class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
-    """The same for `redis.asyncio`. Here the policy may hold any `Timeout`: the task is cancelled."""
+    """`PolicyRetry` for `redis.asyncio`. Its policy may contain any `Timeout`: the task is cancelled."""
 
     _in_tasks = True
     _run = staticmethod(lambda coroutine: coroutine)
@@ -146,11 +145,11 @@ class AsyncPolicyRetry(PolicyDriven, _AsyncRetry):
 
     def _limited(self, do: Callable[[], Awaitable[Any]], ctx: Context) -> Callable[[], Awaitable[Any]]:
         if waits_until(ctx) == inf:
-            return do  # a Timeout around it will cut it off by then
-        return functools.partial(_in_time, do, ctx)
+            return do  # an enforced Timeout cuts it off at the deadline
+        return functools.partial(_with_limit, do, ctx)
 
 
-async def _in_time(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
+async def _with_limit(do: Callable[[], Awaitable[Any]], ctx: Context) -> Any:
     limit = asyncio.timeout(ctx.timeout())
     try:
         async with limit:
@@ -166,7 +165,7 @@ _current: ContextVar[Call | None] = ContextVar("resilience.redis", default=None)
 
 @final
 class Call:
-    """One execution: what the policy calls for each attempt, and what these have to know of one another."""
+    """One execution: the function that the policy calls for each attempt, and the state that attempts share."""
 
     def __init__(
         self,
@@ -177,17 +176,17 @@ class Call:
         with_failure_count: bool,
     ) -> None:
         self.retry: PolicyDriven = retry
-        self.ctx: Context | None = None  # of the attempt that is running
-        self.__qualname__ = "redis_command"  # the operation of an execution that is given none
+        self.ctx: Context | None = None  # the context of the running attempt
+        self.__qualname__ = "redis_command"  # the default operation of the execution
         self._do = do
         self._fail = fail
         self._is_retryable = is_retryable
         self._counts = with_failure_count
         self._failures = 0
-        # What an attempt ended with that `fail` was not called for. No attempt begins before it was: a pipeline that
-        # watches keys raises `WatchError` there, as it must not go on with another connection.
-        self._unsettled: Exception | None = None
-        # What may have been carried out, and must not be twice.
+        # The error of the last attempt if `fail` was not called for it. It is called before the next attempt: there a
+        # pipeline that watches keys raises `WatchError`, because it must not continue on another connection.
+        self._unreported: Exception | None = None
+        # Commands that may have been executed, and must not be executed twice; empty if they are unknown.
         self._in_doubt: list[Command] | None = None
 
     def __call__(self, ctx: Context) -> Any:
@@ -199,58 +198,57 @@ class Call:
         token = _current.set(self)
         self.ctx = ctx
         try:
-            if self._unsettled is not None:
-                await self._settle(self._unsettled)
+            if self._unreported is not None:
+                await self._report(self._unreported)
             if self._in_doubt is not None:
                 names = ", ".join(str(command[0]) for command in self._in_doubt) or "a command"
                 raise OutcomeUnknown(f"{names} may have been carried out before it was cut off; not sent again")
             result = await self.part(self.retry._limited(self._do, ctx))
-            self._unsettled = self._in_doubt = None
+            self._unreported = self._in_doubt = None
             return result
         finally:
-            self.ctx = None  # tasks that were started inside have a copy of the variable: for them, too, it is over
+            self.ctx = None  # tasks that `do` started keep their copy of the variable: the attempt ends for them, too
             _current.reset(token)
 
     async def part(self, do: Callable[[], Any]) -> Any:
-        """Run `do` once, and no more where it is a part of an attempt: connecting, say, has no attempts of its own."""
+        """Run `do` once, as an attempt or as part of one: connecting, for example, has no attempts of its own."""
         try:
             result = do()
             return await result if self.retry._in_tasks else result
         except Exception as error:
-            if self._judge(error):
-                await self._settle(error)
+            if self._note(error):
+                await self._report(error)
             raise
         except BaseException:
-            self._unsettled = RedisTimeoutError("the attempt was cut off")
+            self._unreported = RedisTimeoutError("the attempt was cut off")
             raise
 
     def sends(self, commands: list[Command] | None) -> None:
-        """Note that a connection is about to send these commands; None where it does not know which."""
+        """Note that a connection is about to send these commands; None if it does not know which."""
         if commands is None or not all(may_repeat(it, self.retry.also_repeatable) for it in commands):
             self._in_doubt = commands or []
 
-    def _judge(self, error: Exception) -> bool:
-        """Note what a failure says about a repetition; true if `fail` is to be called for it."""
+    def _note(self, error: Exception) -> bool:
+        """Note an error, and mark it if the call must not be repeated; true if `fail` has to be called for it."""
         if self._in_doubt is not None and len(self._in_doubt) == 1 and isinstance(error, _REFUSALS):
             self._in_doubt = None
         refused = self._is_retryable is not None and not self._is_retryable(error)
         if refused or self._in_doubt is not None:
-            _forbid(error)
-        self._unsettled = error
+            _forbid_retry(error)
+        self._unreported = error
         return self.retry.handles(error) and not refused
 
-    async def _settle(self, error: Exception) -> None:
-        """Call `fail`. What it raises ends the execution, except where it could only not connect again."""
-        self._unsettled = None
+    async def _report(self, error: Exception) -> None:
+        """Call `fail`. If it raises, Retry stops, unless it only failed to reconnect and no command is in doubt."""
+        self._unreported = None
         self._failures += 1
         try:
             await maybe_await(self._fail(error, self._failures) if self._counts else self._fail(error))
         except Exception as raised:
             if self._in_doubt is not None or not self.retry.handles(raised):
-                _forbid(raised)
+                _forbid_retry(raised)
             raise
 
 
-def _forbid(error: Any) -> None:
-    """Say to Retry: not again."""
+def _forbid_retry(error: Any) -> None:
     error.repeatable = False

@@ -1,8 +1,8 @@
-"""SQLAlchemy: which errors are transient, and units of work with a session or a connection, done again as a whole.
+"""SQLAlchemy: which errors are transient, and units of work with a session or a connection, repeated as a whole.
 
-What is said in `resilience.integrations.dbapi` holds here: SQLAlchemy wraps the errors of the same drivers, and has
-the same transactions. An attempt has a fresh session, as a session that has seen a failure holds objects of a
-transaction that never was.
+The rules of `resilience.integrations.dbapi` apply: SQLAlchemy wraps the errors of the same drivers, and has the same
+transactions. Each attempt gets a new session, because after a failure a session still holds objects of the transaction
+that was rolled back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resilience.integrations import dbapi
 from resilience.integrations.dbapi import OutcomeUnknown, TransactionAborted, UnitOfWork
 from resilience.integrations.dbapi.drivers import is_aborted
 from resilience.integrations.dbapi.errors import is_undone
-from resilience.integrations.dbapi.limits import LIMIT_OF_POSTGRESQL, SQLiteLimits, shorter_limit
+from resilience.integrations.dbapi.limits import SHOW_STATEMENT_TIMEOUT, SQLiteLimits, shorter_limit
 from resilience.integrations.dbapi.units import ABORTED
 from resilience.runtimes.driving import drive
 
@@ -43,11 +43,11 @@ W = TypeVar("W")
 
 
 def transient(error: Exception) -> bool:
-    """Whether an error may be gone when the whole transaction is done again. For `Retry(on=transient)`.
+    """Whether a unit of work that failed with this error may succeed if it is repeated. For `Retry(on=transient)`.
 
-    True for connections that SQLAlchemy has found dead (`connection_invalidated`), and for what
-    `resilience.integrations.dbapi.transient` says of the driver's own error: deadlocks, serialization failures, locks.
-    A pool without a free connection (`sqlalchemy.exc.TimeoutError`) is not transient: more tries make it worse.
+    True for connections that SQLAlchemy has found dead (`connection_invalidated`), and if the driver's own error is
+    transient to `resilience.integrations.dbapi.transient`: deadlocks, serialization failures, locks. A pool without a
+    free connection (`sqlalchemy.exc.TimeoutError`) is not transient: more attempts make it worse.
     """
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or dbapi.transient(_original(error))
@@ -77,20 +77,20 @@ def unit_of_work(
 def unit_of_work(
     policy: Policy[D], source: Any, *, repeat_unknown_commits: bool = False, limit_statements: bool = True
 ) -> UnitOfWork[Any, D]:
-    """Return a decorator: every call of the function is a transaction under the policy, done again as a whole.
+    """Return a decorator: every call of the function is a transaction under the policy, repeated as a whole.
 
-    :param policy: what the unit runs under. `Retry(on=transient)`, with the `transient` of this module, repeats it
+    :param policy: the policy around the unit. `Retry(on=transient)`, with the `transient` of this module, repeats it
         after deadlocks and lost connections; a plain `Retry()` after lost connections only.
     :param source: a `sessionmaker` or `async_sessionmaker` (the function gets a session), an `Engine` or `AsyncEngine`
-        (it gets a connection), or a function that makes either.
-    :param repeat_unknown_commits: do it again also where the commit may have happened. Right for units that have the
-        same effect when they are done twice.
-    :param limit_statements: where there is a deadline, set it in PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
+        (it gets a connection), or a function that returns either.
+    :param repeat_unknown_commits: whether to repeat a unit whose commit may have happened; False by default. Use it
+        for units that have the same effect if they are executed twice.
+    :param limit_statements: whether to set the deadline in PostgreSQL (`SET LOCAL statement_timeout`) or SQLite.
 
     The function gets the session before its own arguments. When it returns, the session is flushed and committed; when
-    it raises, rolled back; in any case closed. Nothing is committed after the deadline. As the function may be called
-    several times, it should do nothing outside of the transaction, and it must not commit by itself. An `async def`
-    that is cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`.
+    it raises, rolled back; in any case closed. Nothing is committed after the deadline. The function may be called
+    several times, so it should do nothing outside of the transaction, and it must not commit. An `async def` that is
+    cut off waits for its rollback one second at most, as with `resilience.integrations.dbapi.unit_of_work`.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.sqlalchemy import transient, unit_of_work
@@ -104,7 +104,7 @@ def unit_of_work(
     5
     >>> engine.dispose()
     """
-    # An AsyncEngine by what it has: its module cannot be imported without greenlet.
+    # An AsyncEngine is recognized by an attribute, because its module cannot be imported without greenlet.
     connect = source.connect if isinstance(source, Engine) or hasattr(source, "sync_engine") else source
     if not callable(connect):
         raise TypeError(f"source must be an engine, a sessionmaker or a function that makes a session, not {source!r}")
@@ -121,7 +121,7 @@ class _UnitOfWork(UnitOfWork[Any, D]):
 
     @override
     async def prepare(self, connection: Any) -> None:
-        flush = getattr(connection, "flush", None)  # a session has; a connection has nothing to flush
+        flush = getattr(connection, "flush", None)  # a session's; a connection has nothing to flush
         if flush is not None:
             await maybe_await(flush())
         await _run(connection, _refuse_if_aborted)
@@ -134,14 +134,14 @@ class _UnitOfWork(UnitOfWork[Any, D]):
 
 
 def _refuse_if_aborted(blocking: Any) -> None:
-    """Raise where PostgreSQL would answer a commit with a rollback. asyncpg does not know it, and asks the server."""
+    """Raise if PostgreSQL would answer a commit with a rollback; with asyncpg, only the server knows, and is asked."""
     if not blocking.in_transaction():
         return
     if _is_session(blocking):
         try:
             if blocking.get_bind().dialect.name != "postgresql":
                 return
-        except UnboundExecutionError:  # a session of many databases
+        except UnboundExecutionError:  # a session with several databases
             return
         blocking = blocking.connection()
     if blocking.dialect.name != "postgresql":
@@ -161,7 +161,7 @@ def _refuse_if_aborted(blocking: Any) -> None:
 
 @asynccontextmanager
 async def _limits(work: Any) -> AsyncIterator[None]:
-    """Let the statements of a session or a connection keep to the deadline, which there is."""
+    """Limit the statements of a session or a connection to the deadline of the context, which must have one."""
     ctx = current_context()
     ctx.check()
     limits = _Limits(ctx)
@@ -169,7 +169,7 @@ async def _limits(work: Any) -> AsyncIterator[None]:
     try:
         if blocking.in_transaction():
             await _run(work, lambda it: limits.begin(it.connection() if _is_session(it) else it))
-        with limits.heard_by(blocking):
+        with limits.listening_to(blocking):
             yield
     finally:
         await _run(work, lambda it: limits.end())
@@ -177,10 +177,10 @@ async def _limits(work: Any) -> AsyncIterator[None]:
 
 @final
 class _Limits:
-    """Limits statements to what is left, in each transaction that a session or a connection begins.
+    """Limits the statements of each transaction that a session or a connection begins to the time left.
 
-    Not before: until then a unit may choose its isolation level, and begin by itself. What was set in SQLite is taken
-    back before the connection is given to its pool, where another thread may have it at once.
+    Not earlier, because until then a unit may choose its isolation level, or begin the transaction itself. In SQLite
+    the limit is removed before the connection returns to its pool, where another thread may take it at once.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -188,8 +188,8 @@ class _Limits:
         self._limited: list[tuple[Any, SQLiteLimits]] = []
 
     @contextmanager
-    def heard_by(self, blocking: Any) -> Iterator[None]:
-        """Hear of the transactions of a session or a connection."""
+    def listening_to(self, blocking: Any) -> Iterator[None]:
+        """Listen to the transaction events of a session or a connection."""
         listeners: dict[str, Callable[..., None]] = {"begin": self.begin}
         if _is_session(blocking):
             listeners = {"after_begin": self._begun, "after_commit": self._ended, "after_rollback": self._ended}
@@ -210,9 +210,9 @@ class _Limits:
             self.end()
 
     def begin(self, connection: Connection) -> None:
-        """Limit what a connection does from now on."""
+        """Limit the following statements of a connection."""
         if connection.dialect.name == "postgresql":
-            current: str = connection.exec_driver_sql(LIMIT_OF_POSTGRESQL).scalar_one()
+            current: str = connection.exec_driver_sql(SHOW_STATEMENT_TIMEOUT).scalar_one()
             if statement := shorter_limit(current, self._ctx):
                 connection.exec_driver_sql(statement)
         elif connection.dialect.name == "sqlite":
@@ -221,10 +221,10 @@ class _Limits:
             _drive(connection.connection.dbapi_connection, limits.begin(self._ctx))
 
     def end(self) -> None:
-        """Take back what does not end with the transaction."""
+        """Remove the limits that do not end with the transaction."""
         while self._limited:
             adapted, limits = self._limited.pop()
-            with suppress(Exception):  # of a connection that is broken, and will not be used again
+            with suppress(Exception):  # a broken connection raises, and is not used again
                 _drive(adapted, limits.end())
 
 
@@ -233,13 +233,13 @@ def _is_session(blocking: object) -> bool:
 
 
 def _blocking(work: Any) -> Any:
-    """Return the blocking session or connection that does the work of an asynchronous one, or of a scoped session."""
+    """Return the blocking session or connection behind an asynchronous one or a scoped session."""
     work = work.registry() if hasattr(work, "registry") else work
     return getattr(work, "sync_session", getattr(work, "sync_connection", work))
 
 
 async def _run(work: Any, step: Callable[[Any], None]) -> None:
-    """Take a step with what is blocking as SQLAlchemy's events are: in its greenlet, where that is asynchronous."""
+    """Run a step with the blocking session or connection; with an asynchronous one, in SQLAlchemy's greenlet."""
     work = work.registry() if hasattr(work, "registry") else work
     run_sync = getattr(work, "run_sync", None)
     if run_sync is None:
@@ -249,7 +249,7 @@ async def _run(work: Any, step: Callable[[Any], None]) -> None:
 
 
 def _drive(adapted: Any, step: Coroutine[Any, Any, None]) -> None:
-    """Take a step with the driver's connection, there. An asynchronous one has an adapter, which waits for it."""
+    """Run a step with the driver's connection; the adapter of an asynchronous driver awaits it in the greenlet."""
     run_async = getattr(adapted, "run_async", None)
     if run_async is None:
         drive(step)

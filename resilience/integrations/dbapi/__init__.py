@@ -1,17 +1,17 @@
-"""DB-API: which errors of a database may be gone at the next try, and units of work that are done again as a whole.
+"""DB-API: which errors of a database are transient, and units of work that are repeated as a whole.
 
-A statement is never repeated by itself. After a deadlock or a serialization failure the database has undone the whole
-transaction, after a lost connection too; what was read in it may be different now. So what is repeated is the unit of
-work: everything from a fresh connection to its commit.
+A statement is never repeated by itself. After a deadlock, a serialization failure or a lost connection, the database
+has rolled back the whole transaction, and the data that it read may have changed. So the unit of work is repeated:
+everything from a new connection to the commit.
 
-One thing must not be repeated: a commit of which it is not known whether it happened. A connection that breaks during
-`COMMIT` may break before the database has carried it out, or after. Such a failure is final, and so is a commit in
-the middle of which a `Timeout` let the caller go.
+A commit with an unknown outcome is not repeated. If a connection breaks during `COMMIT`, the database may or may not
+have committed. Such a failure is final, and so is a commit that a `Timeout` cut off.
 
 units.py     unit_of_work: a transaction under a policy
-errors.py    transient, sqlstate: what the error of a driver says
+errors.py    transient, sqlstate: the meaning of a driver's errors
 limits.py    StatementLimits: deadlines in the database
-drivers.py   which driver it is
+drivers.py   the driver of an error or a connection
+cleanup.py   shielded_cleanup: a rollback that cannot be cancelled
 """
 
 from resilience.integrations.dbapi.errors import OutcomeUnknown, TransactionAborted, sqlstate, transient

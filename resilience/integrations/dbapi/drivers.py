@@ -1,4 +1,4 @@
-"""Which driver an error or a connection is of, by the names of its classes: none is imported to ask."""
+"""The driver of an error or a connection, recognized by the names of its classes: no driver is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlite3
 
 
 def is_of(package: str, name: str, it: object) -> bool:
-    """Whether the class of `it` is one of that name and package, or derives from one."""
+    """Whether the class of `it`, or one of its bases, has this name and is in this package."""
     return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(it).__mro__)
 
 
@@ -15,11 +15,11 @@ def is_sqlite(connection: object) -> bool:
     return isinstance(connection, sqlite3.Connection) or is_of("aiosqlite", "Connection", connection)
 
 
-#: `PQTRANS_INERROR` of libpq: a statement has failed, and the transaction is only good for a rollback.
+#: `PQTRANS_INERROR` of libpq: a statement has failed, and the transaction can only be rolled back.
 _IN_ERROR = 3
 
 
 def is_aborted(connection: object) -> bool | None:
-    """Whether PostgreSQL has aborted the transaction of a connection of psycopg or psycopg2; None for other drivers."""
+    """Whether PostgreSQL has aborted the transaction of a psycopg or psycopg2 connection; None for other drivers."""
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     return None if status is None else bool(status == _IN_ERROR)

@@ -1,4 +1,4 @@
-"""Errors of drivers: which may be gone at the next try, and which say that a commit has not happened."""
+"""Errors of drivers: which are transient, and which prove that a commit has not happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from resilience.errors import ResilienceError
 from resilience.integrations.dbapi.drivers import is_of
 from resilience.network_errors import transient as lost_connection
 
-#: https://www.postgresql.org/docs/current/errcodes-appendix.html. Besides these, class 08 (connections).
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html. Class 08 (connections) is transient as well.
 _TRANSIENT_STATES = frozenset(
     {
         "40001",  # serialization_failure
@@ -35,27 +35,27 @@ _SQLITE_UNDONE = _SQLITE_TRANSIENT | {sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_C
 
 
 class OutcomeUnknown(ResilienceError):
-    """The commit of a unit of work was begun and cut off, so that it may have been done, and it is not done again."""
+    """The commit of a unit of work was cut off: it may have happened, so the unit is not repeated."""
 
-    #: Says to Retry: not again.
+    #: A Retry does not repeat the call.
     repeatable: bool = False
 
 
 class TransactionAborted(ResilienceError):
     """PostgreSQL has aborted the transaction of a unit of work that returned normally.
 
-    A statement had failed, and its error did not leave the function. PostgreSQL answers such a commit with a rollback,
-    and no driver says so.
+    A statement failed, and the function swallowed its error. PostgreSQL answers the commit of such a transaction with
+    a rollback, and no driver reports it.
     """
 
 
 def transient(error: Exception) -> bool:
-    """Whether the error of a driver may be gone when the whole transaction is done again. For `Retry(on=transient)`.
+    """Whether a unit of work that failed with this error may succeed if it is repeated. For `Retry(on=transient)`.
 
     True for serialization failures, deadlocks, locks that were not granted, servers that shut down or start, too many
     connections, and lost connections: of psycopg, psycopg2 and asyncpg by SQLSTATE, of sqlite3 and aiosqlite by
-    `SQLITE_BUSY` and `SQLITE_LOCKED`, of the drivers of MySQL by number; and for what `resilience.transient` knows. A
-    statement that was cancelled (`statement_timeout`) is not transient.
+    `SQLITE_BUSY` and `SQLITE_LOCKED`, of the drivers of MySQL by number. Also true for the errors that
+    `resilience.transient` matches. A statement that was cancelled (`statement_timeout`) is not transient.
     """
     mysql, sqlite, state = _mysql_number(error), _sqlite_code(error), sqlstate(error)
     if mysql in _MYSQL_TRANSIENT or sqlite in _SQLITE_TRANSIENT:
@@ -66,7 +66,7 @@ def transient(error: Exception) -> bool:
 
 
 def sqlstate(error: Exception) -> str | None:
-    """Return the five characters by which SQL names an error, None where the driver has none."""
+    """Return the SQLSTATE of a driver's error, five characters; None if the error has none."""
     for name in ("sqlstate", "pgcode"):
         state = getattr(error, name, None)
         if isinstance(state, str) and len(state) == 5:
@@ -79,16 +79,16 @@ def is_undone(error: Exception) -> bool:
     if _mysql_number(error) in _MYSQL_UNDONE or _sqlite_code(error) in _SQLITE_UNDONE:
         return True
     state = sqlstate(error) or ""
-    return state != _COMMIT_UNKNOWN and state.startswith(("23", "40"))  # a constraint; rolled back
+    return state != _COMMIT_UNKNOWN and state.startswith(("23", "40"))  # constraint violated, rolled back
 
 
 def _sqlite_code(error: Exception) -> int | None:
     code = getattr(error, "sqlite_errorcode", None)
-    return code & 0xFF if isinstance(code, int) else None  # the higher bits say more: BUSY_SNAPSHOT is BUSY
+    return code & 0xFF if isinstance(code, int) else None  # higher bits hold details: SQLITE_BUSY_SNAPSHOT is a BUSY
 
 
 def _mysql_number(error: Exception) -> object:
     if type(error).__module__.partition(".")[0] not in _MYSQL_PACKAGES:
         return None
-    numbers = (getattr(error, "errno", None), *error.args[:1])  # mariadb has it as an attribute only
+    numbers = (getattr(error, "errno", None), *error.args[:1])  # errors of mariadb have only the attribute
     return next((it for it in numbers if isinstance(it, int)), None)

@@ -1,7 +1,6 @@
-"""Units of work: everything from a fresh connection to its commit, done again as a whole.
+"""Units of work: everything from a new connection to its commit, repeated as a whole.
 
-What happens in an attempt is written once, as a coroutine. Blocking code runs it as blocking policies are run: what it
-awaits has finished when the await is reached.
+An attempt is one coroutine. In blocking code it is driven: everything that it awaits has already finished.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ T = TypeVar("T")
 D = TypeVar("D")
 W = TypeVar("W")
 
-#: Seconds for which the caller of an asynchronous unit that has failed, or was cut off, waits for its connection to be
-#: rolled back and closed. A server that answers needs milliseconds; one that does not may never answer.
+#: How many seconds the caller of an asynchronous unit waits, after a failure or a cancellation, until its connection is
+#: rolled back and closed. A server that works needs milliseconds; one that hangs may never answer.
 ROLLBACK_GRACE: Final = 1.0
 
 ABORTED: Final = (
@@ -57,22 +56,22 @@ def unit_of_work(
 ) -> UnitOfWork[W, D]:
     """Return a decorator: every call of the function is a transaction under the policy, repeated as a whole.
 
-    :param policy: what the unit runs under. `Retry(on=transient)`, with this package's `transient`, repeats it
+    :param policy: the policy around the unit. `Retry(on=transient)`, with this package's `transient`, repeats it
         after deadlocks and lost connections; a plain `Retry()` after lost connections only.
-    :param connect: makes the connection for an attempt, with `commit`, `rollback` and `close`, or an awaitable of it.
-    :param repeat_unknown_commits: do it again also where the commit may have happened. Right for units that have the
-        same effect when they are done twice.
-    :param limit_statements: where there is a deadline, set it in the database: see `StatementLimits`.
+    :param connect: returns the connection for an attempt, with `commit`, `rollback` and `close`, or an awaitable of it.
+    :param repeat_unknown_commits: whether to repeat a unit whose commit may have happened; False by default. Use it
+        for units that have the same effect if they are executed twice.
+    :param limit_statements: whether to set the deadline in the database: see `StatementLimits`. True by default.
 
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
-    rolled back; in any case the connection is closed. Nothing is committed after the deadline. As the function may be
-    called several times, it should do nothing outside of the transaction, and it must not commit by itself. Where it
-    has swallowed the error of a statement, and PostgreSQL has aborted the transaction for that, it is a
-    `TransactionAborted`. A call of a plain function raises `TypeError` where the connection is an asynchronous one; so
-    does decorating a generator.
+    it is rolled back; in any case the connection is closed. Nothing is committed after the deadline. The function may
+    be called several times, so it should do nothing outside of the transaction, and it must not commit. If it swallows
+    the error of a statement, and PostgreSQL has therefore aborted the transaction, the call raises
+    `TransactionAborted`. A plain function with an asynchronous connection raises `TypeError` when it is called, a
+    generator function when it is decorated.
 
-    An `async def` that fails or is cut off is rolled back and closed whatever is cancelled around it. Its caller waits
-    for that one second at most. What takes longer is cancelled, and ends without the caller; a warning is logged.
+    If an `async def` fails or is cut off, the clean-up (rollback and close) is shielded from cancellation. The caller
+    waits for it one second at most. Then it is cancelled, a warning is logged, and it may end after the call.
 
     >>> import sqlite3
     >>> from resilience import Retry
@@ -138,16 +137,16 @@ class UnitOfWork(Generic[W, D]):
         name = name_of(fn)
         wrapper = functools.wraps(fn)(tasks if is_coroutine_function(fn) else blocking)
         signature = inspect.signature(fn)
-        own = list(signature.parameters.values())[1:]  # the connection is not for the caller to give
+        own = list(signature.parameters.values())[1:]  # without the connection, which the caller does not pass
         wrapper.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return wrapper
 
     def limits(self, connection: W) -> AbstractAsyncContextManager[object]:
-        """Return the block in which the statements of a connection keep to the deadline."""
+        """Return a context manager that limits the statements of a connection to the deadline."""
         return StatementLimits(connection)
 
     async def prepare(self, connection: W) -> None:
-        """Do what may fail before the commit is begun."""
+        """Run the checks that may fail before the commit."""
         if is_aborted(connection):
             raise TransactionAborted(ABORTED)
 
@@ -158,10 +157,10 @@ class UnitOfWork(Generic[W, D]):
 
 @final
 class _Execution:
-    """One execution of a unit of work: what its attempts have to know of one another.
+    """One execution of a unit of work, with the state that its attempts share.
 
-    :param name: the operation of an execution that is given none.
-    :param run: runs the coroutine of an attempt to its end, in blocking code; else it is awaited.
+    :param name: the default operation of the execution.
+    :param run: in blocking code, runs the coroutine of an attempt to its end; by default it is returned to be awaited.
     """
 
     def __init__(
@@ -205,8 +204,8 @@ class _Execution:
             raise
 
     async def _commit(self, connection: Any, ctx: Context) -> None:
-        # After a timeout the caller may already make the next attempt. Either that finds the commit begun, or its time
-        # was over before this one looks at the clock. So the commit is noted first.
+        # After a timeout in a thread, the next attempt may run while this one continues. The flag is set before the
+        # clock is read, so either the next attempt sees the flag, or this one sees that its deadline has passed.
         self._committing = not self._unit._repeat_unknown_commits
         if ctx.expired:
             self._committing = False
@@ -222,7 +221,7 @@ class _Execution:
 
 
 def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> Any:
-    """Make a connection for a plain function; refuse one that only an `async def` can use."""
+    """Make a connection for a plain function; refuse an asynchronous one."""
     connection = connect()
     commit = getattr(connection, "commit", None)
     if is_awaitable(connection) or (callable(commit) and is_coroutine_function(commit)):
@@ -236,7 +235,7 @@ def _connect_for_plain(connect: Callable[[], Any], fn: Callable[..., Any]) -> An
 
 
 async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
-    """Roll back and close what a unit of work has left. The error that counts is on its way."""
+    """Roll back and close the connection of an attempt whose error is being raised."""
     try:
         await _rollback(connection, limits)
     finally:
@@ -244,10 +243,10 @@ async def _undo(connection: Any, limits: AsyncExitStack | None) -> None:
 
 
 async def _undo_shielded(connection: Any, limits: AsyncExitStack | None) -> None:
-    """Do the same in a task that may be cancelled, and whose caller waits."""
+    """Roll back and close, shielded from cancellation, and with a limit on the caller's wait."""
     if is_of("aiosqlite", "Connection", connection):
         with suppress(Exception):
-            await connection.interrupt()  # or its thread would first finish the statement that was cancelled
+            await connection.interrupt()  # otherwise its thread would first finish the cancelled statement
     await shielded_cleanup(
         f"the rollback of a {type(connection).__name__}",
         ROLLBACK_GRACE,
@@ -260,12 +259,12 @@ async def _rollback(connection: Any, limits: AsyncExitStack | None) -> None:
     if limits is not None:
         with suppress(Exception):
             await limits.aclose()
-    with suppress(Exception):  # of a connection that is broken
+    with suppress(Exception):  # a broken connection raises
         await maybe_await(connection.rollback())
 
 
 async def _close(connection: Any) -> None:
     try:
         await maybe_await(connection.close())
-    except Exception:  # it has been committed or rolled back by now
+    except Exception:  # the transaction has already been committed or rolled back
         logger.exception("closing a %s raised", type(connection).__name__)

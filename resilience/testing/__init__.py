@@ -1,4 +1,4 @@
-"""For tests of code that uses this library: virtual time, scripted functions, recorded events, modes.
+"""Tools for tests of code that uses this library: virtual time, scripted functions, recorded events, modes.
 
 >>> from resilience import Retry, Timeout
 >>> from resilience.testing import hang, script, virtual_time

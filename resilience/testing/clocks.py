@@ -1,20 +1,18 @@
 """The virtual clock: it stands still while any code runs, and jumps when all code waits.
 
-A wait in virtual time is an entry: until when, and how to see that what it waits for has happened.
-Threads, asyncio loops and trio runs enter what they wait for; the one that finds that all others wait as
-well sets the clock to the earliest of all deadlines, and those whose deadline that is go on. An
-entry that is due, or whose event has happened, counts as work until its owner has left it, so the
-clock never runs ahead of code that has been woken but has not yet run.
+Each wait in virtual time is an entry, with a deadline and a predicate for the event that it waits for. Threads, asyncio
+loops and trio runs enter their waits. When one of them finds that all others wait, too, it sets the clock to the
+earliest deadline, and the owners of the waits with that deadline continue. An entry counts as work as soon as its
+deadline has passed or its event has happened, until its owner leaves it. So the clock never runs ahead of code that has
+been woken but has not yet run.
 
-That is exact for everything that waits on this clock. Other threads may compute, or wait for
-something real: a socket, a `Thread.join`, a queue. A thread that was at the same instruction for
-`patience` real seconds, and has not run at the last few looks, is taken to wait; how long it has
-been there is remembered for as long as it stays. Whether a thread runs is known under Linux only.
-Elsewhere only the instruction is known, and a loop that calls nothing written in Python looks like a
-wait.
+This is exact for everything that waits on this clock. Other threads may compute, or wait for something real: a socket,
+a `Thread.join`, a queue. A thread counts as waiting if it has been at the same instruction for `patience` real seconds,
+and was not running at the last few looks. Whether a thread is running is known only on Linux. Elsewhere, only the
+instruction is known, and a loop that calls no Python function looks like a wait.
 
-A thread that does neither, because it polls, would hold up the clock for ever. Where nothing has gone on for some real
-seconds, no jump and no wait that came to its end, the code that waits gets an error which names that thread.
+A thread that polls does neither, and would hold up the clock for ever. If there was no progress for some real seconds
+(no jump, and no wait has ended), code that waits on the clock gets an error that names the thread.
 """
 
 from __future__ import annotations
@@ -37,34 +35,34 @@ if TYPE_CHECKING:
     from resilience.checks import Duration
     from resilience.clock import Waitable
 
-#: How long a waiting thread pauses, in real seconds, before it looks again: from, to.
+#: How long a waiting thread pauses, in real seconds, before it looks at the other threads again.
 _SHORTEST_PAUSE = 0.00002
 _LONGEST_PAUSE = 0.001
 
-#: How often it looks before it believes that a thread which stood still before has not been woken.
-_LOOKS = 4
+#: How many looks must find that a thread is not running before it counts as waiting: it may just have been woken.
+_MIN_LOOKS = 4
 
-#: Where a thread stands: its topmost frame, itself, as a later one may have its `id`; and the instruction in it.
+#: The topmost frame of a thread, and the instruction in it. The frame itself, because its `id` may be reused.
 _Place: TypeAlias = tuple[FrameType, int]
 
-#: Where workers wait for work: the same for all of them, by the `id` of the code.
+#: The places where idle workers wait, the same for all of them: `id` of the code, and instruction.
 _worker_places: set[tuple[int, int]] = set()
 
 
 @final
 @dataclass(eq=False, slots=True)
-class _Stand:
-    """What is known of a thread that does not wait on this clock.
+class _Standstill:
+    """The observations of a thread that does not wait on this clock, since it has been at one place.
 
     :param since: instant on the real clock at which it was first seen there.
     :param ran: for how many seconds it had run at the last look.
-    :param calm: at how many looks in a row it has neither run nor been about to.
+    :param idle_looks: at how many looks in a row it was neither running nor runnable.
     """
 
     place: _Place
     since: float
     ran: float
-    calm: int = 0
+    idle_looks: int = 0
 
 
 @final
@@ -73,8 +71,8 @@ class Wait:
     """One wait.
 
     :param deadline: an instant on the virtual clock.
-    :param has_happened: whether what is waited for has happened; takes nothing away, and may be asked by any thread.
-    :param looks: how often its owner has looked around and paused since the wait began.
+    :param has_happened: whether the event of the wait has happened; called repeatedly, from any thread.
+    :param looks: how often its owner has looked at the other threads since the wait began.
     """
 
     deadline: float
@@ -89,23 +87,23 @@ class Wait:
 
 @final
 class VirtualClock:
-    """A clock that does not pass by itself. Made by `virtual_time()`.
+    """A clock that does not advance by itself. Made by `virtual_time()`.
 
-    :param patience: real seconds after which a thread that does not move is taken to wait for something real.
-    :param stuck_after: real seconds, beyond the patience, without progress: then code that waits gets an error.
+    :param patience: real seconds after which a thread that stands still counts as waiting for something real.
+    :param stuck_after: real seconds without progress, on top of the patience, after which waiting code gets an error.
     """
 
     def __init__(self, patience: float, stuck_after: float) -> None:
         self._time = 0.0
         self._progress = Progress(stuck_after)
-        #: Threads, and patterns of names, that are not waited for.
+        #: The threads, or patterns of their names, for which the clock does not wait.
         self.ignored: list[threading.Thread | str] = []
         self._patience = patience
         self._closed = False
         self._lock = threading.RLock()
         self._waits: dict[int, Wait] = {}  # by thread
-        self._stands: dict[int, _Stand] = {}  # by thread
-        #: What policies have slept, in seconds, in the order in which they began.
+        self._standstills: dict[int, _Standstill] = {}  # by thread
+        #: The sleeps of policies, in seconds, in the order in which they began.
         self.sleeps: list[float] = []
 
     def now(self) -> float:
@@ -113,7 +111,7 @@ class VirtualClock:
         return self._time
 
     def advance(self, seconds: Duration) -> None:
-        """Let `seconds` (zero or more) pass. A wait that ends in it goes on when this thread, or task, next waits."""
+        """Advance by `seconds` (zero or more). Waits that are over then end when this thread, or task, next waits."""
         step = checks.seconds("seconds", seconds, zero=True)
         with self._lock:
             self._time += step
@@ -121,20 +119,20 @@ class VirtualClock:
     def __repr__(self) -> str:
         return f"<VirtualClock now={self._time:g} sleeps={len(self.sleeps)}>"
 
-    # --- what takes the place of the process clock's functions ---
+    # --- replacements for the functions of the process clock ---
 
     def sleep(self, seconds: float) -> None:
-        """Let a thread sleep."""
+        """Let this thread sleep."""
         self.note_sleep(seconds)
         self.wait_until(self._time + seconds, _never, time.sleep)
 
     def note_sleep(self, seconds: float) -> float:
-        """Note how long a task will sleep."""
+        """Record how long a task will sleep."""
         self.sleeps.append(seconds)
         return seconds
 
     def wait(self, waitable: Waitable, seconds: float | None) -> bool:
-        """Let a thread wait for a lock that another one releases."""
+        """Wait for a lock that another thread releases."""
         deadline = inf if seconds is None else self._time + seconds
         released = _Released(waitable)
         if self.wait_until(deadline, released, time.sleep):
@@ -146,9 +144,9 @@ class VirtualClock:
     # --- for the code that waits ---
 
     def wait_until(self, deadline: float, has_happened: Callable[[], bool], pause: Callable[[float], object]) -> bool:
-        """Wait until something has happened (true), or until `deadline` or the end of virtual time (false).
+        """Wait until the event has happened (true), or until `deadline` or the end of virtual time (false).
 
-        :param pause: waits for so many real seconds, less where it sees that something happened.
+        :param pause: waits for a number of real seconds; it may return earlier if the event happens.
         """
         if has_happened():
             return True
@@ -156,7 +154,7 @@ class VirtualClock:
         self.enter(wait)
         try:
             while True:
-                with self._lock:  # so that this thread is not seen waiting when it has been woken
+                with self._lock:  # so that no other thread sees this one waiting after it was woken
                     if has_happened():
                         self._progress.made()
                         self.leave()
@@ -172,26 +170,26 @@ class VirtualClock:
             self.leave()
 
     def enter(self, wait: Wait) -> None:
-        """Note what this thread waits for."""
+        """Register the wait of this thread."""
         with self._lock:
             self._waits[threading.get_ident()] = wait
 
     def leave(self) -> None:
-        """Forget it again: this thread works."""
+        """Remove the wait of this thread, which works now."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
 
     def jump(self, mine: Wait) -> bool:
-        """Go to the earliest deadline, if all others wait; say whether this was done.
+        """Set the clock to the earliest deadline if all other threads wait; return whether this was done.
 
-        :raises VirtualTimeStuck: others have neither waited nor gone on for too long.
+        :raises VirtualTimeStuck: there was no progress for too long.
         """
         with self._lock:
             target = min((wait.deadline for wait in self._waits.values()), default=inf)
             if target == inf or self._closed:
-                self._progress.made()  # what is waited for is real, and may take any time
+                self._progress.made()  # all waits are for real events, which may take any time
                 return False
-            # To look takes a while: what one of the others did meanwhile, before it stood still, counts.
+            # The check of the other threads takes a while, in which one of them may have woken another one.
             if busy := self._due() or self._busy(mine) or self._due():
                 self._check_progress(busy)
                 return False
@@ -206,24 +204,24 @@ class VirtualClock:
             raise stuck(threads, seconds, self._progress.limit)
 
     def _due(self) -> list[int]:
-        """Return the threads that have been woken, by an event or by time, and have not gone on yet."""
+        """Return the threads that have been woken, by an event or by time, but have not left their waits yet."""
         return [it for it, wait in self._waits.items() if wait.deadline <= self._time or wait.has_happened()]
 
     def close(self) -> None:
-        """End virtual time: what still waits in it goes on, or goes on waiting for real."""
+        """End virtual time: sleeps that are not over end at once, and waits for a lock continue in real time."""
         self._closed = True
-        self._stands.clear()
+        self._standstills.clear()
 
     # --- threads that do not wait on this clock ---
 
     def _busy(self, mine: Wait) -> list[int]:
         """Return the other threads that do not stand still."""
         others = [it for it in threading.enumerate() if self._counts(it)]
-        # Where a thread stood keeps all that its frame knows: no longer than it is asked for.
-        for ident in self._stands.keys() - {it.ident for it in others}:
-            del self._stands[ident]
+        # A stored place keeps a frame alive, with all of its variables, so it is dropped as soon as possible.
+        for ident in self._standstills.keys() - {it.ident for it in others}:
+            del self._standstills[ident]
         frames = sys._current_frames() if others else {}
-        # First where all of them are, then what the kernel knows of them: while that is asked, they run.
+        # Read the places of all threads first: they run while the kernel is asked about them below.
         looks = [_Look(it, frames.get(it.ident or 0)) for it in others]
         del frames  # no cycle: one of them is this frame
         return [look.thread.ident or 0 for look in looks if not self._stands_still(look, mine)]
@@ -234,21 +232,21 @@ class VirtualClock:
     def _stands_still(self, look: _Look, mine: Wait) -> bool:
         thread, ident, place = look.thread, look.thread.ident, look.place
         if ident is None or look.is_at_work:
-            return False  # it is being started: its starter waits for it to begin, without the clock
+            return False  # the thread starts, or has a new job
         if place is None:
-            return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # another one just ends
+            return isinstance(thread, threading._DummyThread) or not thread.is_alive()  # other threads are ending
         if look.worker_place in _worker_places:
-            self._stands.pop(ident, None)
+            self._standstills.pop(ident, None)
             return True
         now, ran, is_runnable = time.monotonic(), _seconds_run(thread), _is_runnable(thread)
-        stand = self._stands.get(ident)
-        if stand is None or stand.place != place:
-            self._stands[ident] = _Stand(place, now, ran)
+        standstill = self._standstills.get(ident)
+        if standstill is None or standstill.place != place:
+            self._standstills[ident] = _Standstill(place, now, ran)
             return False
-        # It may have been woken a moment ago and not have come to run yet: a few pauses let it.
-        stand.calm = 0 if is_runnable or ran != stand.ran else stand.calm + 1
-        stand.ran = ran
-        if now - stand.since < self._patience or min(stand.calm, mine.looks) < _LOOKS:
+        # It may just have been woken, but not have run yet. The pauses between several looks let it run.
+        standstill.idle_looks = 0 if is_runnable or ran != standstill.ran else standstill.idle_looks + 1
+        standstill.ran = ran
+        if now - standstill.since < self._patience or min(standstill.idle_looks, mine.looks) < _MIN_LOOKS:
             return False
         if look.worker_place is not None:
             _worker_places.add(look.worker_place)
@@ -257,9 +255,9 @@ class VirtualClock:
 
 @final
 class _Look:
-    """Where a thread is at one instant.
+    """The place of a thread at one instant.
 
-    :param frame: its topmost frame, None where it has none.
+    :param frame: its topmost frame; None if it has none.
     """
 
     __slots__ = ("is_at_work", "place", "thread", "worker_place")
@@ -267,9 +265,9 @@ class _Look:
     def __init__(self, thread: threading.Thread, frame: FrameType | None) -> None:
         self.thread: threading.Thread = thread
         self.place: _Place | None = None if frame is None else (frame, frame.f_lasti)
-        #: Whether it has been handed a job, and has not begun it.
+        #: Whether it has been given a job that it has not begun.
         self.is_at_work: bool = isinstance(thread, Worker) and thread.has_new_job
-        #: Where it waits for work, perhaps.
+        #: The place where it may be waiting for a job; None for other threads.
         self.worker_place: tuple[int, int] | None = None
         if isinstance(thread, Worker) and frame is not None and frame.f_code is Worker.run.__code__:
             self.worker_place = (id(frame.f_code), frame.f_lasti)
@@ -277,7 +275,7 @@ class _Look:
 
 @final
 class _Released:
-    """Whether a lock was released. To ask is to take it, so it is true only once: the answer is kept."""
+    """A predicate for whether a lock was released. It acquires the lock, so it stores a true answer."""
 
     __slots__ = ("_is", "_waitable")
 
@@ -292,13 +290,13 @@ class _Released:
 
 
 def _seconds_run(thread: threading.Thread) -> float:
-    """Return for how long a thread has run, or waited for a processor to run on."""
+    """Return for how many seconds a thread has run, or waited for a processor."""
     running, _, rest = _from_kernel(thread, "schedstat").partition(" ")
     return (int(running) + int(rest.partition(" ")[0])) / 1e9 if rest else 0.0
 
 
 def _is_runnable(thread: threading.Thread) -> bool:
-    """Whether a thread runs, or has been woken and will."""
+    """Whether a thread is running, or has been woken and is about to run."""
     return _from_kernel(thread, "stat").rpartition(")")[2].split(maxsplit=1)[:1] == ["R"]
 
 
@@ -306,7 +304,7 @@ def _from_kernel(thread: threading.Thread, file: str) -> str:
     try:
         with open(f"/proc/self/task/{thread.native_id}/{file}", encoding="utf-8", errors="replace") as content:
             return content.read()
-    except OSError:  # no Linux, or the thread has just ended
+    except OSError:  # not on Linux, or the thread has just ended
         return ""
 
 

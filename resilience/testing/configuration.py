@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_data(policy: Policy[Any]) -> list[dict[str, Any]]:
-    """Return the policies of a pipeline, outermost first: of each its class, its name and all its settings.
+    """Return the policies of a pipeline, outermost first, each with its class, its name and all its settings.
 
     The values are JSON types: numbers, strings, booleans, None, lists. An exception type or a function becomes its
     name, a duration its seconds; any other object (a backoff, a trip condition) becomes its `repr`.

@@ -1,17 +1,17 @@
-"""Event loops in virtual time: those of asyncio and of trio, also one that is running already.
+"""Event loops of asyncio and trio in virtual time, including one that is already running.
 
-A loop has a clock and a place where it waits. While virtual time runs, both are ours:
+A loop has a clock and a place where it waits. Virtual time replaces both:
 
-- asyncio's `BaseEventLoop` asks `self.time()` and waits in `self._selector.select(timeout)`. Each loop is
-  adopted when it is first used: its selector then stands behind one that waits in virtual time.
-- trio's `SystemClock` is asked for the time, and how long to wait where no task can run. Public `Clock`s are
-  handed to `trio.run` only, which users call without one.
+- asyncio's `BaseEventLoop` calls `self.time()`, and waits in `self._selector.select(timeout)`. Each loop is adopted
+  when it is first used: its selector is then wrapped in one that waits in virtual time.
+- trio calls its `SystemClock` for the time, and for how long to wait while no task can run. A public `Clock` can only
+  be passed to `trio.run`, which users call without one.
 
-A loop that is running already goes on from the time that it has; so it does when virtual time ends, and is
-ahead of real time from then on. No timers are touched, and each has as much time left as before.
+A loop that is already running continues from its current time. When virtual time ends, it continues from there, and
+stays ahead of real time from then on. No timers are changed, and each has as much time left as before.
 
-Both are replaced on the classes, because loops are made anew by `asyncio.run`, `trio.run` and test plugins,
-where they can't be handed anything (asyncio's policies could, and are deprecated).
+The methods are replaced on the classes, because `asyncio.run`, `trio.run` and test plugins create loops themselves,
+where no clock can be passed in (asyncio's policies could do that, but are deprecated).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def loops_in(clock: VirtualClock) -> Iterator[None]:
         yield
 
 
-# --- what time it is for a loop --------------------------------------------------------------
+# --- the time of a loop ----------------------------------------------------------------------
 
 
 @final
 class _Instant(float):
-    """An instant of a loop's time that knows which virtual one it is.
+    """An instant on a loop's clock that also stores the exact instant on the virtual clock.
 
-    `loop.time() + 0.3` is when the loop wakes a task. Subtracted again from what was added, the base of the loop
-    leaves 0.29999999999995, and an open period of 0.3 s would not be over then.
+    The loop wakes a task at `loop.time() + 0.3`. Without the stored instant, subtracting the base of the loop again
+    would give 0.29999999999995 because of rounding, and an open period of 0.3 s would not be over at that time.
     """
 
     __slots__ = ("clock", "virtual")
@@ -79,9 +79,9 @@ def _instant(time: float, clock: VirtualClock, virtual: float) -> float:
 
 @final
 class _LoopTime:
-    """A loop's own time, which may have begun before virtual time did.
+    """A loop's own time, which may have begun before virtual time.
 
-    :param base: what it was when the virtual clock stood at zero.
+    :param base: the loop's time when the virtual clock was at zero.
     """
 
     def __init__(self, clock: VirtualClock, base: float) -> None:
@@ -90,18 +90,18 @@ class _LoopTime:
         self._reached = base
 
     def now(self) -> float:
-        """Return what time it is for the loop."""
+        """Return the time of the loop."""
         virtual = self._clock.now()
         return _instant(max(self._base + virtual, self._reached), self._clock, virtual)
 
     def to_virtual(self, instant: float) -> float:
-        """Return when an instant of the loop's comes on the virtual clock."""
+        """Convert an instant on the loop's clock to one on the virtual clock."""
         if isinstance(instant, _Instant) and instant.clock is self._clock:
             return instant.virtual
         return instant - self._base
 
     def reach(self, instant: float) -> None:
-        """Take it that an instant has come: the loop compares its own rounded sums."""
+        """Never return an earlier time than `instant` again: the loop compares its own, rounded sums."""
         self._reached = max(self._reached, float(instant))
 
 
@@ -145,10 +145,10 @@ class _AsyncioLoops:
         self._adopted: dict[int, _Selector] = {}  # by the id of the loop
 
     def adopt(self, loop: Any, *, is_fresh: bool = True) -> None:
-        """Let a loop run on the clock: in its own thread, or where it does not run yet."""
+        """Let a loop run on the clock, if it is called in its own thread or does not run yet."""
         if id(loop) in self._adopted or loop._thread_id not in (None, threading.get_ident()) or loop.is_closed():
             return
-        ahead = vars(loop).pop("time", None)  # of an earlier block, which it has outlived
+        ahead = vars(loop).pop("time", None)  # set by `release` at the end of an earlier block
         now = self._real_time(loop) if ahead is None else ahead()
         is_fresh = is_fresh and not loop._scheduled
         base = 0.0 if is_fresh else float(now) - self._clock.now()
@@ -156,13 +156,13 @@ class _AsyncioLoops:
         self._adopted[id(loop)] = loop._selector
 
     def time(self, loop: Any) -> float:
-        """Return what time it is for a loop."""
+        """Return the time of a loop."""
         self.adopt(loop)
         adopted = self._adopted.get(id(loop))
         return self._real_time(loop) if adopted is None else adopted.time.now()
 
     def release(self) -> None:
-        """Let the loops wait for real again; their time goes on from where it is."""
+        """Let the loops wait in real time again; their clocks continue from their current time."""
         for adopted in self._adopted.values():
             loop = adopted.loop
             if not loop.is_closed():
@@ -177,7 +177,7 @@ def _later(time: Callable[[Any], float], loop: Any, seconds: float) -> float:
 
 @final
 class _Selector:
-    """A loop's selector, which waits in virtual time."""
+    """A wrapper around a loop's selector that waits in virtual time."""
 
     def __init__(self, loop: Any, clock: VirtualClock, own_time: _LoopTime) -> None:
         self.real = loop._selector
@@ -189,11 +189,11 @@ class _Selector:
         return getattr(self.real, name)
 
     def select(self, timeout: float | None = None) -> Any:
-        """Wait for the next timer, or for something real: a socket, a call from another thread."""
+        """Wait for the next timer, or for a real event: a socket, or a call from another thread."""
         if timeout is None:
             self._clock.wait_until(inf, self._is_ready, self.real.select)
         elif timeout > 0 and not self._is_next_abandoned():
-            when: float = self.loop._scheduled[0]._when  # exactly: what the timeout says is rounded
+            when: float = self.loop._scheduled[0]._when  # the exact instant: `timeout` is rounded
             deadline = self.time.to_virtual(when)
             self._clock.wait_until(deadline, self._is_ready, self.real.select)
             if self._clock.now() >= deadline:
@@ -201,7 +201,7 @@ class _Selector:
         return self.real.select(0)
 
     def _is_next_abandoned(self) -> bool:
-        """Whether the next timer is an alarm whose calls are all over: nothing to jump to, so the loop looks again."""
+        """Whether the next timer was an alarm whose calls are all over. If so, it is cancelled: time must not jump."""
         next_timer: Any = self.loop._scheduled[0] if self.loop._scheduled else None
         alarm = getattr(getattr(next_timer, "_callback", None), "__self__", None)
         if not isinstance(alarm, Alarm) or not alarm.clear_if_idle():
@@ -228,7 +228,7 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
         runs[id(its_clock)] = _TrioRun(clock, its_clock, _LoopTime(clock, 0.0), trio, internals)
 
     def run_of(its_clock: Any) -> _TrioRun:
-        if id(its_clock) not in runs:  # it was running before
+        if id(its_clock) not in runs:  # this run began before virtual time
             own_time = _LoopTime(clock, real["current_time"](its_clock) - clock.now())
             runs[id(its_clock)] = _TrioRun(clock, its_clock, own_time, trio, internals)
         return runs[id(its_clock)]
@@ -252,11 +252,11 @@ def _trio_in(clock: VirtualClock) -> Iterator[None]:
 
 @final
 class _TrioRun:
-    """One run of trio's loop. It asks how long to pause wherever no task can run; then time may jump."""
+    """One run of trio's loop, which calls `pause_until` whenever no task can run; then time may jump."""
 
     def __init__(self, clock: VirtualClock, its_clock: Any, own_time: _LoopTime, trio: Any, internals: Any) -> None:
         self._clock = clock
-        self._its_clock = its_clock  # kept, so that its id stays its own
+        self._its_clock = its_clock  # kept, so that its `id` is not reused
         self._time = own_time
         self._context = internals.GLOBAL_RUN_CONTEXT
         self._instrument = type(
@@ -269,7 +269,7 @@ class _TrioRun:
         return self._time.now()
 
     def pause_until(self, deadline: float) -> float:
-        """Return the real seconds for which to wait for I/O, before this is asked again."""
+        """Return the real seconds for which to wait for I/O before the next call of this method."""
         if self._runner is None:
             self._runner = self._context.runner
             self._context.runner.instruments.add_instrument(self._instrument)
@@ -278,11 +278,11 @@ class _TrioRun:
             self._time.reach(deadline)
             return 0.0
         if self._runner.waiting_for_idle:
-            return inf  # waits until no task runs come before waits for a time
+            return inf  # tasks in `wait_all_tasks_blocked` are woken before the clock jumps
         if self._wait is None or self._wait.deadline != at:
             self._wait = Wait(at, self._has_work)
             self._clock.enter(self._wait)
-            return 0.0  # look for I/O first
+            return 0.0  # check for I/O first
         try:
             jumped = self._clock.jump(self._wait)
         except VirtualTimeStuck as error:
@@ -293,12 +293,12 @@ class _TrioRun:
         self._wait.looks += 1
         if not self._runner.is_guest:
             return self._wait.pause
-        # A guest pauses in another thread (so it is under anyio's plugin for pytest), which would never stand still.
+        # In guest mode (anyio's plugin for pytest uses it), trio pauses in another thread, which would count as busy.
         time.sleep(self._wait.pause)
         return 0.0
 
     def release(self, real_time: Callable[[Any], float]) -> None:
-        """Go back to trio's own clock, which goes on from here: with as much time left everywhere as there was."""
+        """Return to trio's own clock, set to the current time of the run, so that all deadlines stay as far away."""
         object.__setattr__(self._its_clock, "offset", 0.0)
         object.__setattr__(self._its_clock, "offset", float(self.current_time()) - real_time(self._its_clock))
         runner = getattr(self._context, "runner", None)
@@ -306,7 +306,7 @@ class _TrioRun:
             runner.instruments.remove_instrument(self._instrument)
 
     def _raise_in_main(self, error: VirtualTimeStuck) -> None:
-        """Raise in the main task, as trio does with `KeyboardInterrupt`; where that can't be, the run breaks down."""
+        """Raise in the main task, as trio does with `KeyboardInterrupt`; if that is impossible, let the run crash."""
 
         def raise_it() -> NoReturn:
             raise error

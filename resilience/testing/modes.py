@@ -1,6 +1,6 @@
-"""Modes for a whole process: no waiting between attempts, no policies at all, randomness that repeats.
+"""Modes for a whole process: no waits between attempts, no policies at all, repeatable randomness.
 
-Each is a block that can be nested, and that restores everything, even after an error.
+Each mode is a block that can be nested. At its end it restores the previous state, even after an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_sleeping() -> Iterator[None]:
-    """Let policies continue at once instead of sleeping: the waits of Retry, and `ctx.sleep`.
+    """Skip the sleeps of policies: the waits of Retry, and `ctx.sleep`.
 
     Time stays real: attempts, events and their delays are the same, but there are no waits. Queues and timeouts are not
     affected.
@@ -60,9 +60,9 @@ def switched_off() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[random.Random]:
-    """Let every backoff without an `rng` of its own draw from one generator that begins with `seed`.
+    """Let every backoff without its own `rng` draw from one generator that is seeded with `seed`.
 
-    A breaker whose `open_for` is a backoff takes its source when it is made.
+    A breaker whose `open_for` is a backoff takes its generator when it is created, so create it inside the block.
 
     >>> from resilience.backoff import Exponential
     >>> from resilience.testing import seeded

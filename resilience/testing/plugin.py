@@ -1,6 +1,6 @@
-"""The fixtures for pytest, found by its entry point `pytest11`.
+"""The fixtures for pytest, which finds this module by the entry point `pytest11`.
 
-Every project of an environment gets them, so their names begin with that of the library.
+All projects in an environment get them, so their names begin with that of the library.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(name="resilience_time")
 def _resilience_time() -> Iterator[VirtualClock]:
-    """Virtual time while the test runs: the clock, with `now()`, `advance(seconds)` and `sleeps`."""
+    """Run the test in virtual time. The value is the clock, with `now()`, `advance(seconds)` and `sleeps`."""
     with virtual_time() as clock:
         yield clock
 
 
 @pytest.fixture(name="resilience_recorder")
 def _resilience_recorder() -> Iterator[Recorder]:
-    """Every event of this process while the test runs."""
+    """Record every event of this process while the test runs."""
     with recording() as recorder:
         yield recorder

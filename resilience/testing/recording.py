@@ -1,4 +1,4 @@
-"""Recording events, and asserting on them."""
+"""A recorder of events, with assertions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ E = TypeVar("E", bound=Event)
 
 @final
 class Recorder:
-    """A listener that keeps every event. Pass it to `wrap(..., listeners=[recorder])`, or use `recording()`.
+    """A listener that stores every event. Pass it to `wrap(..., listeners=[recorder])`, or use `recording()`.
 
     >>> from resilience import Retry
     >>> from resilience.events import AttemptFailed, RetryScheduled
@@ -37,7 +37,7 @@ class Recorder:
         self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
-        """Keep an event."""
+        """Store an event."""
         self.events.append(event)
 
     def of(self, kind: type[E]) -> list[E]:
@@ -50,11 +50,11 @@ class Recorder:
         return [type(event) for event in self.events]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all events."""
         self.events.clear()
 
     def assert_happened(self, kind: type[Event], *, times: int | None = None, **numbers: object) -> None:
-        """Raise `AssertionError` unless there were events of a kind with these numbers.
+        """Raise `AssertionError` unless there were events of a kind with these field values.
 
         :param times: how many; at least one by default.
         :param numbers: fields of the event, and the values that they must have.
@@ -62,10 +62,10 @@ class Recorder:
         found = self._find(kind, numbers)
         if found == 0 if times is None else found != times:
             wanted = "at least once" if times is None else f"{times} times"
-            raise AssertionError(f"{_told(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
+            raise AssertionError(f"{_format(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
 
     def assert_never(self, kind: type[Event], **numbers: object) -> None:
-        """Raise `AssertionError` if there was an event of a kind with these numbers."""
+        """Raise `AssertionError` if there was an event of a kind with these field values."""
         self.assert_happened(kind, times=0, **numbers)
 
     def assert_sequence(self, *kinds: type[Event]) -> None:
@@ -98,7 +98,7 @@ def recording(*kinds: type[Event]) -> Iterator[Recorder]:
         unsubscribe()
 
 
-def _told(kind: type[Event], numbers: dict[str, object]) -> str:
+def _format(kind: type[Event], numbers: dict[str, object]) -> str:
     return " ".join([kind.__name__, *(f"{name}={value!r}" for name, value in numbers.items())])
 
 
@@ -110,7 +110,7 @@ def _numbers_of(event: Event) -> str:
 
 
 def _is_default(default: object, value: object) -> bool:
-    """Whether there is nothing to say: a number that is there only now and then, and is not there."""
+    """Whether a field has its default value, and so need not be shown."""
     return value is default or (isinstance(default, float) and value == default)
 
 

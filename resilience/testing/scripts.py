@@ -1,4 +1,4 @@
-"""Functions whose every call is scripted: raise, raise, hang five seconds, return."""
+"""Functions with a script for their calls: raise, raise, hang for five seconds, return."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ScriptEnded(Misuse, AssertionError):
 @final
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A step that takes its time."""
+    """A step that waits before it does `then`."""
 
     seconds: float
     then: Any
 
 
 def hang(seconds: Duration, then: Any = None) -> Hang:
-    """Return a step that waits that many seconds, in virtual time if that runs, before it does `then`.
+    """Return a step that waits for `seconds`, in virtual time if that is active, and then does `then`.
 
     :param then: another step, None by default: an exception to raise, or the value to return.
     """
@@ -40,13 +40,13 @@ def hang(seconds: Duration, then: Any = None) -> Hang:
 @final
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A step that yields items, one step each."""
+    """A step that yields items, one for each of its own steps."""
 
     steps: tuple[Any, ...]
 
 
 def items(*steps: Any) -> Items:
-    """Return a step that yields items, for `policy.streaming()`: an iterator of them, in tasks an asynchronous one.
+    """Return a step that yields items, for `policy.streaming()`: an iterator, or an asynchronous iterator in tasks.
 
     :param steps: an exception (or a class of them) is raised, `hang(5)` waits, anything else is an item.
 
@@ -57,12 +57,12 @@ def items(*steps: Any) -> Items:
     ['a', 'b']
     """
     if any(isinstance(step, EllipsisType) for step in steps):
-        raise ValueError(f"items are brought once each: `...` is no step of them, not {steps!r}")
+        raise ValueError(f"`...` cannot be one of the items, which are delivered once each: {steps!r}")
     return Items(steps)
 
 
 class Call(NamedTuple):
-    """How a scripted function was called.
+    """One call of a scripted function.
 
     :param at: instant on the process clock.
     :param attempt: the number of the attempt, from 1.
@@ -77,23 +77,23 @@ class Call(NamedTuple):
 
 
 class _Scripted:
-    """What both kinds have in common."""
+    """The base class of `Script` and `AsyncScript`."""
 
     def __init__(self, *steps: Any) -> None:
         self._repeats = bool(steps) and steps[-1] is Ellipsis
         self._steps = steps[:-1] if self._repeats else steps
         if not self._steps or any(isinstance(step, EllipsisType) for step in self._steps):
             raise ValueError(f"a script has one step or more, and `...` only at its end, not {steps!r}")
-        #: How it was called, each time.
+        #: The calls so far.
         self.calls: list[Call] = []
-        self._lock = threading.Lock()  # a hedge in threads calls from several workers
+        self._lock = threading.Lock()  # in threads, a hedge calls from several workers
 
     def __repr__(self) -> str:
         steps = [repr(step) for step in self._steps] + ["..."] * self._repeats
         return f"<script {', '.join(steps)}; {len(self.calls)} calls>"
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Note a call, and return its step."""
+        """Record a call, and return its step."""
         ctx = current_context()
         call = Call(args, kwargs, clock.now(), ctx.attempt, ctx.remaining())
         with self._lock:
@@ -107,30 +107,30 @@ class _Scripted:
 
 @final
 class Script(_Scripted):
-    """A blocking function that takes one step per call. Made by `script(...)`."""
+    """A blocking function that performs one step per call. Made by `script(...)`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the next step."""
+        """Perform the next step."""
         step = _wait(self._begin(args, kwargs))
-        return _bring(step.steps) if isinstance(step, Items) else _finish(step)
+        return _iterate(step.steps) if isinstance(step, Items) else _finish(step)
 
 
 @final
 class AsyncScript(_Scripted):
-    """A coroutine function that takes one step per call. Made by `ascript(...)`."""
+    """A coroutine function that performs one step per call. Made by `ascript(...)`."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the next step."""
+        """Perform the next step."""
         step = await _await(self._begin(args, kwargs))
-        return _abring(step.steps) if isinstance(step, Items) else _finish(step)
+        return _aiterate(step.steps) if isinstance(step, Items) else _finish(step)
 
 
 def script(*steps: Any) -> Script:
     """Return a function that takes any arguments and performs one step per call.
 
     :param steps: an exception (or a class of them) is raised, `hang(5)` waits, `items("a", "b")` yields items, any
-        other value is returned. If the last one is `...`, the one before it repeats for ever; otherwise one call too
-        many raises `ScriptEnded`.
+        other value is returned. If the last step is `...`, the step before it repeats for ever; otherwise a call
+        after the last step raises `ScriptEnded`.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script
@@ -164,12 +164,12 @@ async def _await(step: Any) -> Any:
     return step
 
 
-def _bring(steps: tuple[Any, ...]) -> Iterator[Any]:
+def _iterate(steps: tuple[Any, ...]) -> Iterator[Any]:
     for step in steps:
         yield _finish(_wait(step))
 
 
-async def _abring(steps: tuple[Any, ...]) -> AsyncIterator[Any]:
+async def _aiterate(steps: tuple[Any, ...]) -> AsyncIterator[Any]:
     for step in steps:
         yield _finish(await _await(step))
 

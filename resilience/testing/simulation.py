@@ -18,11 +18,11 @@ D = TypeVar("D")
 class Simulation(Engine):
     """Clients that execute real policies against functions that you model, in one event queue.
 
-    A client is a coroutine that awaits `simulation.sleep(seconds)` and `simulation.execute(policy, fn)`, and so is the
-    function that it calls. A simulated clock, which begins at 0, orders all events; all randomness comes from
+    Clients are coroutines that await `simulation.sleep(seconds)` and `simulation.execute(policy, fn)`; so are the
+    functions that they call. A simulated clock, which begins at 0, orders all events, and all randomness comes from
     `simulation.rng`, so the same seed gives the same events.
 
-    While it runs, policies of the whole process follow its clock; run nothing else at the same time.
+    While it runs, all policies of the process use its clock, so run nothing else at the same time.
 
     >>> from resilience import CircuitBreaker, CircuitOpen
     >>> from resilience.testing import Simulation
@@ -45,7 +45,7 @@ class Simulation(Engine):
     ...     for _ in range(100):
     ...         client_of_many = simulation.start(client())
     ...     seconds = simulation.run()
-    >>> len(calls)  # 100 that were on their way, then a probe every 30 seconds
+    >>> len(calls)  # 100 before the circuit opened, then a probe every 30 seconds
     101
     """
 

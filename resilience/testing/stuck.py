@@ -1,7 +1,7 @@
-"""Virtual time that can't go on: which threads are left out of it, and what is raised where the others never wait.
+"""Virtual time that is held up: the threads that it ignores, and the error for a thread that never waits.
 
 The clock waits for every thread that works. A thread that polls (an idle `http.server` does, twice per second) never
-stops, so without a limit the code that waits for the clock would wait for ever.
+stops, so without a limit, code that waits in virtual time would wait for ever.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 #: Threads that virtual time does not wait for: the thread itself, or its name, in which `*` stands for anything.
 Ignored: TypeAlias = Iterable[threading.Thread | str]
 
-#: How many calls of a thread are shown, and of how many threads.
+#: How many frames of each thread the error shows, and how many threads.
 _CALLS_SHOWN = 4
 _THREADS_SHOWN = 5
 
 
 class VirtualTimeStuck(Misuse, RuntimeError):
-    """Code waits for virtual time to pass, and a thread that neither waits nor ends holds it up."""
+    """A thread that neither waits nor ends holds up virtual time, for which other code waits."""
 
 
 def checked(ignore: Ignored) -> tuple[threading.Thread | str, ...]:
-    """Return what `ignore` names; refuse what names no threads."""
+    """Return `ignore` as a tuple; raise an error if it contains anything but threads and names."""
     if isinstance(ignore, (str, threading.Thread)) or not isinstance(ignore, Iterable):
         raise TypeError(f"ignore must be a list of threads or of their names, as [{ignore!r}], not {ignore!r}")
     named = tuple(ignore)
@@ -42,15 +42,15 @@ def checked(ignore: Ignored) -> tuple[threading.Thread | str, ...]:
 
 
 def is_ignored(thread: threading.Thread, ignored: Iterable[threading.Thread | str]) -> bool:
-    """Whether a thread is one of those."""
+    """Whether a thread, or its name, is in `ignored`."""
     return any(thread is each if isinstance(each, threading.Thread) else _has_name(thread, each) for each in ignored)
 
 
 def stuck(threads: list[threading.Thread], seconds: float, limit: float) -> VirtualTimeStuck:
     """Return the error that names the threads which hold up the clock.
 
-    :param seconds: for how long, in real time.
-    :param limit: what `stuck_after` is.
+    :param seconds: for how many real seconds.
+    :param limit: the current `stuck_after`.
     """
     frames = sys._current_frames()
     shown = [f"  thread {it.name!r} is {_where(frames.get(it.ident or 0))}" for it in threads[:_THREADS_SHOWN]]
@@ -67,9 +67,9 @@ def stuck(threads: list[threading.Thread], seconds: float, limit: float) -> Virt
 
 @final
 class Progress:
-    """For how long nothing has gone on.
+    """Measures how long virtual time has made no progress.
 
-    :param limit: real seconds after which that is an error.
+    :param limit: real seconds without progress after which waiting code gets an error.
     """
 
     __slots__ = ("_since", "limit")
@@ -79,11 +79,11 @@ class Progress:
         self._since: float | None = None
 
     def made(self) -> None:
-        """Note that something went on."""
+        """Note progress."""
         self._since = None
 
     def missed(self, now: float) -> float:
-        """Note that nothing does, and return for how many seconds that has been so."""
+        """Note that there is no progress at `now`, and return for how many seconds there has been none."""
         if self._since is None:
             self._since = now
         return now - self._since

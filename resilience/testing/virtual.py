@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resilience.testing.stuck import Ignored
 
 _entering = threading.RLock()
-_running: list[VirtualClock] = []  # the clock, once for each block that uses it
+_running: list[VirtualClock] = []  # the active clock, once for each open block
 
 
 @contextmanager
@@ -29,9 +29,9 @@ def virtual_time(
     """Run all waits in this block in virtual time: an hour of backoff takes no real time.
 
     The process clock begins at 0. It stands still while any code runs, and jumps to the next event when all code waits.
-    That applies to all waits of this library in threads, and to all waits in an asyncio or trio event loop, including
+    This covers all waits of this library in threads, and all waits in an asyncio or trio event loop, including
     your own `asyncio.sleep` and `trio.sleep`. A nested block shares the clock of the outer one, with its patience and
-    limit, and ignores further threads.
+    limit; the threads that it ignores are ignored in addition.
 
     `time.sleep`, sockets and other real waits stay real. A thread that is in one for longer than `patience` counts as
     hanging, so that the timeouts around it fire.
@@ -43,10 +43,10 @@ def virtual_time(
     :param ignore: threads, or their names, that are irrelevant to the test; in a name, `*` stands for anything.
     :param stuck_after: real seconds, 5 by default, on top of the patience. Use more if a thread computes for longer.
 
-    Policies that were used before remember instants of the real clock; `breaker.close()` makes a circuit forget them.
-    Not for production, and not for event loops with their own timers (uvloop).
+    Policies that were used before the block hold instants of the real clock; `breaker.close()` resets those of a
+    circuit. Not for production, and not for event loops with their own timers (uvloop).
 
-    :raises RuntimeError: in a running loop of that kind; also in code that waits while the clock is held up.
+    :raises RuntimeError: in a running loop with its own timers; also in code that waits while the clock is held up.
 
     >>> from resilience import Retry
     >>> from resilience.testing import script, virtual_time

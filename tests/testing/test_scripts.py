@@ -149,5 +149,5 @@ def test_items_end() -> None:
 
 
 def test_items_do_not_repeat() -> None:
-    with pytest.raises(ValueError, match="is no step of them"):
+    with pytest.raises(ValueError, match="cannot be one of the items"):
         items("a", ...)

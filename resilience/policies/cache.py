@@ -2,7 +2,7 @@
 
     age < ttl              fresh: the value, without a call
     age < ttl + stale      one caller refreshes it, and gets the old value if that fails; all others get that at once
-    else                   a miss: one caller calls, the others of that key wait for it (`flights`)
+    otherwise              a miss: one caller makes the call, and the other callers of its key wait (`flights`)
 
 Nothing runs in the background: a refresh belongs to the caller that makes it, whose deadline it obeys.
 """
@@ -71,9 +71,9 @@ class Entry:
         self.error: Exception | None = error
         self.fresh_until: float = fresh_until
         self.stale_until: float = stale_until
-        #: When it may be refreshed, after a refresh that failed.
+        #: The instant from which it may be refreshed again, after a refresh that failed.
         self.next_try: float = fresh_until
-        #: Whether it was asked for since it was last about to be dropped.
+        #: Whether it was used since it was last considered for eviction.
         self.is_used: bool = False
 
 
@@ -147,7 +147,7 @@ class Cache(Policy[Never]):
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._find: Callable[[Hashable], Entry | None] = self._entries.get if store is None else self._ask_store
         self._lock = forks.lock_of(self)
-        self._hits, self._stales, self._misses = Counter(), Counter(), Counter()
+        self._hits, self._stale_hits, self._misses = Counter(), Counter(), Counter()
         self._settings = {
             "ttl": ttl,
             "key": key,
@@ -173,7 +173,7 @@ class Cache(Policy[Never]):
         if entry is not None and now < entry.fresh_until:
             if entry.error is not None or subscribers.caches or ctx._info.listeners:
                 return self._answer(entry, ctx, "fresh")
-            entry.is_used = True  # of which none is told: without two frames, a tenth of it
+            entry.is_used = True  # as `_answer` does, but without two calls: a tenth of the time
             self._hits.add()
             return entry.value
         old = entry if entry is not None and now < entry.stale_until else None
@@ -186,9 +186,9 @@ class Cache(Policy[Never]):
                     return self._answer(old, ctx, "stale")
                 if not flight.leads and await flight.follows():
                     return flight.share()
-                entry = self._find(key)  # another caller may have brought it meanwhile, or have tried in vain
+                entry = self._find(key)  # another caller may have refreshed it in the meantime, or failed to
                 if entry is not None and clock.now() < entry.fresh_until:
-                    return flight.bring(self._answer(entry, ctx, "fresh"))
+                    return flight.publish(self._answer(entry, ctx, "fresh"))
                 if old is not None and clock.now() < old.next_try:
                     return self._answer(old, ctx, "stale")
                 try:
@@ -199,7 +199,7 @@ class Cache(Policy[Never]):
                 else:
                     self._misses.add()
                     self._keep_value(key, result)
-                    return flight.bring(result)
+                    return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
         return self._answer(old, ctx, "stale")
@@ -207,25 +207,25 @@ class Cache(Policy[Never]):
     def _answer(self, entry: Entry | None, ctx: Context, how: Literal["fresh", "stale"]) -> Any:
         assert entry is not None
         entry.is_used = True
-        (self._hits if how == "fresh" else self._stales).add()
+        (self._hits if how == "fresh" else self._stale_hits).add()
         report_use(self.name, ctx, how)
         if entry.error is not None:
             raise _without_frames(entry.error)
         return entry.value
 
     def _is_answered(self, key: Hashable, error: BaseException, old: Entry | None) -> bool:
-        """Whether the stale value is the answer after a failed call. If not, it is a miss."""
+        """Whether the stale value is the answer after a failed call. If not, count a miss."""
         is_answered = False
         try:
             if isinstance(error, Exception):
                 is_answered = self._note_failure(key, error, old)
-        finally:  # what a predicate raises comes out, as a miss
+        finally:  # an error of a predicate is raised, and counts as a miss
             if not is_answered:
                 self._misses.add()
         return is_answered
 
     def _note_failure(self, key: Hashable, error: Exception, old: Entry | None) -> bool:
-        """Postpone the next refresh; whether the stale value is the answer. If there is none, cache the error."""
+        """Postpone the next refresh, and return whether the stale value is the answer; without one, cache the error."""
         now = clock.now()
         if old is not None and now < old.stale_until:
             old.next_try = now + self._errors_ttl
@@ -235,7 +235,7 @@ class Cache(Policy[Never]):
             self._keep(key, Entry(until, until, error=_without_frames(error)))
         return False
 
-    # --- what is kept ---
+    # --- entries ---
 
     def _ask_store(self, key: Hashable) -> Entry | None:
         """Return the entry of a key in the store. A store that raises, or returns another object, holds none."""
@@ -266,9 +266,9 @@ class Cache(Policy[Never]):
                 self._entries.pop(key, None)
                 while len(self._entries) >= self._max_size:
                     oldest, kept = next(iter(self._entries.items()))
-                    if kept.is_used:  # a second chance: so hits need not be noted under the lock
+                    if kept.is_used:  # a second chance, so that hits need no lock
                         kept.is_used = False
-                        self._entries.move_to_end(oldest)  # where it is found all the while
+                        self._entries.move_to_end(oldest)  # never removed, so that readers always find it
                     else:
                         del self._entries[oldest]
                 self._entries[key] = entry
@@ -293,7 +293,7 @@ class Cache(Policy[Never]):
             size = len(self._entries if self._store is None else self._store)
         return CacheStats(
             hits=self._hits.value(),
-            stale=self._stales.value(),
+            stale=self._stale_hits.value(),
             shared=self._flights.shared.value(),
             misses=self._misses.value(),
             size=size,
@@ -316,19 +316,19 @@ class Cache(Policy[Never]):
 
 
 def _seconds(ttl: object) -> float:
-    """Return what a function of the value has returned; 0 or less is for a value that is not kept."""
+    """Return the seconds that `ttl(value)` has returned; a value with 0 or less is not kept."""
     return ttl.total_seconds() if isinstance(ttl, timedelta) else checks.number("ttl(value)", ttl)
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return a copy that keeps none of the call's frames alive: neither by itself, nor by its cause, nor in a group."""
+    """Return a copy that keeps no frames of the call alive: not by its traceback, its cause, or errors in a group."""
     own = copy_of(error)
     if own is error or isinstance(error, ExceptionGroup):
         args = error.args
         if isinstance(error, ExceptionGroup):
             args = (error.message, [_without_frames(it) for it in error.exceptions])
         built_in = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
-        own = built_in.__new__(type(error), *args)  # past what its class wants to be made of
+        own = built_in.__new__(type(error), *args)  # bypasses the constructor of its class
         vars(own).update(vars(error))
     own.__cause__ = own.__context__ = None
     return own

@@ -1,6 +1,6 @@
 """Chaos: inject faults into a share of the calls, to test the policies around them.
 
-As Netflix's Chaos Monkey (2011) did to machines, and Polly's Simmy to calls. Off until it is switched on, for a time.
+Netflix's Chaos Monkey (2011) did it to machines, and Polly's Simmy to calls. Off until it is switched on for a time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _A_DAY: Final = 86_400.0
 
 @final
 class Switch:
-    """One time for which a Chaos was switched on.
+    """A period for which a Chaos is switched on.
 
-    :param before: what it goes back to when this one is over: a block ends as it has found it.
+    :param before: the switch that applies again when this one is over, so that a block restores the state before it.
     """
 
     __slots__ = ("before", "epoch", "is_over", "rate", "until")
@@ -89,7 +89,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
     Success(value='fine')
     """
 
-    _epoch: ClassVar[int] = 0  # raised by `stop_all`: what was switched on before is over
+    _epoch: ClassVar[int] = 0  # incremented by `stop_all`, which ends all earlier switches
 
     @overload
     def __init__(
@@ -165,7 +165,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
 
     @override
     async def around(self, call: Call[T], ctx: Context) -> T | A_co:
-        if self._switch is None or not self._happens(ctx):
+        if self._switch is None or not self._is_affected(ctx):
             return await call(ctx)
         emit(ChaosInjected, self.name, ctx, effect=self._effect)
         if self._effect == "error":
@@ -244,7 +244,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
             f"{self.name}: {_in_words(self._effect, self._value)} {format_number(100 * rate)} % of the calls; {state}"
         )
 
-    # --- inside ---
+    # --- private ---
 
     def _make_switch(self, rate: float | None, lasts: Duration, before: Switch | None) -> Switch:
         share = self._rate if rate is None else checks.within("rate", rate, 0, 1)
@@ -256,7 +256,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
         return Switch(share, clock.now() + seconds, Chaos._epoch, before)
 
     def _find_switch(self) -> Switch | None:
-        """Return what it was switched on with, if it still is; what is over is forgotten."""
+        """Return the current switch, or None if it is off; discard switches that are over."""
         if self._switch is None:
             return None
         with self._lock:
@@ -267,7 +267,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
             self._switch = switch
         return switch
 
-    def _happens(self, ctx: Context) -> bool:
+    def _is_affected(self, ctx: Context) -> bool:
         """Draw whether this call is affected, and count it."""
         switch = self._find_switch()
         if switch is None or (self._when is not None and not self._when(ctx)):
@@ -287,7 +287,7 @@ class Chaos(Policy[A_co], Generic[A_co]):
                 raise TypeError(f"error(ctx) must return an Exception, not {error!r}")
         if isinstance(error, type):
             return cast("Exception", error())
-        return cast("Exception", error.with_traceback(None))  # else it would gather those of all calls
+        return cast("Exception", error.with_traceback(None))  # otherwise it would collect the frames of all calls
 
     async def _wait(self, ctx: Context) -> None:
         seconds = self._value

@@ -1,4 +1,4 @@
-"""Fallback: answer in place of a call that failed."""
+"""Fallback: return an answer in place of a failed call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
-#: Makes the answer from what happened and the context. May be asynchronous in asynchronous code.
+#: Makes the answer from the outcome and the context. May be asynchronous in asynchronous code.
 Handler: TypeAlias = Callable[[Outcome[Any], Context], A]
 
 
@@ -149,13 +149,13 @@ class Fallback(Policy[A_co], Generic[A_co]):
             return cast("A_co", self._value)
         original = outcome.error if isinstance(outcome, Failure) else None
         traceback = None if original is None else original.__traceback__
-        own = ctx.child()  # for the handler to keep, and to execute something with
+        own = ctx.child()  # the handler may keep it, and execute other calls with it
         token = set_ambient(own)
         try:
             return cast("A_co", await ctx.runtime.run(self._handler, outcome, own))
         except Exception as error:
             if error is original:
-                # The handler raised it again, and has it in a local: without that frame there is no cycle.
+                # The handler raised the original again, and its frame holds it: without the frame there is no cycle.
                 error.__traceback__ = traceback
             raise
         finally:

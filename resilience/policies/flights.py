@@ -1,15 +1,15 @@
-"""Concurrent calls of one key, across all threads, tasks and event loops: one leads, the others follow.
+"""Concurrent calls of one key, across all threads, tasks and event loops: one caller leads, the others follow.
 
-    lead      the first caller of a key calls. What its call ends with is handed to those that wait.
-    follow    the others wait, each in its own runtime and no longer than its own deadline.
-    give up   a leader that is cancelled, interrupted, cut off, or out of its own time has nothing to hand on:
-              all who wait wake up, and one of them leads.
+    lead      the first caller of a key makes the call, and shares its outcome with the callers that wait.
+    follow    the other callers wait, each in its own runtime and no longer than its own deadline.
+    give up   a leader that is cancelled, interrupted, cut off, or out of its own time has no outcome to share:
+              all followers wake up, and one of them leads.
 
-A leader that calls itself for the same key would wait for itself. It goes straight through, as does whatever
-inherits its context variables: child tasks and worker threads.
+A nested call for the same key would wait for the call that encloses it, so it is made at once. That includes calls
+in code that inherits the leader's context variables: child tasks and worker threads.
 
-No lock: `dict.setdefault` decides who leads. A follower first takes its place with the leader, then looks whether
-that one has ended; the leader first says that it has, then wakes those that have a place. So none is missed.
+There is no lock: `dict.setdefault` decides who leads. A follower first registers with the leader, and then checks
+whether the leader has ended; the leader first marks itself as ended, and then wakes all followers. So none is missed.
 """
 
 from __future__ import annotations
@@ -34,72 +34,72 @@ T = TypeVar("T")
 
 @final
 class Flights:
-    """The calls under way, by key.
+    """The running calls, by key.
 
-    :param policy: what errors call the policy that owns them.
+    :param policy: the name of the policy in errors.
     """
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self.leaders: dict[Hashable, Flight] = {}
-        #: How many callers have got what another one's call brought.
+        #: How many callers have got the outcome of another caller's call.
         self.shared: Counter = Counter()
         forks.reset_after_fork(self, Flights._reset)
 
     def board(self, key: Hashable, ctx: Context) -> Flight:
-        """Return the part of one caller, as a block around its call."""
-        if not ctx.runtime.is_shareable:  # where another policy has handed its call on; else `streaming` has refused it
+        """Return the flight of one caller: a block around its call."""
+        if not ctx.runtime.is_shareable:  # another policy has passed its call on; otherwise `streaming` refuses it
             raise ArgumentMisuse(f"{self.policy} cannot stand around a stream: items that were handed out are gone")
-        flight = Flight()  # written out: an `__init__` would be 5 % of the flight
+        flight = Flight()  # without an `__init__`, which would take 5 % of the time of a flight
         flight._flights, flight._key, flight._ctx = self, key, ctx
         flight._followers = []
-        flight.leads = flight._is_over = flight._has_landed = flight._has_result = False
+        flight.leads = flight._is_over = flight._has_exited = flight._has_result = False
         flight._result = flight._outcome = flight._token = flight._traceback = None
         return flight
 
     def is_current(self, key: Hashable) -> bool:
-        """Whether this code runs inside the call under way for this key: false once the key was forgotten."""
+        """Whether this code runs inside the current call for this key; false once the key was forgotten."""
         return self.leaders.get(key) in _enclosing.get()
 
     def forget(self, key: Hashable) -> None:
-        """Let the next caller of this key call anew. Those who follow already get what they wait for."""
+        """Let the next caller of this key make a new call. Current followers still get the outcome of the old one."""
         self.leaders.pop(key, None)
 
     def forget_all(self) -> None:
-        """Let the next caller of every key call anew."""
+        """Let the next caller of every key make a new call."""
         self.leaders.clear()
 
     def remove(self, flight: Flight, key: Hashable) -> None:
-        """Let the next caller call anew after this one, unless it does so already."""
+        """End a flight: let the next caller of its key make a new call, unless one already does."""
         if self.leaders.get(key) is flight:
             removed = self.leaders.pop(key, flight)
-            if removed is not flight:  # this one was forgotten between the two steps, and another caller leads
+            if removed is not flight:  # `flight` was forgotten between the two steps, and another caller leads
                 self.leaders.setdefault(key, removed)
 
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget the calls of other threads, which are not in the child."""
+    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests check from outside)
+        """Discard the calls of other threads, which do not exist in the child."""
         self.leaders.clear()
 
 
 @final
 class Flight:
-    """The part of one caller: it leads, or follows the one that does.
+    """The part of one caller: it leads, or follows the caller that does.
 
     flight = flights.board(key, ctx)
     try:
         with flight:
             if not flight.leads and await flight.follows():
                 return flight.share()
-            return flight.bring(await call(ctx))
+            return flight.publish(await call(ctx))
     finally:
-        flight.__exit__(None, None, None)  # again: an interrupt may have come in the place of the first end
+        flight.__exit__(None, None, None)  # again: an interrupt may have prevented the first `__exit__`
     """
 
     __slots__ = (
         "_ctx",
         "_flights",
         "_followers",
-        "_has_landed",
+        "_has_exited",
         "_has_result",
         "_is_over",
         "_key",
@@ -118,8 +118,8 @@ class Flight:
     _key: Hashable
     _ctx: Context
     _followers: list[Flight]
-    _is_over: bool  # a follower that comes now comes too late
-    _has_landed: bool
+    _is_over: bool  # a follower that registers now is too late
+    _has_exited: bool
     _has_result: bool
     _result: Any
     _outcome: Outcome[Any] | None
@@ -130,16 +130,16 @@ class Flight:
     def __enter__(self) -> None:
         outer = _enclosing.get()
         try:
-            # First: a signal handler may ask for this key as soon as this caller leads, and must not wait for it.
+            # Before `_join`: once this caller leads, a signal handler may call for this key, and must not wait for it.
             self._token = _enclosing.set((*_still_running(outer), self) if outer else (self,))
             self._join()
-        except BaseException as error:  # an interrupt, or a key that cannot be compared: this block has no end
+        except BaseException as error:  # an interrupt, or keys that cannot be compared: `with` calls no `__exit__`
             _enclosing.set(outer)
             self.__exit__(None, error, None)
             raise
 
     def _join(self) -> Flight:
-        """Lead, if no other caller does. Return who leads."""
+        """Lead if no other caller does. Return the leader."""
         leader = self._flights.leaders.setdefault(self._key, self)
         self.leads = leader is self or leader in _enclosing.get()  # a call that this one is made inside of
         return leader
@@ -147,9 +147,9 @@ class Flight:
     # --- as a follower ---
 
     async def follows(self) -> bool:
-        """Wait for the leader. False: it has brought nothing, and now this caller leads.
+        """Wait for the leader's outcome; false if the leader had none to share, and this caller leads now.
 
-        :raises DeadlineExceeded: where the budget of the execution ends meanwhile.
+        :raises DeadlineExceeded: if the budget of the execution ends in the meantime.
         """
         while True:
             leader = self._join()
@@ -166,7 +166,7 @@ class Flight:
         try:
             is_awake = leader._is_over or await self._waiter.wait(waits_until(ctx), ctx._timer)
         finally:
-            with suppress(ValueError):  # it was woken
+            with suppress(ValueError):  # the leader has removed it to wake it
                 leader._followers.remove(self)
         if not is_awake and self._outcome is None:
             policy = self._flights.policy
@@ -178,7 +178,7 @@ class Flight:
         report_use(self._flights.policy, self._ctx, "shared")
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, Failure):
-            outcome.error.__traceback__ = self._traceback  # an error that has no copy has grown with each who raised it
+            outcome.error.__traceback__ = self._traceback  # an error that has no copy collects frames
         try:
             return outcome.unwrap() if outcome is not None else None
         finally:
@@ -186,57 +186,57 @@ class Flight:
 
     # --- as the leader ---
 
-    def bring(self, result: T) -> T:
-        """Return the result of the call, and hand it on at the end of the block."""
-        self._result = result  # an outcome is made of it where there is another caller to hand it to: 0.2 us
+    def publish(self, result: T) -> T:
+        """Return the result of the call, and share it with the followers at the end of the block."""
+        self._result = result  # an outcome, which costs 0.2 us, is only made if there is a follower
         self._has_result = True
         return result
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Hand on what the call ended with, if it is anything to others."""
-        if self._has_landed or self._token is None:
+        """Share the outcome of the call with the followers, if it concerns them, and wake them."""
+        if self._has_exited or self._token is None:
             return
         self._flights.remove(self, self._key)
         self._is_over = True
         if self._followers:
-            self._hand_on(self._brought(error))
-        try:  # last: what comes in the middle, such as a signal handler, is still inside, and must not wait for this
+            self._wake_followers(self._shareable_outcome(error))
+        try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
             _enclosing.reset(self._token)
-        except (ValueError, RuntimeError):  # it ends in other variables; it was interrupted here before
+        except (ValueError, RuntimeError):  # it ends in another context; it was interrupted here before
             pass
-        self._result = None  # a child task that outlives the call has it in its variables
-        self._has_landed = True
+        self._result = None  # a child task that outlives the call keeps this flight in its context
+        self._has_exited = True
 
-    def _brought(self, error: BaseException | None) -> Outcome[Any] | None:
-        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # which is for its own caller alone
+    def _shareable_outcome(self, error: BaseException | None) -> Outcome[Any] | None:
+        if isinstance(error, Exception) and type(error) is not StoppedIteration:  # that only concerns its own caller
             return None if ends_with_the_deadline(error) and is_over(self._ctx) else Failure(error)
         return Success(self._result) if self._has_result else None
 
-    def _hand_on(self, brought: Outcome[Any] | None) -> None:
+    def _wake_followers(self, outcome: Outcome[Any] | None) -> None:
         while self._followers:
-            with suppress(IndexError, RuntimeError):  # the last one has left; the event loop of one has ended
+            with suppress(IndexError, RuntimeError):  # all have left; the event loop of one has ended
                 follower = self._followers.pop(0)
-                if isinstance(brought, Failure):
-                    follower._traceback = brought.error.__traceback__
-                    follower._outcome = Failure(copy_of(brought.error))
+                if isinstance(outcome, Failure):
+                    follower._traceback = outcome.error.__traceback__
+                    follower._outcome = Failure(copy_of(outcome.error))
                 else:
-                    follower._outcome = brought
+                    follower._outcome = outcome
                 follower._waiter.wake()
 
 
-#: The calls under way that this code runs inside of.
+#: The running calls that enclose this code.
 _enclosing: ContextVar[tuple[Flight, ...]] = ContextVar("resilience.flights", default=())
 
 
 def _still_running(flights: tuple[Flight, ...]) -> list[Flight]:
-    """Leave out what is over: a task may outlive the call that it was begun in, and begin others."""
+    """Leave out ended flights: a task may outlive the call in which it was started, and make further calls."""
     return [it for it in flights if not it._is_over]
 
 
 def copy_of(error: Exception) -> Exception:
     """Return a copy of an exception with its cause, context and notes, but without its traceback.
 
-    One that wants other arguments than it keeps has no copy: then it is returned itself.
+    An exception that cannot be copied, as its class takes other arguments than its `args`, is returned itself.
     """
     try:
         own = copy.copy(error)

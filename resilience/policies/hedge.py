@@ -78,7 +78,7 @@ class Quantile:
         return inf if self._most is None else self._most
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse to be changed: a Hedge reads it once."""
+        """Refuse to be changed: a Hedge reads the values only once."""
         raise AttributeError(f"{name} does not change once a Quantile is built")
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Hedge(Policy[Never]):
             if plan.won is not None and self._rules.budget is not None:
                 self._rules.budget.succeeded()
             return answer.value  # type: ignore[no-any-return]
-        assert answer is not None  # an attempt that is cut off while no other runs comes out itself
+        assert answer is not None  # an attempt that is cut off while no other runs raises out of `race`
         failed = answer.error
         try:
             raise StoppedIteration(failed) if isinstance(failed, StopIteration) else failed
@@ -244,7 +244,7 @@ class Hedge(Policy[Never]):
 
 
 async def _close_discarded(plan: HedgePlan, ctx: Context) -> None:
-    """Close all results that no caller will see, even if this is cancelled in the middle of one."""
+    """Close all discarded results, even if closing one of them is cancelled."""
     if not plan.discarded:
         return
     async with AsyncExitStack() as closing:

@@ -1,4 +1,4 @@
-"""One hedged call: which attempts begin, when, and which one decides. Part of Hedge."""
+"""One hedged call: when attempts begin, and which one decides the call. Part of Hedge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resilience.state.quantiles import Histogram
 
 
 class HedgeRules(NamedTuple):
-    """What decides a hedged call. The fields are the parameters of `Hedge`."""
+    """The settings of a hedged call. The fields are the parameters of `Hedge`."""
 
     policy: str
     hedges: int
@@ -33,24 +33,24 @@ class HedgeRules(NamedTuple):
 
 @final
 class Latencies:
-    """How long calls take; as many threads and tasks observe it as there are."""
+    """The durations of recent calls, recorded by any number of threads and tasks."""
 
     def __init__(self, share: float, window: float) -> None:
         self._settings = share, window
         self.reset()
 
     def reset(self) -> None:
-        """Forget all, as in the child of a fork."""
+        """Discard all durations, as in the child of a fork."""
         self._lock = threading.RLock()
         self._histogram = Histogram(*self._settings)
 
     def add(self, seconds: float, now: float) -> None:
-        """Note a duration."""
+        """Record a duration."""
         with self._lock:
             self._histogram.add(seconds, now)
 
     def value(self, warm_up: int, now: float) -> float:
-        """Return the quantile, infinity where fewer than `warm_up` durations are known."""
+        """Return the quantile; infinity if fewer than `warm_up` durations are known."""
         with self._lock:
             self._histogram.forget(now)
             return inf if self._histogram.count < warm_up else self._histogram.value()
@@ -58,7 +58,7 @@ class Latencies:
 
 @final
 class HedgePlan:
-    """The course of one call; a `Plan` of the runtime."""
+    """The plan of one call, for the race of the runtime: a `Plan`."""
 
     __slots__ = (
         *("_began", "_ctx", "_delay", "_first_runs", "_latencies", "_others", "_rules", "_running"),
@@ -73,18 +73,18 @@ class HedgePlan:
         self._began = clock.now()
         self._running = 0
         self._first_runs = True
-        self._others = History()  # what the attempts beside the first failed with
+        self._others = History()  # the failures of the attempts beside the first
         self.due: float = self._began + delay
         self.attempts: int = 0
-        #: What the call ends with: of what has not decided it, the outcome of the first attempt.
+        #: The outcome of the call: the deciding one, or else that of the first attempt.
         self.answer: Outcome[Any] | None = None
-        #: The number of the attempt whose good result it is.
+        #: The number of the attempt whose good result is the answer.
         self.won: int | None = None
-        #: What is to be closed of outcomes that are not the answer: results, and responses that errors carry.
+        #: What must be closed of outcomes that are not the answer: results, and responses that errors carry.
         self.discarded: list[Any] = []
 
     def begin(self) -> Context | None:
-        """Return the context of another attempt, the first one included, unless there is to be none."""
+        """Return the context of the next attempt, the first one included; None if there is none."""
         number = self.attempts
         ctx = self._ctx
         if number:
@@ -106,7 +106,7 @@ class HedgePlan:
         return refused is None
 
     def ended(self, number: int, outcome: Outcome[Any]) -> bool:
-        """Take what an attempt ended with; true where the call is decided."""
+        """Record the outcome of an attempt; return true if the call is decided."""
         rules, now = self._rules, clock.now()
         self._running -= 1
         if number == 0:
@@ -119,27 +119,27 @@ class HedgePlan:
                 raise
         else:
             is_good = False
-            decides = not (rules.failures.handles(outcome.error) or (self._running and _says_nothing(outcome.error)))
-            if number and isinstance(outcome.error, Rejected):  # it called nothing
+            decides = not (rules.failures.handles(outcome.error) or (self._running and _is_inconclusive(outcome.error)))
+            if number and isinstance(outcome.error, Rejected):  # it made no call
                 give_back_repeat(self._ctx._info.cap, rules.budget)
         if is_good:
             self.won = number
-            if number == 0 or self._first_runs:  # where another has won, the first took at least as long
+            if number == 0 or self._first_runs:  # if another one wins, the first took at least that long
                 self.observe(now)
-        if number == 0 or (decides and not (isinstance(outcome, Failure) and _says_nothing(outcome.error))):
-            self._answer_with(outcome)
-        else:  # the last one was refused, or it was no better than the first: the first one's outcome stands
+        if number == 0 or (decides and not (isinstance(outcome, Failure) and _is_inconclusive(outcome.error))):
+            self._set_answer(outcome)
+        else:  # it is inconclusive, or no better than that of the first attempt, which remains the answer
             self._others.add(outcome if isinstance(outcome, Success) else outcome.error)
             self._discard(outcome)
-        return decides or not self._goes_on(now)
+        return decides or not self._continues(now)
 
     def observe(self, now: float) -> None:
-        """Note how long the first attempt has taken."""
+        """Record how long the first attempt has taken."""
         if self._latencies is not None:
             self._latencies.add(now - self._began, now)
 
-    def _goes_on(self, now: float) -> bool:
-        """Whether another attempt runs, or begins at once; whatever has ended was not good enough."""
+    def _continues(self, now: float) -> bool:
+        """After an outcome that does not decide the call: whether another attempt runs, or begins at once."""
         if self._rules.eager and self.due != inf:
             self.due = now
             return True
@@ -148,7 +148,7 @@ class HedgePlan:
         self.due = inf
         return False
 
-    def _answer_with(self, outcome: Outcome[Any]) -> None:
+    def _set_answer(self, outcome: Outcome[Any]) -> None:
         if self.answer is not None:
             self._discard(self.answer)
         self.answer = outcome
@@ -159,15 +159,15 @@ class HedgePlan:
             self.discarded.append(resource)
 
     def give_up(self, error: BaseException) -> None:
-        """Discard the answer, as this ends the call: cancelled, or interrupted."""
+        """Discard the answer, because `error`, such as a cancellation, ends the call."""
         answer, self.answer = self.answer, None  # no cycle: a failure -> traceback -> frame -> this plan
         if isinstance(error, GeneratorExit):
-            self.discarded.clear()  # closing them might have to wait, which a closed coroutine cannot
+            self.discarded.clear()  # closing them may have to wait, which a closed coroutine cannot do
         elif answer is not None:
             self._discard(answer)
 
     def finish(self) -> None:
-        """Report a call that was hedged; note on the first failure what the others failed with."""
+        """Report a hedged call. If it failed, add the failures of the other attempts to the error as a note."""
         if self.attempts < 2:
             return
         numbers = {"won": self.won, "attempts": self.attempts, "elapsed": clock.now() - self._began}
@@ -182,12 +182,12 @@ class HedgePlan:
             _annotate(self.answer.error, f"resilience: {times} beside it failed with {self._others}")
 
 
-def _says_nothing(error: Exception) -> bool:
+def _is_inconclusive(error: Exception) -> bool:
     return isinstance(unwrap_stop_iteration(error), (Rejected, DeadlineExceeded))
 
 
 def _annotate(error: Exception, note: str) -> None:
     try:
         error.add_note(note)
-    except Exception:  # an exception that refuses attributes goes without
+    except Exception:  # an exception that refuses attributes gets no note
         return

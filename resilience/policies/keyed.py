@@ -23,8 +23,8 @@ from resilience.policy import Call, Policy
 
 T = TypeVar("T")
 
-#: How often it looks for what is idle, at most, in each such time: to look at all policies takes a while.
-_LOOKS: Final = 32
+#: How often idle policies are dropped per idle time, at most: a sweep examines all policies, which takes time.
+_SWEEPS: Final = 32
 
 
 @final
@@ -44,7 +44,7 @@ class KeyedStats:
 
 @final
 class _Kept:
-    """The policy of a key, and when it was last used: an instant, or a number where no idle time is asked for."""
+    """The policy of a key, and when it was last used: an instant, or a sequence number if there is no idle time."""
 
     __slots__ = ("policy", "used_at")
 
@@ -77,7 +77,7 @@ class Keyed(Policy[Never]):
     ['example.org']
     """
 
-    races: ClassVar[bool] = True  # perhaps the policy of a key does
+    races: ClassVar[bool] = True  # the policy of a key may race
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Keyed(Policy[Never]):
         idle: Duration | None = None,
         name: str | None = None,
     ) -> None:
-        if isinstance(make, Policy):  # it is callable, too, as it decorates functions
+        if isinstance(make, Policy):  # a policy is callable, as it is a decorator
             raise TypeError(f"make must be a function that makes a policy for each key, not one policy: {make!r}")
         self._make = checks.plain_function("make", make)
         self._key = checks.plain_function("key", key)
@@ -98,7 +98,7 @@ class Keyed(Policy[Never]):
         self.name: str = name or "Keyed"
         self._kept: dict[Hashable, _Kept] = {}
         self._made = 0
-        self._next_look = -inf  # from when on it looks again for what is idle
+        self._next_sweep = -inf  # the instant of the next sweep for idle policies
         self._uses = count()
         self._lock = forks.lock_of(self)
 
@@ -110,7 +110,7 @@ class Keyed(Policy[Never]):
         return await policy.around(call, ctx)
 
     def policy_for(self, key: Hashable) -> Policy[Any]:
-        """Return the policy of a key; create it, if there is none."""
+        """Return the policy of a key; create it if there is none."""
         try:
             kept = self._kept.get(key)
         except TypeError:
@@ -120,12 +120,12 @@ class Keyed(Policy[Never]):
         if kept is not None and (self._idle is None or now - kept.used_at < self._idle):
             kept.used_at = now
             return kept.policy
-        made = self._make(key)  # a user's code: not under the lock
+        made = self._make(key)  # user code: not under the lock
         if not isinstance(made, Policy):
             raise KeyMisuse(f"make must return a policy, not {made!r}, for the key {key!r}")
         with self._lock:
             current = self._kept.get(key)
-            if current is not None and current is not kept:  # another caller has made it meanwhile
+            if current is not None and current is not kept:  # another caller has created it in the meantime
                 return current.policy
             self._kept.pop(key, None)
             self._drop_locked(now)
@@ -134,9 +134,9 @@ class Keyed(Policy[Never]):
             return made
 
     def _drop_locked(self, now: float) -> None:
-        """Drop what is idle, and, to make room, a tenth: so what it takes to look at all of them is paid by many."""
-        if self._idle is not None and now >= self._next_look:
-            self._next_look = now + self._idle / _LOOKS
+        """Drop idle policies, and a tenth of all if there is no room, to spread the cost of sorting over many calls."""
+        if self._idle is not None and now >= self._next_sweep:
+            self._next_sweep = now + self._idle / _SWEEPS
             self._kept = {key: it for key, it in self._kept.items() if now - it.used_at < self._idle}
         if len(self._kept) >= self._max_keys:
             by_use = sorted(self._kept, key=lambda key: self._kept[key].used_at)

@@ -15,7 +15,7 @@ from resilience.callables import mismatch, name_of
 from resilience.context import Context
 from resilience.errors import ArgumentMisuse, KeyMisuse
 
-#: Makes the key of a call from what the function is called with.
+#: Returns the key of a call; it gets the arguments of the function.
 Key: TypeAlias = Callable[..., Hashable]
 
 
@@ -25,24 +25,24 @@ def optional_key(value: Key | None) -> Key | None:
 
 
 class HasKey(Protocol):
-    """A policy that tells calls apart."""
+    """A policy that tells calls apart by a key."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The name of the policy in errors."""
         ...
 
     @property
     def _key(self) -> Key | None:
-        """What it was given as `key`."""
+        """The key function that the policy was given."""
         ...
 
 
 def key_of(ctx: Context, policy: HasKey) -> Hashable:
-    """Return the key of the call that a context carries. Where a look-up for it raises, `refuse_unhashable` says why.
+    """Return the key of the call that a context carries. If a look-up of the key raises, call `refuse_unhashable`.
 
-    :param policy: the one that asks. What its key function raises, if it has one, comes out.
-    :raises KeyMisuse: where there is no key function and the function takes the context alone, or the key function is
+    :param policy: the policy that needs the key. An error of its key function is raised.
+    :raises KeyMisuse: if there is no key function and the function takes only the context, or if the key function is
         asynchronous.
     """
     make = policy._key
@@ -75,5 +75,5 @@ def refuse_unhashable(key: Hashable, policy: str) -> None:
 
 
 def key_in_words(make: Key | None) -> str:
-    """Return what a policy's `describe` says of its key."""
+    """Return the description of a key for `describe`."""
     return "function and its arguments" if make is None else f"key of {name_of(make)}"

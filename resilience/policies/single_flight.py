@@ -67,7 +67,7 @@ class SingleFlight(Policy[Never]):
         try:
             with flight:
                 if flight.leads or not await flight.follows():
-                    return flight.bring(await call(ctx))
+                    return flight.publish(await call(ctx))
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`
         return flight.share()  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ class SingleFlight(Policy[Never]):
         return SingleFlightStats(in_flight=len(self._flights.leaders), shared=self._flights.shared.value())
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: two of them would make two calls."""
+        """Refuse to be copied: two copies would make two calls."""
         raise TypeError(f"{self.name} has calls under way that all its users share; it cannot be copied or pickled")
 
     @override

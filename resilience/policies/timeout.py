@@ -1,4 +1,4 @@
-"""Timeout: a limit on the time of a call, and the deadline that everything inside it respects."""
+"""Timeout: a limit on the duration of a call, and the deadline that everything inside it respects."""
 
 from __future__ import annotations
 
@@ -84,20 +84,20 @@ class Timeout(Policy[Never]):
         began = clock.now()
         own = began + self._seconds
         deadline = own if own < ctx.deadline else ctx.deadline
-        found_over: Exception | None = None
+        deadline_error: Exception | None = None
         try:
             if self._cooperative:
                 result = await call(ctx if deadline == ctx.deadline else derive(ctx, deadline, ctx.attempt, ctx._timer))
                 if clock.now() - deadline > 1.0:
-                    self._look_for_overrun(ctx, began, deadline)
+                    self._warn_of_overrun(ctx, began, deadline)
                 return result
             if began < deadline:
                 outer = ctx._timer
                 if outer is not None and outer.deadline <= deadline:
-                    return await call(ctx)  # that one fires first, so there is nothing to arm
+                    return await call(ctx)  # the outer timer fires first, so this one is not needed
                 limit = self._seconds if deadline == own else None
                 timer = ctx.runtime.timer(deadline, limit, self.name, self.max_abandoned)
-                try:  # and no `with`, which enters and leaves the timer by way of C: 5 % of a call
+                try:  # not `with`, which calls the methods of the timer through C: 5 % of a call
                     timer.start()
                     result = await call(derive(ctx, deadline, ctx.attempt, timer))
                 except BaseException as error:
@@ -107,21 +107,21 @@ class Timeout(Policy[Never]):
                     timer.stop(None)
                     return result
         except Exception as error:
-            # Code inside found no time left. If that was our limit, not that of the execution, it is our timeout.
+            # Code inside found no time left. If our own limit has passed, not that of the execution, it is our timeout.
             if not ends_with_the_deadline(error):
                 if self._cooperative:
-                    self._look_for_overrun(ctx, began, deadline)
+                    self._warn_of_overrun(ctx, began, deadline)
                 raise
             if ctx.deadline <= own or clock.now() < own:
                 raise
-            found_over = error
+            deadline_error = error
         try:
-            raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, found_over)
+            raise self._exceeded(ctx, None if own <= ctx.deadline else deadline - began, deadline_error)
         finally:
-            del found_over
+            del deadline_error
 
-    def _exceeded(self, ctx: Context, budget: float | None, found_over: Exception | None) -> TimeoutExceeded:
-        """Make the error: this policy's own, or, if `budget` (in seconds) ran out, the execution's."""
+    def _exceeded(self, ctx: Context, budget: float | None, deadline_error: Exception | None) -> TimeoutExceeded:
+        """Report the timeout and return its error: `DeadlineExceeded` if the `budget` (seconds) of `ctx` ran out."""
         error: TimeoutExceeded
         if budget is None:
             limit = self._seconds
@@ -129,14 +129,14 @@ class Timeout(Policy[Never]):
         else:
             limit = max(0.0, budget)
             error = DeadlineExceeded("the deadline of the execution has passed", policy=self.name, timeout=limit)
-        ctx._note(error, instead_of=found_over)
+        ctx._note(error, instead_of=deadline_error)
         if self._on_timeout is not None or ctx._info.listeners or subscribers.of(TimedOut):
             numbers = {"timeout": limit, "by_deadline": budget is not None, "scope": self._scope(ctx)}
             emit(TimedOut, self.name, ctx, self._on_timeout, **numbers)
         return error
 
     def _scope(self, ctx: Context) -> Literal["attempt", "total"] | None:
-        """Say what this policy limits in an execution, from its position in the executed pipeline.
+        """Return what this policy limits in an execution, from its position in the executed pipeline.
 
         None if it is not in the pipeline, because another policy has passed its call to it, or is in it twice.
         """
@@ -149,8 +149,8 @@ class Timeout(Policy[Never]):
             is_repeated = is_repeated or getattr(policy, "_resilience_repeats", False)
         return found.pop() if len(found) == 1 else None
 
-    def _look_for_overrun(self, ctx: Context, began: float, deadline: float) -> None:
-        """Warn of a call that took more than twice its time, and a second more than it."""
+    def _warn_of_overrun(self, ctx: Context, began: float, deadline: float) -> None:
+        """Warn of a call that took more than twice its time, and over a second more than it."""
         limit = max(0.0, deadline - began)
         late = clock.now() - began - limit
         if late > max(1.0, limit):

@@ -30,6 +30,11 @@ _QUICKLY = (
 _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     "state/rates.py": [
         ("if self.full_at > now:", "if self.full_at >= now:", "nothing of the bucket is used then"),
+        (
+            "if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per: # most often",
+            "if used <= self.limit and last <= now < first - self._step and now < log[0][1] + self._per: # most often",
+            _QUICK_WAY,
+        ),
     ],
     "state/turns.py": [
         (

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+import weakref
 from typing import Any
 
 import anyio
 import pytest
 
 from resilience import events
-from resilience.backoff import Constant
-from resilience.testing import virtual_time
+from resilience.backoff import Constant, Exponential
+from resilience.testing import seeded, virtual_time
 from resilience.work import Supervisor
 from resilience.work import supervisor as supervisors
-from tests.conftest import Boom, World
+from tests.conftest import Boom, World, no_collector
 
 
 def in_virtual_asyncio(main: Any) -> None:
@@ -49,6 +52,43 @@ def test_a_task_that_fails_is_restarted_later_each_time(caplog: pytest.LogCaptur
 
     in_virtual_asyncio(main)
     assert caplog.records[0].message == "Supervisor: feed failed with Boom and is restarted in 1 s"
+
+
+def test_delays_are_exponential_by_default() -> None:
+    """From a second to a minute, with full jitter."""
+
+    async def main() -> None:
+        task = Task(*[0] * 8)
+        async with Supervisor() as supervisor:
+            supervisor.start_soon(task)
+        expected = Exponential(1.0, cap=60.0).delays(random.Random(7))
+        assert task.pauses == [round(next(expected), 3) for _ in range(8)]
+
+    with seeded(7):
+        in_virtual_asyncio(main)
+
+
+async def test_no_failure_is_kept_during_a_delay(tasks_world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor the frames of its traceback, for up to a minute."""
+    caplog.set_level(logging.CRITICAL, "resilience")  # a record would keep it
+    failures: list[weakref.ref[Boom]] = []
+
+    async def fails() -> None:
+        error = Boom()
+        failures.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    with no_collector():
+        async with Supervisor(restart=[60]) as supervisor:
+            supervisor.start_soon(fails)
+            while not failures:
+                await anyio.sleep(0.001)
+            await anyio.sleep(0.01)
+            assert [it() for it in failures] == [None]
+            await supervisor.adrain(0)
 
 
 def test_a_healthy_run_begins_the_delays_anew() -> None:
@@ -225,7 +265,7 @@ def test_a_task_whose_awaited_future_was_cancelled_has_failed(caplog: pytest.Log
     assert isinstance(caplog.records[0].exc_info[1].__cause__, asyncio.CancelledError)
 
 
-def test_a_cancelled_block_in_asyncio_restarts_nothing() -> None:
+def test_a_cancelled_block_in_asyncio_restarts_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The cancellation of asyncio itself, in which each task is cancelled in fact."""
 
     async def main() -> None:
@@ -244,6 +284,7 @@ def test_a_cancelled_block_in_asyncio_restarts_nothing() -> None:
         assert asyncio.get_running_loop().time() - began < 1
 
     in_virtual_asyncio(main)
+    assert [it.message.partition(" failed")[0] for it in caplog.records] == ["Supervisor: Task"]
 
 
 async def test_two_drains_at_once_end_together(tasks_world: World) -> None:

@@ -36,6 +36,14 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
             _QUICK_WAY,
         ),
     ],
+    "state/concurrency.py": [
+        (
+            "self._from = (0.0, 0.0) # the limit, and the smoothed latency, where they began",
+            "pass # the limit, and the smoothed latency, where they began",
+            "it is set again before it is read",
+        ),
+        ("latency_of_all: float = 0.0", "latency_of_all: float = -1.0", "the larger of the two latencies counts"),
+    ],
     "state/turns.py": [
         (
             "if self._queue or _instant(self._rates, costs, now) > now + EPSILON:",

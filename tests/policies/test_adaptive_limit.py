@@ -7,6 +7,7 @@ import random
 import threading
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policies.adaptive_limit import LimitStats
+from resilience.testing import virtual_time
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 from tests.policies.simulated import overloaded
@@ -267,6 +269,27 @@ async def test_the_limit_keeps_its_bounds(
         clock.advance(10)
         seen.append(limit.stats().limit)
     assert seen == limits
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_calls_that_wait_begin_as_soon_as_the_limit_is_higher(backend: str) -> None:
+    """Not one after another, as permits come back."""
+    limit = AdaptiveLimit(Recording(3), initial=1, queue=5, min_samples=1)
+    began: list[float] = []
+
+    async def fn() -> None:
+        began.append(anyio.current_time())
+        await anyio.sleep(1)
+
+    async def main() -> None:
+        start = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(limit.call, fn)
+        assert [round(it - start, 3) for it in began] == [0, 1, 1, 1]
+
+    with virtual_time():
+        anyio.run(main, backend=backend)
 
 
 async def test_one_that_is_far_beyond_what_is_used_comes_down_by_one(world: World, clock: FakeClock) -> None:

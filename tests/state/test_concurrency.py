@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import exp, inf, isfinite
 from typing import Any
 
 import pytest
@@ -87,6 +87,21 @@ def test_it_moves_again_when_calls_are_otherwise(changed: Sample, answer: tuple[
     assert (limit, reason) == (pytest.approx(answer[0]), answer[1])
 
 
+@pytest.mark.parametrize(("latency", "stays"), [(0.59, False), (0.61, True), (1.59, True), (1.61, False)])
+def test_it_stays_while_the_latency_is_about_the_same(latency: float, stays: bool) -> None:
+    """From 0.6 to 1.6 of what it was when the limit went back, smoothed."""
+    aimd = Aimd(0.3)
+    after(aimd, 30, *[slow(1.0)] * 10)
+    reasons = {aimd.update(30, slow(latency))[1] for _ in range(15)}
+    assert (reasons == {"slow anyway"}) == stays
+
+
+def test_once_it_moves_again_it_no_longer_knows_where_it_stayed() -> None:
+    aimd = Aimd(0.3)
+    after(aimd, 30, *[slow(1.0)] * 10)
+    assert after(aimd, 30, slow(1.0, dropped=True), slow(1.0)) == (pytest.approx(30 * 0.9**2), "slow")
+
+
 def test_steps_that_make_calls_a_fifth_quicker_go_on() -> None:
     """Then it is the queue of the other side, and it gets shorter."""
     aimd, limit = Aimd(0.3), 100.0
@@ -151,6 +166,33 @@ def test_a_limit_is_always_a_number(course: list[tuple[float, bool, bool]]) -> N
             assert isfinite(limit)
             assert reason
             assert limit > 0 if isinstance(algorithm, Aimd) else limit >= 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "throughputs", "answers"),
+    [
+        # The first answer is 15 % lower. What follows goes by exp(gain * (elasticity - target)).
+        (20, (20, 17), (17, 20 * exp(0.25 * 0.5) * 1.15)),  # elasticity 1: as much more as there are more
+        (20, (20, 20), (17, 20 * exp(0.25 * -0.5) * 1.15)),  # 0
+        (20, (1, 1000), (17, 20 * exp(0.25 * -1) * 1.15)),  # no more than -2 counts, and -1 of the difference
+        (20, (1000, 1), (17, 20 * exp(0.25 * 1) * 1.15)),
+        (4, (1, 1), (3, 4 * exp(0.25 * -0.5) + 1)),  # by one at least
+        (1.5, (1, 1), (1, 1.5 * exp(0.25 * -0.5) + 1)),  # never below one
+    ],
+)
+def test_seeking_by_numbers(limit: float, throughputs: tuple[float, float], answers: tuple[float, float]) -> None:
+    seeking, given = Seeking(), limit
+    for throughput, answer in zip(throughputs, answers, strict=True):
+        given, _ = seeking.update(given, slow(throughput=throughput))
+        assert given == pytest.approx(answer)
+
+
+def test_seeking_smooths_elasticities_between_minus_two_and_two() -> None:
+    """Each weighs 0.4 against those before it."""
+    seeking, limit = Seeking(gain=1.0), 100.0
+    for throughput in (1, 10**9, 10**9, 1):  # from above: -2, then 2
+        limit, _ = seeking.update(limit, slow(throughput=throughput))
+    assert limit == pytest.approx(100 * exp(-1) * exp(-2 + 4 * 0.4 - 0.5) * 1.15)
 
 
 def test_seeking_is_shown_and_can_forget() -> None:

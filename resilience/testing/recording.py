@@ -62,7 +62,7 @@ class Recorder:
         found = self._find(kind, numbers)
         if found == 0 if times is None else found != times:
             wanted = "at least once" if times is None else f"{times} times"
-            raise AssertionError(f"{_format(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
+            raise AssertionError(f"{_text(kind, numbers)} should have happened {wanted}, not {found} times, in\n{self}")
 
     def assert_never(self, kind: type[Event], **numbers: object) -> None:
         """Raise `AssertionError` if there was an event of a kind with these field values."""
@@ -98,7 +98,7 @@ def recording(*kinds: type[Event]) -> Iterator[Recorder]:
         unsubscribe()
 
 
-def _format(kind: type[Event], numbers: dict[str, object]) -> str:
+def _text(kind: type[Event], numbers: dict[str, object]) -> str:
     return " ".join([kind.__name__, *(f"{name}={value!r}" for name, value in numbers.items())])
 
 

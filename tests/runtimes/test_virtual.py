@@ -528,7 +528,7 @@ def test_what_is_woken_at_the_instant_of_its_limit_is_cut_off() -> None:
 
 def test_limits_that_still_count_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the entries that no longer count are dropped, each call is cut off when it is due."""
-    monkeypatch.setattr("resilience.testing.runtime._FEW", 0)
+    monkeypatch.setattr("resilience.testing.runtime._MIN_ENTRIES", 0)
     with Simulation() as simulation:
         ends: list[float] = []
 

@@ -151,8 +151,8 @@ class _Sending(TaskExchange):
         return response
 
     @override
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _release_request(self) -> None:
+        super()._release_request()
         del self._request, self._handler
 
 

@@ -1,4 +1,4 @@
-"""Protects a client of the `openai` package: every request that it makes runs through a policy."""
+"""Clients of the `openai` package that run every request through a policy."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ C = TypeVar("C", bound=OpenAI | AsyncOpenAI)
 def protect(client: C, policy: Policy[Any] | PerHost) -> C:
     """Return a client of the same type whose every request runs through the policy.
 
-    :param client: an `OpenAI` or `AsyncOpenAI`, or one of their subclasses, for Azure say. It is left as it is. The
-        new one shares its connections, so closing one closes both.
-    :param policy: runs once for each request. What a fallback in it answers is returned in the place of what the
-        API method returns, so it has to be of that type. One for each host (`PerHost`) goes by the base URL.
+    :param client: an `OpenAI` or `AsyncOpenAI`, or an instance of a subclass, such as the one for Azure. It is not
+        changed. The new client shares its connections, so closing one closes both.
+    :param policy: runs once for each request. The answer of a fallback in it is returned instead of the result of the
+        API method, so it must have that type. A `PerHost` chooses the policy by the base URL.
 
     The SDK's own retries (2 by default, which would multiply with those of the policy) are off, regardless of a later
-    `max_retries`. Copies made by `with_options` are protected like the client that made them.
+    `max_retries`. Copies made by `with_options` are protected, too.
 
-    A failure, to the policies, is an `APIConnectionError` (timeouts are such), or a status that the SDK would try
-    again: 408, 409, 429 and all from 500 on, where the header `x-should-retry` has the last word. `Retry()` repeats
-    these, also for POST, as the SDK does; it waits as long as `retry-after-ms` or `Retry-After` ask. Not repeated are
-    `insufficient_quota`, which waiting does not mend, and requests with a body that can be read only once. All other
-    errors of the SDK are raised at once, and no policy counts or answers them.
+    For the policies, a failure is an `APIConnectionError` (which includes timeouts), or a status that the SDK would
+    retry: 408, 409, 429 and all from 500 on, unless the header `x-should-retry` says otherwise. `Retry()` retries
+    these, also for POST, as the SDK does; it waits as long as `retry-after-ms` or `Retry-After` asks. It does not retry
+    `insufficient_quota`, which is permanent, or requests with a body that can be read only once. All other errors of
+    the SDK are raised at once, and no policy counts or answers them.
 
-    Each attempt gets the timeouts that the client or the call has, capped by what is left of the deadline. A stream is
-    under the policy until it is open; an error in the middle of it is raised.
+    Each attempt gets the timeouts of the client or the call, shortened to the time left. A stream is under the policy
+    until it is open; an error in the middle of it is raised.
 
-    :raises TypeError: for what is no client, or no policy.
+    :raises TypeError: if `client` is not a client of the SDK, or `policy` is not a policy.
 
     >>> from openai import OpenAI
     >>> from resilience import Retry, Timeout

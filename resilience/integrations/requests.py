@@ -24,7 +24,7 @@ with needed_by("requests"):
 
 from typing_extensions import override
 
-from resilience.integrations.http.bodies import Once, body_of
+from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import Attempt
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
@@ -161,7 +161,7 @@ class _Sending(Urllib3Exchange):
         headers: Any = request.headers
         super().__init__(settings, str(request.method), request.url, headers, body)
         if not body.can_be_sent_again:
-            request.body = Once.of(request.body)
+            request.body = OneShot.of(request.body)
         self._adapter = adapter
         self._request = request
         self._timeout = timeout

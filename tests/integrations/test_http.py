@@ -21,7 +21,7 @@ from resilience.integrations.http import (
     TransientStatus,
     retry_after,
 )
-from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
+from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
 from resilience.integrations.http.settings import Settings
 from tests.conftest import World
@@ -301,8 +301,8 @@ def test_all_else_is_sent_once(make: Any) -> None:
     """By one attempt, in one request: the next one is refused, which would send nothing."""
     source = make()
     assert not body_of(source).can_be_sent_again
-    once = Once.of(source)
-    assert Once.of(once) is once
+    once = OneShot.of(source)
+    assert OneShot.of(once) is once
     assert not body_of(once).can_be_sent_again
     iterator = iter(once)
     body_of(once)  # nothing was taken out of it

@@ -1,9 +1,9 @@
-"""What the HTTP clients share, knowing none of them: what is transient, what may be sent again, `standard(...)`.
+"""The rules that all HTTP clients share: what is transient, what may be sent again, the `standard(...)` pipeline.
 
-A client's integration runs one exchange through a policy for each request (see `exchange`). Inside the policy a
-response whose status says "not now" is an exception like a broken connection, a `TransientStatus`: so a plain `Retry()`
-or `CircuitBreaker(5)` sees it as the failure that it is. Where one comes out at the end, the client's user gets the
-response, as without us.
+The integration of a client runs one exchange through a policy for each request (see `exchange`). Inside the policy, a
+response whose status means "not now" is an exception, `TransientStatus`, just as a broken connection is one. So a
+plain `Retry()` retries it, and a plain `CircuitBreaker(5)` counts it. If the last attempt ends with it, the user of the
+client gets the response.
 """
 
 from resilience.integrations.http.perhost import PerHost

@@ -1,10 +1,10 @@
-"""Bodies of requests, and one rule: what is in memory or can be rewound may be sent again, all else is sent once.
+"""Bodies of requests. A body in memory, or one that can be rewound, may be sent again; any other body is sent once.
 
-Bytes, text and what can be iterated anew are in memory. A file is rewound to where it stood. Of a generator, a pipe or
-another stream nothing is left the second time: a client would send an empty body, and the server would answer 200.
+Bytes, text and re-iterable objects are in memory. A file is rewound to its position at the start. A generator, a pipe
+or another stream is empty the second time: a client would send an empty body, and the server would answer 200.
 
 An abandoned attempt in a thread may still be reading a file. If the file were rewound meanwhile, both attempts would
-send parts of it. So a file is rewound only when it was read to its end, or when no attempt reads it any more.
+send parts of it. So a file is rewound only if it was read to its end, or if no attempt is reading it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Final, final
 from resilience.callables import close_coroutine
 from resilience.integrations.http.rules import NotRepeatable
 
-#: Bodies of which there is nothing to ask.
+#: Types of bodies that are in memory.
 _PLAIN: Final = (type(None), bytes, str, bytearray, memoryview)
 
-_STREAMS: Final = ("read", "aread", "__next__", "__anext__")
+_STREAM_METHODS: Final = ("read", "aread", "__next__", "__anext__")
 
 
 @final
@@ -29,8 +29,8 @@ class Body:
     """What a client reads while it sends a request.
 
     :param sources: the parts, each in memory, a file, or a stream.
-    :param start: where a file is rewound to, if not to where it stands now.
-    :param once: whether it can be sent only once, whatever it looks like.
+    :param start: the position to which files are rewound; by default the current position of each.
+    :param once: whether the body can be sent only once, regardless of its parts.
     :raises NotRepeatable: for a part that was sent before, and can be sent only once.
     """
 
@@ -38,14 +38,14 @@ class Body:
 
     def __init__(self, *sources: Any, start: object = None, once: bool = False) -> None:
         self.can_be_sent_again: bool = not once
-        self._files: list[tuple[Any, Any, Any]] = []  # with where to rewind each, and where it ends
+        self._files: list[tuple[Any, Any, Any]] = []  # each with the positions of its start and its end
         self._lock = threading.Lock()
         self._readers = 0
         for source in sources:
-            if isinstance(source, Once):
+            if isinstance(source, OneShot):
                 source.refuse_if_begun("the request was not sent: ")
                 self.can_be_sent_again = False
-            elif not isinstance(source, _PLAIN) and any(hasattr(source, name) for name in _STREAMS):
+            elif not isinstance(source, _PLAIN) and any(hasattr(source, name) for name in _STREAM_METHODS):
                 self._add(source, start)
 
     def _add(self, source: Any, start: object) -> None:
@@ -57,16 +57,16 @@ class Body:
 
     @property
     def start(self) -> Any:
-        """Where the file is rewound to that is the body; None if it is none."""
+        """The position to which the body is rewound, if it is a file; None if it is not."""
         return self._files[0][1] if self._files else None
 
     @property
     def is_being_read(self) -> bool:
-        """Whether an attempt that has not ended is in the middle of a file."""
+        """Whether an attempt is running that has not read every file to its end."""
         return self._readers > 0 and any(_position(file) != end for file, _, end in self._files)
 
     def begin(self) -> None:
-        """Rewind all files, for an attempt that is about to read them.
+        """Rewind all files for an attempt that is about to read them.
 
         :raises NotRepeatable: if another attempt is reading them.
         """
@@ -79,7 +79,7 @@ class Body:
                     file.seek(start)
 
     def end(self) -> None:
-        """Say that an attempt reads no more."""
+        """Note that an attempt has stopped reading."""
         if self._files:
             with self._lock:
                 self._readers -= 1
@@ -87,20 +87,20 @@ class Body:
 
 STILL_READ: Final = "its body is still being read by an earlier attempt"
 
-#: The most usual one.
+#: The body of a request that needs no rewinding, and of most requests.
 IN_MEMORY: Final = Body()
 
 
 def body_of(source: Any, start: object = None) -> Body:
-    """Return the body that is this one part. For the parameters, see `Body`."""
+    """Return a body that consists of one part. For the parameters, see `Body`."""
     return IN_MEMORY if isinstance(source, _PLAIN) else Body(source, start=start)
 
 
-class Once:
-    """A stream as the body of a request, that refuses to be sent a second time.
+class OneShot:
+    """A wrapper for a stream as the body of a request, which raises `NotRepeatable` if it is sent a second time.
 
-    It stands in the client's own request in the place of the stream, because the client sends the same body in
-    another request where it follows a redirect, or answers a challenge.
+    It replaces the stream in the client's request, because a client that follows a redirect or answers a challenge
+    sends the same body in another request.
     """
 
     def __init__(self, source: Any) -> None:
@@ -108,18 +108,18 @@ class Once:
         self._was_begun = False
 
     @classmethod
-    def of(cls, source: Any) -> Once:
-        """Return a stream as this, which it may be already."""
-        return source if isinstance(source, Once) else cls(source)
+    def of(cls, source: Any) -> OneShot:
+        """Wrap a stream, unless it is wrapped already."""
+        return source if isinstance(source, OneShot) else cls(source)
 
     def refuse_if_begun(self, what: str = "") -> None:
-        """Raise `NotRepeatable` if it was sent, or a part of it."""
+        """Raise `NotRepeatable` if the stream, or a part of it, was sent before."""
         if self._was_begun:
             raise NotRepeatable(f"{what}its body was used up before, and can be sent only once")
 
     def _begin(self) -> Any:
         self.refuse_if_begun()
-        self._was_begun = True  # not in `__iter__` itself: clients call that before they connect
+        self._was_begun = True  # set with the first item, and not by `iter()`, which clients call before they connect
         return self._source
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,14 +133,14 @@ class Once:
 
 
 def _bounds(file: Any) -> tuple[Any, Any] | None:
-    """Return where a file stands and where it ends; None if it cannot be rewound.
+    """Return the current position of a file and that of its end; None if it cannot be rewound.
 
-    That it has `seek` says little: the body of a response has it, too.
+    A method `seek` does not prove that it can: the body of a response has one, too.
     """
     try:
-        if hasattr(file, "seekable") and not _answer(file.seekable):
+        if hasattr(file, "seekable") and not _int_of(file.seekable):
             return None
-        here = _answer(file.tell)
+        here = _int_of(file.tell)
         if here is None:
             return None
         file.seek(0, os.SEEK_END)
@@ -151,17 +151,17 @@ def _bounds(file: Any) -> tuple[Any, Any] | None:
     return here, end
 
 
-def _answer(method: Callable[[], object]) -> int | None:
-    """Return what a file answers; None where it would have to be awaited."""
-    answer = method()
-    if isinstance(answer, int):
-        return answer
-    close_coroutine(answer)
+def _int_of(method: Callable[[], object]) -> int | None:
+    """Call a method of a file. Return its integer or flag; None if it would have to be awaited."""
+    result = method()
+    if isinstance(result, int):
+        return result
+    close_coroutine(result)
     return None
 
 
 def _position(file: Any) -> object:
     try:
         return file.tell()
-    except (OSError, ValueError):  # it was closed, or is being iterated
+    except (OSError, ValueError):  # the file was closed, or is being iterated
         return None

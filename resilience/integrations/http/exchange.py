@@ -1,25 +1,25 @@
 """The attempt that all HTTP clients share, and the exchange: one request on its way through a policy.
 
-An exchange is the function that the policy calls. Each call is one attempt, and all attempts go the same way:
+An exchange is the function that the policy calls. Each call is one attempt, and each attempt takes the same steps:
 
-    begin       Is there time left? May the request be sent (again)? The body is rewound.
-    send        The client sends, within what is left.
-    failed      What the error says is noted: whether the server may have the request, and whose time was over.
-    judged      The status makes the response an answer, or a failure (`TransientStatus`).
+    _begin          Check that there is time left and that the request may be sent (again). Rewind the body.
+    send            Let the client send the request, within the time left.
+    _note_failure   Find out from an error whether the server may have the request, and whether its time was over.
+    _judge          Decide by the status whether the response is a result or a failure (`TransientStatus`).
 
-Then the response that the policy chose is returned, open and with its body limited, and all others are closed: those
-that lost to a fallback, those inside of errors, those that came too late.
+Finally the response that the policy chose is returned, open and with a time limit on its body. All other responses are
+closed: those that a fallback replaced, those inside errors, and those that came too late.
 
-A client is described by a class that says how it sends, what its errors mean, and how the time of a body is limited.
+A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body.
 
-Sending a request twice can do its work twice. From the moment an attempt begins, the request counts as sent, because
-a `Timeout` that cuts it off tells nothing; what the client raises may show that it was not. The exchange says so in
-the two places where a Retry looks: on the failure (`repeatable`), and on itself, the function that is called.
-With an idempotency key, the caller's or one that an `IdempotencyKey` has made for this execution, it may be repeated.
+Sending a request twice can execute it twice. As soon as an attempt begins, the request counts as sent, because a
+`Timeout` that cuts the attempt off leaves this open; an error of the client may prove the opposite. The exchange
+reports this in the two places that a Retry checks: on the failure (`repeatable`), and on itself, the called function.
+A request with an idempotency key, from the caller or from an `IdempotencyKey` in the policy, may be repeated.
 
-Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So what an attempt is
-given is its own (`Attempt`), what all share stands behind one lock, and an attempt that was left behind has no say. Its
-response is closed as soon as it comes, by the exchange itself, which knows when the attempt's time was over.
+Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So each attempt has its
+own data (`Attempt`), a lock guards the list of open responses, and an abandoned attempt no longer decides whether the
+request may be sent again. The exchange closes its response on arrival; it knows when the attempt's time was over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from resilience.context import Context, is_over
 from resilience.errors import DeadlineExceeded, Rejected, TimeoutExceeded
 from resilience.execution import aprotect, protect
 from resilience.integrations.http.bodies import IN_MEMORY, STILL_READ, Body
-from resilience.integrations.http.limits import hear
+from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import policy_for
 from resilience.integrations.http.rules import NotRepeatable, TransientStatus
 from resilience.integrations.http.settings import Settings
@@ -53,50 +53,49 @@ from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.work.idempotency import key_for
 
-#: Seconds that closing a discarded response may take in a task, also where its caller is cancelled. It takes no time
-#: unless something is broken: a closing handshake with a server that does not answer.
+#: Seconds that closing a discarded response may take in a task, even if its caller is cancelled. Closing takes no time
+#: unless something is broken: for example, a closing handshake with a server that does not answer.
 CLOSING_GRACE: Final = 2.0
 
-
-#: Where nothing is added to them.
+#: For an attempt that adds no headers.
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Attempt(NamedTuple):
-    """What one attempt is given."""
+    """The data of one attempt."""
 
     ctx: Context
     left: float | None  #: seconds; None for no limit
-    headers: Mapping[str, str]  #: to be added to those of the request
+    headers: Mapping[str, str]  #: to add to the headers of the request
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a timer ends it when its time is over."""
+        """Whether a timer cuts the attempt off at its deadline."""
         return cut_off_at(self.ctx) <= self.ctx.deadline < inf
 
 
 class Exchange:
-    """One request on its way through a policy. A client's description derives from one of the two below.
+    """One request on its way through a policy. A client's description derives from one of the two subclasses below.
 
     :param body: what the client reads while it sends.
     """
 
-    #: What the client returns.
+    #: The class of the client's responses.
     response_type: Any
-    #: What it raises before anything can have reached the server, and where a wait was too long.
+    #: Errors of the client that prove that nothing has reached the server, and its errors for a wait that was too long.
     never_sent: ClassVar[tuple[type[Exception], ...]] = ()
     timed_out: ClassVar[tuple[type[Exception], ...]] = (TimeoutError,)
-    #: Whether threads of its own read files, and perhaps go on when an attempt has ended.
+    #: Whether the client reads files in threads of its own, which may continue after an attempt has ended.
     reads_in_threads: ClassVar[bool] = False
 
-    #: Lets the body take longer than the attempt that brings it.
+    #: The deadline of the response's body, if a policy sets another one than that of the attempt.
     body_may_last_until: float | None = None
 
-    _resilience_asks_for_chosen: ClassVar[bool] = True  # of a Keyed: limiters in them obey the response
+    _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed names the policy it chose, for the limiters inside
     _in_tasks: ClassVar[bool]
     _is_over = False
     _why_not_again: str | None = None
-    _budget = inf  # the deadline that the caller has set
+    _budget = inf  # the caller's deadline
     _deadline_of_body = inf
 
     def __init__(
@@ -108,62 +107,62 @@ class Exchange:
         self._headers = headers
         self._body = body
         self._lock = threading.Lock()
-        self._open: list[tuple[Any, float]] = []  # responses, and the deadlines of the attempts that brought them
-        #: Why the request must not be sent again once the server may have it; None if it may.
+        self._open: list[tuple[Any, float]] = []  # responses, each with the deadline of its attempt
+        #: Why the request must not be sent again once the server may have received it; None if it may be sent again.
         self.why_not_once_sent: str | None = settings.rules.why_not_again(
             method, headers, sent=True, replayable=body.can_be_sent_again
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Name the operation, where something asks what is executed."""
+        """Return the name of the operation, which is built only if something reads it."""
         if name != "__qualname__":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return OfHost(f"{self._method} {urlsplit(str(self._url)).hostname or ''}", common=self._method)
 
-    # --- what a client's description says ---
+    # --- the description of a client ---
 
     @abstractmethod
     def send(self, attempt: Attempt) -> Any:
-        """Send the request once, within `attempt.left`, and return the response; in a task, an awaitable of it."""
+        """Send the request once, within `attempt.left`, and return the response; for tasks, an awaitable of it."""
 
     def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
-        """Return status and headers of a response."""
+        """Return the status and the headers of a response."""
         return response.status, response.headers
 
     def limit(self, response: Any) -> Any:
-        """Return a response whose body fails where it is not read by `body_deadline`."""
+        """Return the response, with a body that raises an error if it is read after `body_deadline`."""
         return response
 
     def may_have_been_sent(self, error: Exception) -> bool:
-        """Whether the server may have the request, after the client has raised this."""
+        """Whether the server may have received the request, although the client has raised this error."""
         return not isinstance(error, self.never_sent)
 
     def has_timed_out(self, error: Exception) -> bool:
-        """Whether the client says that it has waited too long."""
+        """Whether this error of the client means that it has waited too long."""
         return isinstance(error, self.timed_out)
 
     def proxy_refusal(self, error: Exception) -> int | None:
-        """Return the status with which a proxy has refused to connect, where this error says so."""
+        """Return the status with which a proxy has refused to connect; None if this is another error."""
         return None
 
     def was_never_sent(self) -> bool:
-        """Whether the client knows that an attempt which was cut off had not begun to send."""
+        """Whether the client knows that an attempt, which was cut off, had not begun to send."""
         return False
 
     def why_not_now(self) -> str | None:
-        """Return why no attempt may begin any more, whatever has been sent; None if one may."""
+        """Return why no further attempt may begin, regardless of what has been sent; None if one may."""
         return "its client was closed" if self.settings.client_is_closed else None
 
     # --- whether it may be sent again ---
 
     @property
     def repeatable(self) -> bool:
-        """Whether the request may be sent again, after all that has happened. A Retry asks this."""
+        """Whether the request may be sent again, given all attempts so far. A Retry reads this."""
         return self.why_not_again is None
 
     @property
     def why_not_again(self) -> str | None:
-        """Why the request must not be sent again; None if it may."""
+        """Why the request must not be sent again; None if it may be sent again."""
         if self._is_over:
             return "its caller has left"
         if (reason := self.why_not_now()) is not None:
@@ -174,7 +173,7 @@ class Exchange:
 
     @cached_property
     def _has_own_key(self) -> bool:
-        """Whether its caller has given it a key. Asked before an attempt adds one to the headers."""
+        """Whether the caller has set an idempotency key. Evaluated before an attempt adds one to the headers."""
         return self.settings.rules.has_key(self._headers)
 
     # --- the attempt ---
@@ -186,7 +185,7 @@ class Exchange:
             if self._in_tasks:
                 response = await response
         except Exception as error:
-            self._failed(error, attempt)
+            self._note_failure(error, attempt)
             raise
         finally:
             if not self.reads_in_threads:
@@ -194,7 +193,7 @@ class Exchange:
         if not self._keep(response, ctx):
             await self._close(response)
             raise DeadlineExceeded("the response came after its time")
-        return self._judged(response, ctx)
+        return self._judge(response, ctx)
 
     def _begin(self, ctx: Context) -> Attempt:
         left = ctx.timeout()
@@ -212,50 +211,51 @@ class Exchange:
         self._body.begin()
         return Attempt(ctx, left, headers)
 
-    def _failed(self, error: Exception, attempt: Attempt) -> None:
-        """Note what the client raised; raise what it means, where its timeout was the end of our time."""
+    def _note_failure(self, error: Exception, attempt: Attempt) -> None:
+        """Note what an error of the client means; raise `DeadlineExceeded` if it timed out at our deadline."""
         refusal = self.proxy_refusal(error)
         sent = refusal is None and not isinstance(error, Rejected) and self.may_have_been_sent(error)
         if not sent and self.reads_in_threads:
             self._body.end()
-        if not sent and not self._was_left_behind(attempt.ctx):
+        if not sent and not self._was_abandoned(attempt.ctx):
             self._why_not_again = "the proxy asks for a login" if refusal == 407 else None
-        self._mark(error)
+        self._mark_not_repeatable(error)
         if is_over(attempt.ctx) and self.has_timed_out(error):
             raise DeadlineExceeded("the time that was left ran out while the server was asked") from error
 
     def _keep(self, response: Any, ctx: Context) -> bool:
-        """Keep a response until the exchange is over; false if it comes too late, and is to be closed."""
+        """Keep a response until the exchange is over; return False if it came too late and has to be closed."""
         with self._lock:
-            if self._is_over or self._was_left_behind(ctx):
+            if self._is_over or self._was_abandoned(ctx):
                 return False
-            if self._open:  # bounded, however many come
+            if self._open:  # so that the list stays short, however many responses arrive
                 self._open = [it for it in self._open if not _is_closed(it[0])]
             self._open.append((response, ctx.deadline))
             return True
 
-    def _judged(self, response: Any, ctx: Context) -> Any:
+    def _judge(self, response: Any, ctx: Context) -> Any:
         status, headers = self.status_of(response)
-        hear(ctx, headers)
+        inform_limiters(ctx, headers)
         failure = self.settings.rules.failure_of(status, headers, response)
         if failure is None:
             return response
-        self._mark(failure)
+        self._mark_not_repeatable(failure)
         try:
             raise failure
         finally:
             del failure  # no cycle
 
-    def _was_left_behind(self, ctx: Context) -> bool:
+    def _was_abandoned(self, ctx: Context) -> bool:
         """Whether the caller has abandoned this attempt. An abandoned task is cancelled, so it returns nothing."""
         return not self._in_tasks and clock.now() >= cut_off_at(ctx)
 
-    def _mark(self, error: Exception) -> None:
+    def _mark_not_repeatable(self, error: Exception) -> None:
+        """Mark an error if the request must not be sent again, and note the reason on it."""
         if (reason := self.why_not_again) is not None and getattr(error, "repeatable", True) is not False:
             try:
                 error.repeatable = False  # type: ignore[attr-defined]
                 error.add_note(f"the request is not sent again: {reason}")
-            except Exception:  # one that refuses attributes: the exchange says it as well
+            except Exception:  # the error refuses attributes; a Retry checks the exchange, too
                 return
 
     # --- around the attempts ---
@@ -267,13 +267,13 @@ class Exchange:
         policy = policy_for(self.settings.policies, self._url)
         attempt: Any = self
         kept: Any = None
-        try:  # and not by `execute`, which would look whether this is asynchronous
+        try:  # not with `execute`, which would check whether the exchange is asynchronous
             if self._in_tasks:
                 kept = await aprotect(policy, attempt, takes_context=True)()
             else:
                 kept = protect(policy, attempt, takes_context=True)()
         except Exception as error:
-            kept = self._answer_in(error)
+            kept = self._response_in(error)
             if kept is None:
                 raise
         finally:
@@ -283,33 +283,33 @@ class Exchange:
             raise TypeError(f"a policy answered with {kept!r}; a Fallback here answers with {self.response_type}")
         return self.limit(kept)
 
-    def _answer_in(self, error: Exception) -> Any:
-        """Return the response that an error stands for; None for any other error, which will be raised."""
+    def _response_in(self, error: Exception) -> Any:
+        """Return the response that an error stands for; None if the error is to be raised."""
         if isinstance(error, TransientStatus) and any(it is error.response for it, _ in self._open):
             return error.response
-        self._mark(error)  # also one that a policy made, and the client had no part in
+        self._mark_not_repeatable(error)  # the error may come from a policy, and not from an attempt
         return None
 
     def _end(self, kept: object) -> list[Any]:
-        """End the exchange, and return the responses that are to be closed."""
+        """End the exchange, and return the responses to close."""
         with self._lock:
             self._is_over = True
-            received, self._open = self._open, []  # the one that is kept may hold on to us, for its body
-        self._let_go()
+            received, self._open = self._open, []  # no cycle: the kept response may refer to the exchange, for its body
+        self._release_request()
         longer = self.body_may_last_until
         discarded = []
         for response, deadline in received:
             if response is not kept:
                 discarded.append(response)
-            else:  # a fallback's response has a time of its own, if any
+            else:  # the response of a fallback is not in the list, and gets no time limit here
                 self._deadline_of_body = deadline if longer is None else longer
         return discarded
 
-    def _let_go(self) -> None:
-        """Forget what was sent, which may be large.
+    def _release_request(self) -> None:
+        """Release the request, which may be large.
 
-        A context keeps the function that it calls, and a connection in a client's pool keeps the context that it was
-        made in: so it keeps the exchange, for as long as it is open.
+        A context refers to the function that it calls, and a connection in a client's pool refers to the context in
+        which it was created. So an open connection keeps the exchange alive.
         """
         self._body = IN_MEMORY
 
@@ -320,17 +320,17 @@ class Exchange:
 
     @property
     def body_deadline(self) -> float:
-        """The instant at which the body of the response has to be read; infinity for no limit."""
+        """The instant until which the body of the response may be read; infinity for no limit."""
         return self._deadline_of_body if self.settings.rules.limit_body else inf
 
     def body_is_late(self) -> TimeoutExceeded:
-        """Return the error for a body that is not read by then."""
+        """Return the error for a body that is not read by `body_deadline`."""
         kind = DeadlineExceeded if self._deadline_of_body >= self._budget else TimeoutExceeded
         return kind("the time was over before the whole body was read; Rules(limit_body=False) lets bodies take longer")
 
 
 class BlockingExchange(Exchange):
-    """An exchange of a blocking client."""
+    """The exchange of a blocking client."""
 
     _in_tasks = False
 
@@ -349,7 +349,7 @@ class BlockingExchange(Exchange):
 
 
 class TaskExchange(Exchange):
-    """An exchange of an asynchronous client."""
+    """The exchange of an asynchronous client."""
 
     _in_tasks = True
 
@@ -358,24 +358,24 @@ class TaskExchange(Exchange):
         return self._attempt(ctx)
 
     def run(self) -> Coroutine[Any, Any, Any]:
-        """Run the request through its policy; awaited, it is the response (or a fallback's answer)."""
+        """Run the request through its policy; the coroutine returns the response (or a fallback's answer)."""
         return self._run()
 
     @override
     async def _close(self, *responses: Any) -> None:
-        async with AsyncExitStack() as closing:  # each of them, also where the task is cancelled in the middle of one
+        async with AsyncExitStack() as closing:  # closes all of them, even if the task is cancelled while one is closed
             for response in responses:
                 closing.push_async_callback(_close_in_time, response)
 
 
 def exchange_of(ctx: Context) -> Exchange | None:
-    """Return the exchange that is executed with this context; None if it is another function."""
+    """Return the exchange that is executed with this context; None if the executed function is no exchange."""
     function = ctx._function
     return function if isinstance(function, Exchange) else None
 
 
 def cut_off_at(ctx: Context) -> float:
-    """Return the instant at which a timer cuts off what runs with this context; infinity for none."""
+    """Return the instant at which a timer cuts off the call with this context; infinity if there is no timer."""
     timer = ctx._timer
     return inf if timer is None else timer.deadline
 
@@ -386,6 +386,6 @@ async def _close_in_time(response: Any) -> None:
 
 
 def _is_closed(response: Any) -> bool:
-    """Whether a response says of itself that it is closed, in one of the ways in which clients' responses do."""
+    """Whether a response is closed, by the attributes that the clients' responses have for it."""
     holders = (response, getattr(response, "raw", None))
     return any(getattr(it, "is_closed", False) is True or getattr(it, "closed", False) is True for it in holders)

@@ -1,14 +1,14 @@
-"""What the headers of a response say about rate limits: how many calls are left, and for how long.
+"""Rate limits in the headers of a response: how many calls are left, and for how long.
 
-    RateLimit: "minute";r=3;t=20          the IETF's draft-ietf-httpapi-ratelimit-headers, of which older versions
-    RateLimit: limit=9, remaining=3, reset=20               have one dictionary
-    RateLimit-Remaining: 3                                  or three headers
-    X-RateLimit-Remaining: 3              the same with `X-`, where a reset is seconds or an instant: GitHub, Discord
-    x-ratelimit-remaining-requests: 3     OpenAI, Azure, Groq: per kind; a reset is a duration, `6m0s`, until *full*
-    anthropic-ratelimit-tokens-remaining  Anthropic: per kind; a reset is an instant of RFC 3339
+    RateLimit: "minute";r=3;t=20               the IETF's draft-ietf-httpapi-ratelimit-headers; its older versions
+    RateLimit: limit=9, remaining=3, reset=20  have one dictionary,
+    RateLimit-Remaining: 3                     or three headers
+    X-RateLimit-Remaining: 3                   the same with `X-`; a reset is seconds or an instant: GitHub, Discord
+    x-ratelimit-remaining-requests: 3          OpenAI, Azure, Groq, by kind; a reset is a duration, `6m0s`, until *full*
+    anthropic-ratelimit-tokens-remaining       Anthropic, by kind; a reset is an instant in RFC 3339 format
 
-Where several kinds are limited, the narrowest says it all. What counts no calls (tokens, bytes), or names the time at
-which the whole limit is there again (OpenAI), matters only where nothing is left of it.
+Of several limits, the narrowest counts. A limit that does not count calls (tokens, bytes), or whose reset is the time
+at which it is full again (OpenAI), counts only if nothing is left of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from resilience.policies.rate_limiter import RateLimiter
 
 __all__ = ["learned"]
 
-#: From here on a number of seconds is an instant, of the year 2001 or later; and from there on, one in milliseconds.
+#: A reset from the first number on is an instant in seconds, in 2001 or later; from the second on, in milliseconds.
 _EPOCH: Final = 1e9
 _EPOCH_IN_MILLISECONDS: Final = 1e12
 
@@ -36,14 +36,14 @@ _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _NUMBER = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{0,15})?")
 _PARAMETER = re.compile(r"""\s*;\s*([a-z*][a-z0-9_.*-]*)\s*=\s*("[^"]*"|[^;,\s]+)""", re.IGNORECASE)
 _ITEM = re.compile(r"""\s*("[^"]*"|[^;,="\s]+)\s*((?:;[^;,"]*(?:"[^"]*"\s*)?)*)(?:,|$)""")
-#: Characters of a header that are looked at: what is longer is no such header, and patterns take their time.
-_LONGEST: Final = 1000
+#: Longer headers are truncated to so many characters: none of these is that long, and the patterns take time.
+_MAX_LENGTH: Final = 1000
 _ANTHROPIC = "anthropic-ratelimit-"
 _KINDS: Final = ("requests", "tokens", "input-tokens", "output-tokens", "project-tokens", "images")
 
 
-class _Said(NamedTuple):
-    """One limit. `counts_calls`: whether it matters before nothing is left."""
+class _Quota(NamedTuple):
+    """One limit, as it is written. `counts_calls`: whether it also counts while something of it is left."""
 
     remaining: str | None
     reset: str | None
@@ -52,13 +52,13 @@ class _Said(NamedTuple):
 
 
 def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
-    """Return how many calls are left, and for how many seconds, as `RateLimiter.learn` takes it; None for nothing.
+    """Return how many calls are left, and for how many seconds, as arguments of `RateLimiter.learn`; None if unknown.
 
     Reads `RateLimit` and `RateLimit-Policy`, `RateLimit-*`, `X-RateLimit-*`, OpenAI's `x-ratelimit-*-requests` and
-    `-tokens`, and `anthropic-ratelimit-*`, in any case. What cannot be understood means nothing; nor do a negative
-    number, a limit of 0, and a reset in the past. It never raises.
+    `-tokens`, and `anthropic-ratelimit-*`, in any case. Values that cannot be parsed are ignored, and so are negative
+    numbers, a limit of 0, and a reset in the past. It never raises.
 
-    :param headers: of a response: a client's own mapping, or a plain dictionary.
+    :param headers: the headers of a response: a client's own mapping, or a plain dictionary.
 
     >>> from resilience.integrations.http.limits import learned
     >>> learned({"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "20"})
@@ -66,76 +66,76 @@ def learned(headers: Mapping[str, str]) -> tuple[float, float] | None:
     >>> learned({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"})
     (0.0, 360.0)
     """
-    known = {name.lower(): value.strip()[:_LONGEST] for name, value in headers.items() if "ratelimit" in name.lower()}
-    understood = [it for it in map(_understood, _all_said(known)) if it is not None]
-    closed = [it for it in understood if it[0] < 1]
-    if closed:
-        return max(closed, key=lambda it: it[1])
-    return min(understood, default=None)
+    fields = {it.lower(): value.strip()[:_MAX_LENGTH] for it, value in headers.items() if "ratelimit" in it.lower()}
+    limits = [it for it in map(_parsed, _quotas_in(fields)) if it is not None]
+    used_up = [it for it in limits if it[0] < 1]
+    if used_up:
+        return max(used_up, key=lambda it: it[1])
+    return min(limits, default=None)
 
 
-def hear(ctx: Context, headers: Mapping[str, str]) -> None:
+def inform_limiters(ctx: Context, headers: Mapping[str, str]) -> None:
     """Let the limiters around an attempt obey the headers of its response."""
     limiters = [it for policy in (ctx._executed, *ctx._info.chosen) for it in _limiters_in(policy)]
-    if limiters and (said := learned(headers)) is not None:
+    if limiters and (limit := learned(headers)) is not None:
         for limiter in limiters:
-            limiter._learn_from_headers(*said)
+            limiter._learn_from_headers(*limit)
 
 
 # --- inside ----------------------------------------------------------------------------------
 
-#: The limiters in each policy that has been asked for: to look for them takes 3 us, for each response.
-_known: WeakKeyDictionary[Any, tuple[RateLimiter, ...]] = WeakKeyDictionary()
+#: The limiters of each policy, once they have been searched for: a search takes 3 us, for each response.
+_limiters: WeakKeyDictionary[Any, tuple[RateLimiter, ...]] = WeakKeyDictionary()
 
 
 def _limiters_in(policy: Any) -> tuple[RateLimiter, ...]:
-    limiters = _known.get(policy)
+    limiters = _limiters.get(policy)
     if limiters is None:
         if isinstance(policy, RateLimiter):
-            return (policy,)  # not remembered: the entry would keep its own key alive
-        limiters = _known[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
+            return (policy,)  # not cached: the value would keep its own key alive
+        limiters = _limiters[policy] = tuple(it for it in policy._resilience_chain() if isinstance(it, RateLimiter))
     return limiters
 
 
-def _all_said(headers: Mapping[str, str]) -> Iterator[_Said]:
-    """Find every limit that is named."""
-    yield from _of_the_draft(headers)
+def _quotas_in(headers: Mapping[str, str]) -> Iterator[_Quota]:
+    """Find all limits in the headers."""
+    yield from _quotas_of_draft(headers)
     for prefix in ("ratelimit-", "x-ratelimit-"):
         reset = headers.get(f"{prefix}reset-after", headers.get(f"{prefix}reset"))
-        yield _Said(headers.get(f"{prefix}remaining"), reset, headers.get(f"{prefix}limit"))
+        yield _Quota(headers.get(f"{prefix}remaining"), reset, headers.get(f"{prefix}limit"))
     for kind in _KINDS:
         remaining, reset, limit = (headers.get(f"x-ratelimit-{it}-{kind}") for it in ("remaining", "reset", "limit"))
-        yield _Said(remaining, reset, limit, counts_calls=False)
+        yield _Quota(remaining, reset, limit, counts_calls=False)
         remaining, reset, limit = (headers.get(f"{_ANTHROPIC}{kind}-{it}") for it in ("remaining", "reset", "limit"))
-        yield _Said(remaining, reset, limit, counts_calls=kind == "requests")
+        yield _Quota(remaining, reset, limit, counts_calls=kind == "requests")
 
 
-def _of_the_draft(headers: Mapping[str, str]) -> Iterator[_Said]:
-    """Read `RateLimit`, with what `RateLimit-Policy` says of the limits that it names."""
+def _quotas_of_draft(headers: Mapping[str, str]) -> Iterator[_Quota]:
+    """Read `RateLimit`, and the parameters of its limits in `RateLimit-Policy`."""
     policies = dict(_items(headers.get("ratelimit-policy", "")))
     field = headers.get("ratelimit", "")
     for name, it in _items(field):
         policy = policies.get(name, {})
         if it.get("r") is not None:
-            of_calls = policy.get("qu", "requests") == "requests"
-            yield _Said(it["r"], it.get("t", policy.get("w")), policy.get("q"), of_calls)
+            counts_calls = policy.get("qu", "requests") == "requests"
+            yield _Quota(it["r"], it.get("t", policy.get("w")), policy.get("q"), counts_calls)
     older = dict(re.findall(r"(limit|remaining|reset)\s*=\s*([^,;\s]+)", field))
-    yield _Said(older.get("remaining"), older.get("reset"), older.get("limit"))
+    yield _Quota(older.get("remaining"), older.get("reset"), older.get("limit"))
 
 
 def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Read a list of structured fields (RFC 9651): names, and their parameters."""
+    """Parse a list of structured fields (RFC 9651) into names and their parameters."""
     for name, parameters in _ITEM.findall(field):
         yield name.strip('"'), {key.lower(): value.strip('"') for key, value in _PARAMETER.findall(parameters)}
 
 
-def _understood(said: _Said) -> tuple[float, float] | None:
-    """Return calls and seconds; None where that says nothing that matters."""
-    remaining, limit = _number(said.remaining), _number(said.limit)
-    seconds = _seconds(said.reset)
+def _parsed(quota: _Quota) -> tuple[float, float] | None:
+    """Return the remaining calls, and for how many seconds; None if the limit does not count."""
+    remaining, limit = _number(quota.remaining), _number(quota.limit)
+    seconds = _seconds(quota.reset)
     if remaining is None or remaining < 0 or (limit is not None and limit <= 0) or not 0 < seconds < inf:
         return None
-    return (remaining, seconds) if said.counts_calls or remaining < 1 else None
+    return (remaining, seconds) if quota.counts_calls or remaining < 1 else None
 
 
 def _number(text: str | None) -> float | None:
@@ -143,7 +143,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _seconds(text: str | None) -> float:
-    """Return the seconds until a reset; 0 where it is none."""
+    """Return the seconds until a reset; 0 if it cannot be parsed."""
     if text is None:
         return 0.0
     number = _number(text)

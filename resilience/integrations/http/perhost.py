@@ -1,4 +1,4 @@
-"""A policy for each host: a breaker that counts one host's failures must not refuse calls to another."""
+"""A policy for each host: a breaker that counts the failures of one host must not refuse calls to another."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class PerHost:
     """Create a policy for each host on first use, and keep it: a `Keyed` for HTTP clients.
 
     :param make: called with the host's origin, `"https://example.org:443"`; returns the policy for it.
-    :param max_hosts: how many are kept. Beyond that the tenth that was not asked for the longest time is dropped, and
-        what their breakers had learned with them. Running calls finish under them.
+    :param max_hosts: how many policies are kept, 1000 by default. Beyond that, the least recently used tenth is
+        dropped, with the state of its breakers. Running calls finish under a dropped policy.
 
-    Hosts that differ in scheme or port are different ones: different servers may answer there.
+    A host is identified by scheme, name and port, because another server may answer at another port.
 
     >>> from resilience import CircuitBreaker
     >>> breakers = PerHost(lambda origin: CircuitBreaker(5, name=origin))
@@ -38,7 +38,7 @@ class PerHost:
     """
 
     def __init__(self, make: Callable[[str], Policy[Any]], *, max_hosts: int = 1000) -> None:
-        if isinstance(make, Policy):  # it is callable, too, as it decorates functions
+        if isinstance(make, Policy):  # a policy is callable, too: it decorates functions
             raise TypeError(f"make must be a function that makes a policy for each host, not one policy: {make!r}")
         self._keyed = Keyed(make, _origin, max_keys=checks.whole("max_hosts", max_hosts), name="PerHost")
 
@@ -46,7 +46,7 @@ class PerHost:
         """Return the policy for the host of a URL.
 
         :raises ValueError: for a URL without a scheme or a host, such as `"example.org"`.
-        :raises TypeError: for what is no string. Clients have URLs of their own: `str(url)`.
+        :raises TypeError: if `url` is not a string. For the URL object of a client, pass `str(url)`.
         """
         if not isinstance(url, str):
             raise TypeError(f"url must be a string, not {url!r}")
@@ -62,17 +62,15 @@ class PerHost:
 
 
 def as_policies(policy: Policies) -> Policies:
-    """Return what an integration was given as its policy; refuse what is neither a policy nor has one for each host."""
+    """Return the argument `policy` of an integration; raise TypeError if it is neither a policy nor a `PerHost`."""
     if not isinstance(policy, (Policy, PerHost)):
         raise TypeError(f"policy must be a policy, or have one for each host (PerHost), not {policy!r}")
     return policy
 
 
 def policy_for(policy: Policies, url: object) -> Policy[Any]:
-    """Return the policy that a request to this URL runs through: a string, or what a client has for it."""
-    return (
-        policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy
-    )  # the client refuses bad URLs
+    """Return the policy for a request to this URL, a string or the URL object of a client, which refuses bad URLs."""
+    return policy._keyed.policy_for(_origin(str(url))) if isinstance(policy, PerHost) else policy
 
 
 def _origin(url: str) -> str:
@@ -82,7 +80,7 @@ def _origin(url: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _origin_of(url: str) -> str:
-    """Do so for what stands before the path, which is the same for many URLs; to split it takes 2 us."""
+    """Return the origin of a URL without its path, so that few URLs need to be split, which takes 2 us."""
     parts = urlsplit(url)
     host = (parts.hostname or "").removesuffix(".")
     port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)

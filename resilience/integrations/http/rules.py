@@ -14,10 +14,10 @@ from typing import Any, Final, final
 from resilience import checks
 from resilience.errors import ResilienceError
 
-#: Statuses with which a server, or a proxy before it, says "not now": another try may be answered.
+#: Statuses with which a server, or a proxy before it, says "not now": another attempt may succeed.
 TRANSIENT_STATUSES: frozenset[int] = frozenset({408, 425, 429, 502, 503, 504})
 
-#: Methods for which two requests have the effect of one (RFC 9110, 9.2.2).
+#: Methods for which two requests have the same effect as one (RFC 9110, 9.2.2).
 IDEMPOTENT_METHODS: frozenset[str] = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PUT", "TRACE"})
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
@@ -26,14 +26,14 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 class TransientStatus(ResilienceError):
     """A response whose status means "not now", as policies see it: a failure.
 
-    `Retry` handles it by default. It lives inside of a policy: what leaves the client is the response.
+    `Retry` handles it by default. Only policies and listeners see it; the user of the client gets the response.
 
     :param status: the status code.
-    :param response: the client's response. Closed by a Retry that makes another attempt; left out by pickling.
+    :param response: the client's response. A Retry closes it before another attempt; a pickle does not contain it.
     :param retry_after: how many seconds the server asks to wait; None if it does not.
     """
 
-    #: Whether the request may be sent again. Where it is False, no Retry does.
+    #: Whether the request may be sent again. If it is False, a Retry gives up.
     repeatable: bool = True
 
     def __init__(
@@ -56,7 +56,7 @@ class TransientStatus(ResilienceError):
 
 
 class NotRepeatable(ResilienceError):
-    """A policy tried to send a request again that must not be sent twice. Nothing was sent."""
+    """A request that must not be sent twice was about to be sent again. Nothing was sent."""
 
     repeatable: bool = False
 
@@ -106,11 +106,11 @@ class Rules:
     def why_not_again(
         self, method: str, headers: Mapping[str, str], *, sent: bool, replayable: bool = True
     ) -> str | None:
-        """Return why a request must not be sent again, None if it may.
+        """Return why a request must not be sent again; None if it may be sent again.
 
-        :param headers: those of the request.
-        :param sent: whether it may have reached the server. False where it provably has not: connecting failed.
-        :param replayable: whether its body can be produced a second time. False for a generator or a file.
+        :param headers: the headers of the request.
+        :param sent: whether it may have reached the server. False only if it certainly has not: connecting failed.
+        :param replayable: whether its body can be sent a second time. False for a generator or a pipe.
         """
         if not sent:
             return None
@@ -121,7 +121,7 @@ class Rules:
         return f"{method.upper()} may have been carried out, and carries no {self.idempotency_header}"
 
     def failure_of(self, status: int, headers: Mapping[str, str], response: object) -> TransientStatus | None:
-        """Return the error that stands for a response inside of a policy; None for a response that is none."""
+        """Return the error that represents a response inside a policy; None if the response is not a failure."""
         if status not in self.statuses:
             return None
         return TransientStatus(
@@ -133,18 +133,18 @@ class Rules:
 
 
 def as_rules(rules: object) -> Rules:
-    """Return what an integration was given as its rules; refuse what is none."""
+    """Return the argument `rules` of an integration; raise TypeError if it is not a `Rules`."""
     if not isinstance(rules, Rules):
         raise TypeError(f"rules must be Rules, not {rules!r}")
     return rules
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return how many seconds a response asks to wait, from `retry-after-ms` or `Retry-After`; None for none.
+    """Return how many seconds a response asks to wait, from `retry-after-ms` or `Retry-After`; None if it does not.
 
-    Takes digits, decimals, and for `Retry-After` an HTTP date, where one without a zone is UTC. Negative numbers and
-    dates in the past are 0. What cannot be understood is none. There is no upper bound: a Retry compares the wait
-    with the time that is left.
+    Parses digits, decimals, and for `Retry-After` also an HTTP date, which is UTC if it has no zone. Negative numbers
+    and dates in the past are 0. Values that cannot be parsed are ignored. There is no upper bound, because a Retry
+    compares the wait with the time left.
 
     >>> from resilience.integrations.http import retry_after
     >>> (
@@ -162,11 +162,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return _seconds_until(text) if seconds is None else seconds
 
 
-# --- reading what others wrote ---------------------------------------------------------------
+# --- parsing headers, checking arguments -----------------------------------------------------
 
 
 def _header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header by its name in any case, from a client's own mapping or a plain dictionary."""
+    """Return a header by its name, in any case, from a client's own mapping or a plain dictionary."""
     value = headers.get(name)
     if value is None:
         value = next((it for key, it in headers.items() if key.lower() == name.lower()), None)
@@ -220,5 +220,5 @@ def _methods(value: Collection[str]) -> frozenset[str]:
     return frozenset(each.upper() for each in value)
 
 
-#: What is a failure and what may be sent again, by default.
+#: The default: which responses are failures, and which requests may be sent again.
 DEFAULT_RULES: Final = Rules()

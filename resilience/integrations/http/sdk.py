@@ -1,13 +1,13 @@
-"""What SDKs for an HTTP API share, knowing none of them: a client whose every request runs through a policy.
+"""Clients of the SDKs for an HTTP API (openai, anthropic) that run every request through a policy.
 
-The SDKs that are made by the generator Stainless (openai, anthropic) have one public method, `request`, through
-which all that they do over HTTP goes: every resource, the streaming helpers, raw responses, each page of a list.
-So `request` is wrapped, on a copy of the client. It is wrapped on the instance, and the client's class stays what
-it is, because the SDKs look at the exact type in places. Copies of the copy are wrapped as it is.
+SDKs that the generator Stainless has created send everything through one public method, `request`: every resource, the
+streaming helpers, raw responses, each page of a list. So `request` is wrapped, on a copy of the client. The instance
+is changed, and not its class, because the SDKs check the exact type in some places. Copies of the copy are wrapped in
+the same way.
 
-Where a transport sees responses, an SDK has exceptions. What policies see is the SDK's own exception, where it means
-that the service failed. Any other error (a bad request, a wrong key, a reply that cannot be parsed) is an answer: the
-service did its work. Policies see it as a result; the caller gets the exception.
+An SDK raises exceptions where a transport returns responses. If an exception means that the service failed, policies
+see it as a failure. Any other exception (a bad request, a wrong key, a reply that cannot be parsed) is an answer of a
+working service: policies see it as a result, and the caller gets the exception.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from resilience.ambient import current_context
 from resilience.context import Context
 from resilience.integrations.http.bodies import Body
 from resilience.integrations.http.exchange import Attempt, BlockingExchange, Exchange, TaskExchange
-from resilience.integrations.http.limits import hear
+from resilience.integrations.http.limits import inform_limiters
 from resilience.integrations.http.perhost import Policies
 from resilience.integrations.http.rules import retry_after
 from resilience.integrations.http.settings import Settings
 
 __all__ = ["SDK", "is_failure_status", "protected_copy"]
 
-#: Statuses below 500 that the SDKs themselves try again. Of those from 500 on they try all.
+#: Statuses below 500 that the SDKs themselves retry. They retry all statuses from 500 on.
 _TRANSIENT = frozenset({408, 409, 429})
 
-#: What an SDK raises for arguments, and for a reply that does not fit the caller's schema (pydantic's is a ValueError).
+#: An SDK's errors for wrong arguments, and for a reply that does not fit the caller's schema (pydantic's ValueError).
 _MISTAKES = (ValueError, TypeError)
 
-#: Where an SDK keeps what it sends. Older versions have not all of them.
+#: The attributes in which an SDK keeps the parts of a body. Older versions do not have all of them.
 _BODIES = ("json_data", "extra_json", "files", "content")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SDK:
-    """What differs between two of them.
+    """What differs between SDKs.
 
-    :param errors: the base of all its exceptions.
+    :param errors: the base class of all exceptions of the SDK.
     :param is_failure: whether an exception means that the service failed.
-    :param timeout: its `Timeout`, which takes one number for all, or `connect`, `read`, `write` and `pool`.
+    :param timeout: the SDK's class `Timeout`, which takes one number, or `connect`, `read`, `write` and `pool`.
     """
 
     errors: type[Exception]
@@ -59,32 +59,32 @@ class SDK:
 
 
 def is_failure_status(error: Any, *, lasting: bool = False) -> bool:
-    """Whether the status that an error carries is one that the SDK would try again, by the rule that they share.
+    """Whether the SDK would retry an error, by its status. The rule is the same in all SDKs.
 
-    The header `x-should-retry` has the last word. A failure now tells a Retry what to do about it, in `repeatable`
-    and `retry_after`.
+    The header `x-should-retry` takes precedence. If the error is a failure, this sets its `repeatable` and
+    `retry_after`, which a Retry reads.
 
-    :param lasting: whether waiting will not mend it, although the status promises so.
+    :param lasting: whether the failure is permanent, although its status means "not now".
     """
     headers = error.response.headers
-    told = headers.get("x-should-retry")
-    if told != "true" and error.status_code not in _TRANSIENT and error.status_code < 500:
+    should_retry = headers.get("x-should-retry")
+    if should_retry != "true" and error.status_code not in _TRANSIENT and error.status_code < 500:
         return False
-    vars(error).update(repeatable=told != "false" and not lasting, retry_after=retry_after(headers))
+    vars(error).update(repeatable=should_retry != "false" and not lasting, retry_after=retry_after(headers))
     return True
 
 
 def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:
     """Return a copy of the client that has no retries of its own, and runs each request through the policy.
 
-    :raises TypeError: for what is no policy.
+    :raises TypeError: if `policy` is not a policy.
     """
     settings = Settings(policy)
     return _protect(client.with_options(max_retries=0), settings, sdk)
 
 
 def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
-    """Put the policy around the requests of this very client, and of the copies that are made of it."""
+    """Wrap the requests of this client, which is changed, and of all copies of it."""
     send = client.request
     make_copy = client.copy
     parse = client._process_response
@@ -102,18 +102,18 @@ def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
         return _protect(make_copy(*args, **kwargs), settings, sdk)
 
     @functools.wraps(parse)
-    def parse_heard(*args: Any, **kwargs: Any) -> Any:  # a coroutine, where the client is asynchronous
-        hear(current_context(), kwargs["response"].headers)
+    def process(*args: Any, **kwargs: Any) -> Any:  # returns a coroutine if the client is asynchronous
+        inform_limiters(current_context(), kwargs["response"].headers)
         return parse(*args, **kwargs)
 
-    chosen = arequest if inspect.iscoroutinefunction(send) else request
-    vars(client).update(request=chosen, copy=copy_protected, with_options=copy_protected, _process_response=parse_heard)
+    wrapped = arequest if inspect.iscoroutinefunction(send) else request
+    vars(client).update(request=wrapped, copy=copy_protected, with_options=copy_protected, _process_response=process)
     return client
 
 
 @final
 class _Answer:
-    """An error with which the service answered: a result to the policies, an exception to the caller."""
+    """An error that is an answer of the service: a result for the policies, an exception for the caller."""
 
     __slots__ = ("_error", "_kind")
 
@@ -125,7 +125,7 @@ class _Answer:
         return f"<answered with {self._kind}>"
 
     def take(self) -> Exception | None:
-        """Return the error, and forget it: its traceback leads to frames of policies, whose result this is."""
+        """Return the error and release it: its traceback refers to frames of policies, which refer to this result."""
         error, self._error = self._error, None
         return error
 
@@ -134,7 +134,7 @@ class _Call(Exchange):
     """One request."""
 
     response_type = object
-    timed_out = ()  # an SDK's timeout stays what it is
+    timed_out = ()  # the timeout errors of an SDK are raised unchanged
 
     def __init__(self, settings: Settings, sdk: SDK, client: Any, send: Callable[[Any], Any], options: Any) -> None:
         body = Body(*_sources([getattr(options, name, None) for name in _BODIES]))
@@ -146,11 +146,11 @@ class _Call(Exchange):
         self._send = send
         self._options = copy.copy(options)
         self._options.max_retries = 0
-        if options.idempotency_key is None:  # the same for all attempts, where the client sends one
+        if options.idempotency_key is None:  # the same key for all attempts, if the client sends one
             self._options.idempotency_key = f"resilience-{uuid.uuid4()}"
 
     def _prepared(self, attempt: Attempt) -> Any:
-        """Return what this attempt is made with: the client's or the call's timeouts, capped by what is left."""
+        """Return the options of one attempt: the timeouts of the call or the client, shortened to the time left."""
         options = copy.copy(self._options)
         if attempt.left is not None:
             own = options.timeout if _is_timeout(options.timeout) else self._client.timeout
@@ -163,15 +163,15 @@ class _Call(Exchange):
             )
         return options
 
-    def _hear(self, error: Any, ctx: Context) -> None:
-        """Let limiters obey the response that an error carries."""
+    def _inform_limiters(self, error: Any, ctx: Context) -> None:
+        """Let limiters obey the headers of the response that an error carries."""
         headers = getattr(getattr(error, "response", None), "headers", None)
         if headers is not None:
-            hear(ctx, headers)
+            inform_limiters(ctx, headers)
 
     @override
-    def _judged(self, response: Any, ctx: Context) -> Any:
-        return response  # a status that is a failure was an error
+    def _judge(self, response: Any, ctx: Context) -> Any:
+        return response  # a failure would have been raised by the SDK
 
     @override
     def limit(self, response: Any) -> Any:
@@ -193,7 +193,7 @@ class _BlockingCall(_Call, BlockingExchange):
         try:
             return self._send(self._prepared(attempt))
         except self._known as error:
-            self._hear(error, attempt.ctx)
+            self._inform_limiters(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)
@@ -210,24 +210,24 @@ class _AsyncCall(_Call, TaskExchange):
         try:
             return await self._send(self._prepared(attempt))
         except self._known as error:
-            self._hear(error, attempt.ctx)
+            self._inform_limiters(error, attempt.ctx)
             if self._sdk.is_failure(error):
                 raise
             return _Answer(error)
 
     @override
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _release_request(self) -> None:
+        super()._release_request()
         del self._options
 
 
 def _is_timeout(value: Any) -> bool:
-    """Whether this says something. The SDKs have a value of their own for "not given"."""
+    """Whether this is a timeout, and not the SDK's own value for "not given"."""
     return value is None or isinstance(value, (int, float)) or hasattr(value, "connect")
 
 
 def _sources(part: Any) -> Iterator[Any]:
-    """Find files and iterators, however deep they are. Bytes and paths are read anew for each attempt."""
+    """Find files and iterators at any depth. Bytes and paths are read again for each attempt."""
     if isinstance(part, Mapping):
         part = tuple(part.values())
     if isinstance(part, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What a user has given to the integration of an HTTP client."""
+"""The settings of an HTTP client's integration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resilience.integrations.wire import Propagation
 
 @final
 class Settings:
-    """What a user has given to a client's integration, checked once."""
+    """The arguments of an integration, checked once."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Settings:
         self.client_is_closed: bool = False
 
     def close(self) -> Settings:
-        """Note that the client was closed, so that no request in it is sent again; return those for later requests."""
+        """Mark the client as closed, so that its requests are not sent again. Return settings for later requests."""
         later = copy.copy(self)
         self.client_is_closed = True
         return later

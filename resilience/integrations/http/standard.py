@@ -1,13 +1,13 @@
-"""The pipeline that most HTTP clients need, with every number set.
+"""The pipeline that most HTTP clients need, with a default for every number.
 
 The order, and most of the numbers, are those of .NET's standard resilience handler
-(Microsoft.Extensions.Http.Resilience), which many services have run for years:
+(Microsoft.Extensions.Http.Resilience), which many services have used for years:
 
     concurrency limit > total timeout > retry > circuit breaker (> hedge > rate limit) > attempt timeout
 
 A call over the limit is refused at once. The total time covers attempts and waits. The breaker counts attempts, so
-it hears of each failure, and while it is open a retry ends at once. The limit of an attempt is what makes a retry
-worth it: without one, the first attempt that hangs takes all the time.
+it counts each failure, and while it is open, the retry gives up at once. The limit of an attempt makes retries
+useful: without it, a first attempt that hangs takes all the time.
 """
 
 from __future__ import annotations
@@ -66,31 +66,31 @@ def standard(
 ) -> PerHost:
     """Return the standard pipeline for HTTP clients, with a separate breaker and bulkhead for each host.
 
-    It is what the transports of httpx, the adapter of requests and the middleware of aiohttp take as their policy.
+    The integrations of httpx, requests, aiohttp, urllib3, openai and anthropic take it as their policy.
 
     :param concurrency: how many calls to a host may run at once.
-    :param queue: how many more may wait for that, not longer than the total time.
-    :param total_timeout: seconds for the whole call, once it is under way: all attempts, the waits between them,
-        and the body of the response.
+    :param queue: how many more calls may wait, for at most `total_timeout`.
+    :param total_timeout: seconds for the whole call, without the time in the queue: all attempts, the waits between
+        them, and the body of the response.
     :param attempts: the maximum number of calls, the first one included: three retries, as in .NET.
-    :param backoff: the waits between them. Doubling from 2 s, each a random part of that (full jitter), so that the
-        clients of a server that fails do not come back together.
+    :param backoff: the waits between attempts. By default a random part of 2 s, then of 4 s, and so on up to 30 s (full
+        jitter), so that the clients of a failing server do not retry together.
     :param failure_ratio: the share of failed attempts at which the circuit of a host opens ...
     :param min_calls: ... if there were at least so many ...
     :param window: ... in so many seconds.
-    :param open_for: seconds for which it stays open.
-    :param hedge: seconds after which another request is made beside one that has not answered, or a `Quantile` of what
-        requests to the host take; none by default. Only what may be sent twice is hedged.
-    :param budget: what pays for retries and hedges to a host: a ratio of the attempts that succeed (0.1, say), for each
-        host its own `RetryBudget`; or a budget for all hosts together. No limit by default; hedges without one are
-        paid for with 0.1.
-    :param rate: at most so many attempts to a host, each of them counted: a `Rate`, or a number in any second; no limit
-        by default. Attempts wait for their turn within the total time. What the host says of its own limits, in the
-        headers of a response, is obeyed too.
+    :param open_for: seconds for which the circuit stays open.
+    :param hedge: seconds without a response after which another request is made beside the first, or a `Quantile` of
+        what requests to the host take; no hedges by default. Only requests that may be sent twice are hedged.
+    :param budget: what pays for retries and hedges to a host: a ratio of the attempts that succeed (such as 0.1), which
+        creates a `RetryBudget` for each host; or a budget that all hosts share. By default retries have no limit, and
+        hedges have 0.1.
+    :param rate: the maximum rate of attempts to a host: a `Rate`, or a number of attempts in any second; no limit
+        by default. Attempts wait for their turn within the total time. Rate limits that the host reports in the
+        headers of its responses are obeyed, too.
     :param attempt_timeout: seconds for one attempt, until the headers of the response have arrived.
-    :param cooperative: in blocking code, whether the limits are only handed to the client (its timeouts are cut to
-        what is left) and not enforced. By default an attempt runs on a worker thread, which the caller leaves
-        when its time is over: a client's own timeouts start anew with each byte that a server sends.
+    :param cooperative: in blocking code, whether the limits are only passed to the client, whose timeouts are shortened
+        to the time left, and not enforced. By default an attempt runs on a worker thread, and is abandoned when its
+        time is up, because a client's own timeouts restart with each byte that a server sends.
     :param max_hosts: for how many hosts a pipeline is kept; see `PerHost`.
     :param listeners: listeners for the events of these pipelines.
     :raises ValueError: if an attempt may take longer than the whole call, or if `window` is shorter than two
@@ -113,7 +113,7 @@ def standard(
     if not isinstance(listeners, Iterable):
         raise TypeError(f"listeners must be a sequence of functions, not {listeners!r}")
     heard = tuple(listeners)
-    # What holds no state is made once for all hosts.
+    # All hosts share the policies that hold no state.
     total = Timeout(total_timeout, cooperative=cooperative, name="total timeout")
     shared = as_budget("budget", budget)
     body, retry = _Body(), Retry(attempts, backoff=backoff, budget=shared)
@@ -144,7 +144,7 @@ def standard(
             listeners=heard,
         )
 
-    make("https://example.org")  # what is wrong is refused here, and not with the first call
+    make("https://example.org")  # so that wrong arguments raise here, and not on the first call
     return PerHost(make, max_hosts=max_hosts)
 
 
@@ -166,7 +166,7 @@ def _check(total_timeout: object, attempt_timeout: object, window: object) -> No
 
 @final
 class _Body(Policy[Never]):
-    """Gives the body of the response the time of the whole call, and not that of the attempt."""
+    """Gives the body of the response the deadline of the whole call, instead of the deadline of the attempt."""
 
     name = "body"
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from resilience.clock import clock
-from resilience.integrations.http.bodies import IN_MEMORY, Body, Once, body_of
+from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
 from resilience.integrations.httpx.pools import completed
 from resilience.runtimes.tasks import timer_until
@@ -98,7 +98,7 @@ def with_body(response: Any, body: bytes) -> Any:
 
 
 @final
-class OnceStream(Once, Stream, AsyncStream):
+class OneShotStream(OneShot, Stream, AsyncStream):
     """The body of a request that can be sent only once."""
 
 
@@ -106,7 +106,7 @@ def body_in(stream: Any) -> Body:
     """Return what the client reads while it sends this stream."""
     if isinstance(stream, _BYTES):
         return IN_MEMORY
-    if isinstance(stream, OnceStream):
+    if isinstance(stream, OneShotStream):
         return Body(stream)
     if type(stream).__module__.partition(".")[0] not in {"httpx", "httpx2"}:
         return Body(once=True)  # only its author knows

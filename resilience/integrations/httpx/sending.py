@@ -19,7 +19,7 @@ from resilience.integrations.http.settings import Settings
 from resilience.integrations.httpx.bodies import (
     AsyncLimitedStream,
     LimitedStream,
-    OnceStream,
+    OneShotStream,
     body_in,
     is_in_memory,
     with_body,
@@ -124,7 +124,7 @@ class _Sending(Exchange):
             raise library.StreamConsumed from error
         super().__init__(settings, request.method, request.url, request.headers, body)
         if not body.can_be_sent_again:  # the client hands it to the next hop of a redirect
-            request.stream = OnceStream.of(request.stream)
+            request.stream = OneShotStream.of(request.stream)
         self.response_type: Any = library.Response
         self._request = request
         self._transport = transport
@@ -247,8 +247,8 @@ class AsyncSending(_Sending, TaskExchange):
             await completed(response.aclose(), response.stream)
 
     @override
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _release_request(self) -> None:
+        super()._release_request()
         self._progress = None  # it has the caller's trace
         del self._request
 

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, PoolManager, ProxyManager, Retry
 
-from resilience.integrations.http.bodies import Once, body_of
+from resilience.integrations.http.bodies import OneShot, body_of
 from resilience.integrations.http.exchange import Attempt
 from resilience.integrations.http.perhost import PerHost
 from resilience.integrations.http.rules import DEFAULT_RULES, Rules
@@ -69,7 +69,7 @@ class ResiliencePoolManager(PoolManager):
         """Send a request, and follow its redirects; `request` calls this."""
         body = body_of(kw.get("body"), kw.get("body_pos"))
         if not body.can_be_sent_again:
-            kw["body"] = Once.of(kw["body"])  # a redirect must not send the empty rest of it
+            kw["body"] = OneShot.of(kw["body"])  # a redirect must not send the empty rest of it
         elif body.start is not None:
             kw["body_pos"] = body.start  # nor that of a file: urllib3 forgets where it stood
         return super().urlopen(method, url, redirect, **kw)

@@ -12,7 +12,6 @@ from collections.abc import (
     Coroutine,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
 )
 from math import inf
@@ -87,15 +86,13 @@ class Streaming:
         return f"{self.policy!r}.streaming({', '.join(shown)})"
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /) -> Callable[P, AsyncIterator[T]]: ...
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, AsyncIterator[T]]], /
+    ) -> Callable[P, AsyncGenerator[T, None]]: ...
     @overload
-    def __call__(self, fn: Callable[P, AsyncGenerator[T, Any]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
+    def __call__(self, fn: Callable[P, AsyncIterator[T]], /) -> Callable[P, AsyncGenerator[T, None]]: ...
     @overload
-    def __call__(self, fn: Callable[P, AsyncIterator[T]], /) -> Callable[P, AsyncIterator[T]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, Generator[T, Any, Any]], /) -> Callable[P, Generator[T, None, None]]: ...
-    @overload
-    def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Iterator[T]]: ...
+    def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Generator[T, None, None]]: ...
     def __call__(self, fn: Any) -> Any:
         """Decorate a function that brings items: each call of it is a stream under the policy.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Mapping
+from contextlib import aclosing, closing
 from typing import Any, assert_type
 
 from resilience import (
@@ -75,15 +76,18 @@ class Reader:
 
 async def decorated() -> None:
     assert_type(generator(1, after=2), Generator[int, None, None])
-    assert_type(iterator(1), Iterator[int])
+    assert_type(iterator(1), Generator[int, None, None])
     assert_type(async_generator(1), AsyncGenerator[int, None])
-    assert_type(async_iterator(1), AsyncIterator[int])
-    assert_type(streaming(coroutine)(1), AsyncIterator[int])
-    assert_type(streaming(plain)(1), Iterator[str])
-    assert_type(Reader().read("p"), Iterator[bytes])
-    assert_type(Reader().aread("p"), AsyncIterator[bytes])
-    async for it in async_iterator(1):
-        assert_type(it, int)
+    assert_type(async_iterator(1), AsyncGenerator[int, None])
+    assert_type(streaming(coroutine)(1), AsyncGenerator[int, None])
+    assert_type(streaming(plain)(1), Generator[str, None, None])
+    assert_type(Reader().read("p"), Generator[bytes, None, None])
+    assert_type(Reader().aread("p"), AsyncGenerator[bytes, None])
+    with closing(iterator(1)) as items:
+        assert_type(next(items), int)
+    async with aclosing(async_iterator(1)) as aitems:
+        async for it in aitems:
+            assert_type(it, int)
 
 
 async def called() -> None:

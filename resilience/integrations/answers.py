@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from math import ceil, isfinite
 from typing import Any, NamedTuple, TypeAlias, final
 
-from resilience.errors import DeadlineExceeded, RateLimited, Rejected
+from resilience.errors import DeadlineExceeded, RateLimited, Rejected, TimeoutExceeded
 
 __all__ = ["Answer", "answer_to"]
 
@@ -44,12 +44,13 @@ class Answer(NamedTuple):
 Answering: TypeAlias = Callable[[Exception], "Answer | None"]
 
 TOO_LATE = Answer(504, "Gateway Timeout", "the deadline of the request has passed\n")
+_TOO_SLOW = Answer(504, "Gateway Timeout", "there was no answer in time\n")
 _TOO_MANY = Answer(429, "Too Many Requests", "there are too many requests\n")
 _REFUSED = Answer(503, "Service Unavailable", "the service is not available now\n")
 
 
 def answer_to(error: Exception) -> Answer | None:
-    """Return 429 for a call over a rate, 503 for another refusal, 504 for a deadline; None for any other error.
+    """Return 429 for a call over a rate, 503 for another refusal, 504 if the time is up; None for any other error.
 
     A group is answered if each error in it is; the latest `Retry-After` holds. The body names nothing: what an error
     says may be about the request of another caller.
@@ -57,12 +58,14 @@ def answer_to(error: Exception) -> Answer | None:
     if isinstance(error, ExceptionGroup):
         answers = [answer_to(each) for each in error.exceptions]
         known = [each for each in answers if each is not None]
-        latest = max(known, key=lambda it: (it is not TOO_LATE, it.retry_after or 0), default=None)
+        latest = max(known, key=lambda it: (it.status != 504, it.retry_after or 0), default=None)
         return latest if len(known) == len(answers) else None
     if isinstance(error, Rejected):
         answer, wait = _TOO_MANY if isinstance(error, RateLimited) else _REFUSED, error.retry_after
         return answer if wait is None or not isfinite(wait) else answer._replace(retry_after=max(1, ceil(wait)))
-    return TOO_LATE if isinstance(error, DeadlineExceeded) else None
+    if isinstance(error, TimeoutExceeded):
+        return TOO_LATE if isinstance(error, DeadlineExceeded) else _TOO_SLOW
+    return None
 
 
 # --- frameworks ------------------------------------------------------------------------------

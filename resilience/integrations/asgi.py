@@ -36,13 +36,14 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @final
 class ResilienceMiddleware:
-    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its deadline is exceeded.
+    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its time is up.
 
     :param app: any ASGI 3 application.
 
     `RateLimited` becomes 429, any other `Rejected` (an open circuit, a full bulkhead) 503, both with `Retry-After` if
-    the error has a `retry_after`; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the
-    response has begun, the exception is raised, and the server closes the connection. Any other error is not changed.
+    the error has a `retry_after`; `TimeoutExceeded` and `DeadlineExceeded` become 504; a group is answered if each
+    error in it is. Once the response has begun, the exception is raised, and the server closes the connection. Any
+    other error is not changed.
 
     In Starlette and FastAPI: `app.add_middleware(ResilienceMiddleware)`; in Django, around `get_asgi_application()`.
     """

@@ -27,13 +27,13 @@ App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 @final
 class ResilienceMiddleware:
-    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its deadline is exceeded.
+    """Answer 503 if a policy refuses a call that `app` makes, and 504 if its time is up.
 
     :param app: any WSGI application.
 
     `RateLimited` becomes 429, any other `Rejected` (an open circuit, a full bulkhead) 503, both with `Retry-After` if
-    the error has a `retry_after`; `DeadlineExceeded` becomes 504; a group is answered if each error in it is. Once the
-    server has sent the headers, the exception is raised. Any other error is not changed.
+    the error has a `retry_after`; `TimeoutExceeded` and `DeadlineExceeded` become 504; a group is answered if each
+    error in it is. Once the server has sent the headers, the exception is raised. Any other error is not changed.
 
     In Flask: ``app.wsgi_app = ResilienceMiddleware(app.wsgi_app)``; in Django, around ``get_wsgi_application()``.
     """

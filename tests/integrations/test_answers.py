@@ -178,7 +178,10 @@ def test_an_open_circuit_is_a_503_that_says_when_to_come_back(service: Service) 
         pytest.param(ExceptionGroup("all", [OVER, OVER]), 504, None, id="group-of-deadlines"),
         pytest.param(ExceptionGroup("all", [OVER, CircuitOpen("o", retry_after=7.0)]), 503, "7", id="mixed-group"),
         pytest.param(ExceptionGroup("all", [OVER, KeyError("bug")]), 500, None, id="group-with-a-bug"),
-        pytest.param(TimeoutExceeded("too slow"), 500, None, id="own-timeout"),
+        pytest.param(TimeoutExceeded("too slow"), 504, None, id="timeout"),
+        pytest.param(TimeoutError("own"), 500, None, id="own-timeout"),
+        pytest.param(ExceptionGroup("all", [OVER, TimeoutExceeded("too slow")]), 504, None, id="group-of-timeouts"),
+        pytest.param(ExceptionGroup("all", [TimeoutExceeded("s"), BulkheadFull("f")]), 503, None, id="slow-and-full"),
         pytest.param(KeyError("bug"), 500, None, id="bug"),
     ],
 )

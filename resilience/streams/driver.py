@@ -150,8 +150,8 @@ class Driver:
         if self.is_busy:
             self.refuse()
         self.runtime.leave()
+        is_collected = getattr(self._chain, "cr_frame", self) is None  # with a cycle that the stream was part of
         try:
-            is_collected = getattr(self._chain, "cr_frame", self) is None  # with a cycle that the stream was part of
             if self._opened is not None and self.runtime.items and not is_collected:
                 await self._advance(Closed())
             elif not self.is_over and self._has_begun:
@@ -160,6 +160,11 @@ class Driver:
             pass
         finally:
             self.is_over = True
+            if is_collected and self._opened is not None and self.runtime.host is not BLOCKING:
+                # The collector has closed the chain, which could not await. The loop closes generators itself.
+                open_ones = (self._opened.source, self._opened.items)
+                source, items = (None if type(it) is types.AsyncGeneratorType else it for it in open_ones)
+                await close_all(self.runtime, source, items)
             await self._close_answer()
 
     async def _begin(self) -> None:
@@ -218,6 +223,8 @@ class Driver:
     async def _advance(self, error: BaseException | None) -> None:
         """Send the chain on, or throw the error into it, until a source is open or the chain ends."""
         was_open = self._opened is not None
+        if isinstance(error, GeneratorExit):  # the consumer's coroutine is closed
+            self.runtime.leave()
         self._opened = self._pulls = self._quick = self.take = None
         try:
             out = await steps(self.run, self._chain, error)

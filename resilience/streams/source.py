@@ -36,13 +36,15 @@ class Closed(BaseException):
 class Opened:
     """A source that is open: what the chain is suspended with, and in tasks what its `pulls` are with each item.
 
+    :param items: the iterator of the items of `source`.
     :param first_until: the instant until which the first item has to come.
     :param run: runs a function in the variables of the source, in blocking code, where those of the chain are in use.
     """
 
-    __slots__ = ("ctx", "first_until", "is_first", "item", "items", "run")
+    __slots__ = ("ctx", "first_until", "is_first", "item", "items", "run", "source")
 
-    def __init__(self, items: Any, ctx: Context, first_until: float, run: Callable[..., Any]) -> None:
+    def __init__(self, source: Any, items: Any, ctx: Context, first_until: float, run: Callable[..., Any]) -> None:
+        self.source: Any = source
         self.items: Any = items
         self.ctx: Context = ctx
         self.first_until: float = first_until
@@ -61,6 +63,7 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 async def keep_open(first: float, ctx: Context) -> None:
     """Open the source and keep it open. What a pull raises is thrown in here."""
     record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
+    is_collected = False  # the collector closes this coroutine, which cannot await then: `Driver.close` does
     if runtime.is_left:
         raise Closed
     now = clock.now()
@@ -70,11 +73,12 @@ async def keep_open(first: float, ctx: Context) -> None:
     token = set_ambient(ctx)
     run = contextvars.copy_context().run  # of the source: a worker enters these, while the chain is in its own
     try:
-        opened = await within(ctx, now + first, first, functools.partial(_open, run), ctx)
-        await _suspend_with(Opened(opened[1], ctx, now + first, run))
+        opened = source, items = await within(ctx, now + first, first, functools.partial(_open, run), ctx)
+        await _suspend_with(Opened(source, items, ctx, now + first, run))
     except Closed:
         pass
     except BaseException as error:
+        is_collected = isinstance(error, GeneratorExit) and not runtime.is_left
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
@@ -84,7 +88,7 @@ async def keep_open(first: float, ctx: Context) -> None:
         if opened is not None:  # pragma: no branch (out of `finally`)
             if runtime.host is BLOCKING:
                 _close_in(run, runtime, *opened)
-            else:
+            elif not is_collected:
                 await close_all(runtime, *opened)
     if record is not None:
         end_attempt(record, ctx, began, None, None)

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -67,6 +68,51 @@ async def test_a_stream_may_be_dropped_with_a_cycle(tasks_world: World, heard: l
     with anyio.fail_after(5):
         while not any(isinstance(it, events.ExecutionFinished) for it in heard):
             await tasks_world.sleep(0)
+
+
+class Pages:
+    """A source that is no generator, and waits as it is closed."""
+
+    def __init__(self, world: World, closed: list[Any]) -> None:
+        self.world, self.closed = world, closed
+
+    def __aiter__(self) -> Pages:
+        return self
+
+    async def __anext__(self) -> int:
+        return 1
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):  # trio closes what was left behind in a scope that is cancelled
+            await self.world.sleep(0)
+        self.closed.append(self)
+
+
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+@pytest.mark.parametrize("is_generator", [True, False])
+async def test_the_event_loop_closes_the_source_of_a_stream_that_is_dropped_with_a_cycle(
+    tasks_world: World, is_generator: bool
+) -> None:
+    """As the collector closes the chain of policies, nothing can be awaited."""
+    bulkhead, closed = Bulkhead(1), []
+
+    async def generator() -> AsyncIterator[int]:
+        async with aclosing(Pages(tasks_world, closed)) as pages:
+            async for page in pages:
+                yield page
+
+    stream = bulkhead.streaming().acall(generator if is_generator else lambda: Pages(tasks_world, closed))
+    assert await anext(stream) == 1
+    cycle = [stream]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del stream, cycle
+    gc.collect()
+    with anyio.fail_after(5):
+        while not closed or bulkhead.stats().in_flight:
+            await tasks_world.sleep(0)
+    for _ in range(3):
+        await tasks_world.sleep(0)
+    assert len(closed) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")

@@ -6,11 +6,14 @@ is never returned. So each object that shares such things between threads is res
 
 from __future__ import annotations
 
+import logging  # first, so that its own locks are free before anything is reset
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
+
+logger: logging.Logger = logging.getLogger("resilience")
 
 _shared: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
@@ -21,7 +24,7 @@ def reset_after_fork(thing: object, reset: Callable[[Any], None]) -> None:
 
 
 def lock_of(thing: object) -> threading.RLock:
-    """Make the `_lock` of an object: reentrant, because a finalizer may run while it is held; replaced after a fork."""
+    """Make the `_lock` of an object or module: reentrant, as a finalizer may run while it is held; new after a fork."""
     reset_after_fork(thing, _replace_lock)
     return threading.RLock()
 
@@ -32,7 +35,10 @@ def _replace_lock(thing: Any) -> None:  # pragma: no cover (in the child of a fo
 
 def _in_child() -> None:  # pragma: no cover (in the child of a fork)
     for thing, reset in list(_shared.items()):
-        reset(thing)
+        try:
+            reset(thing)
+        except Exception:  # the algorithm of an `AdaptiveLimit` may be a user's own
+            logger.exception("resetting %s in the child of a fork raised", type(thing).__name__)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch (there is no fork on Windows)

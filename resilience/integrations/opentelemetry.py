@@ -6,7 +6,7 @@ the function itself traces, so it is made by a policy (`Tracing`) that stands ar
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -23,7 +23,7 @@ with needed_by("opentelemetry"):
 
 from typing_extensions import override
 
-from resilience import checks
+from resilience import checks, forks
 from resilience.endings import canceller
 from resilience.integrations.telemetry import (
     DURATION_BUCKETS,
@@ -132,7 +132,7 @@ class _Exporter:
         return partial(self._recorders[it], attributes=_attributes(labels))
 
 
-_lock = threading.Lock()
+_lock = forks.lock_of(sys.modules[__name__])
 _exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
 
 

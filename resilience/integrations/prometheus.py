@@ -6,7 +6,7 @@ policies at each scrape, by a collector, which that mode does not support: there
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias, final
@@ -21,7 +21,7 @@ with needed_by("prometheus"):
 
 from typing_extensions import override
 
-from resilience import checks
+from resilience import checks, forks
 from resilience.integrations.telemetry import (
     DURATION_BUCKETS,
     INSTRUMENTS,
@@ -150,7 +150,7 @@ class _Exporter(Collector):
 
 _GAUGES = tuple(it for it in INSTRUMENTS if it.kind == "gauge")
 
-_lock = threading.Lock()
+_lock = forks.lock_of(sys.modules[__name__])
 _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()
 
 

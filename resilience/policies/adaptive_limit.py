@@ -178,8 +178,8 @@ class AdaptiveLimit(Policy[Never]):
         """Discard what was learned, and start with the initial limit. Running calls keep their permits."""
         with self._lock:
             granted = self._forget_locked()
-        self._algorithm.reset()
         self._permits.wake(granted)
+        self._algorithm.reset()
 
     def __reduce__(self) -> Any:
         """Refuse to be copied: two would let twice as many calls run."""
@@ -203,8 +203,8 @@ class AdaptiveLimit(Policy[Never]):
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._is_evaluating = False
-        self._algorithm.reset()
         self._permits.wake(self._forget_locked())
+        self._algorithm.reset()
 
     def _forget_locked(self) -> list[Ticket[Waiter]]:
         self._limit = float(self._initial)  # the machine uses its integer part

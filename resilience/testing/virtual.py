@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from resilience import checks
+from resilience import checks, forks
 from resilience.clock import clock as process_clock
 from resilience.testing.clocks import VirtualClock
 from resilience.testing.loops import loops_in
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resilience.checks import Duration
     from resilience.testing.stuck import Ignored
 
-_entering = threading.RLock()
+_lock = forks.lock_of(sys.modules[__name__])  # held while a block begins
 _running: list[VirtualClock] = []  # the active clock, once for each open block
 
 
@@ -60,7 +60,7 @@ def virtual_time(
     clock = VirtualClock(checks.seconds("patience", patience), checks.seconds("stuck_after", stuck_after))
     ignored = checked(ignore)
     with ExitStack() as stack:
-        with _entering:
+        with _lock:
             if _running:
                 clock = _running[0]
             else:

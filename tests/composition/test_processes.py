@@ -219,9 +219,10 @@ def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -
         """
         import gc, logging
         import httpx, prometheus_client
-        from resilience.integrations import dashboard, prometheus
+        from resilience.integrations import dashboard, opentelemetry, prometheus
         from resilience.integrations.httpx import ResilienceTransport
         from resilience.integrations.logging import log_events
+        from resilience.testing import virtual, virtual_time
 
         logging.disable()
         retry = Retry(2, on=Exception, backoff=[0], name="of this process")
@@ -237,15 +238,60 @@ def test_what_listens_and_sends_for_other_threads_does_not_hold_up_the_child() -
             retry.capture(lambda ctx: 1 / 0)
             prometheus_client.generate_latest()
             prometheus.instrument(Bulkhead(1))()
+            opentelemetry.instrument(Bulkhead(1))()
+            with virtual_time():
+                retry.call(int)
             board._watch._log.since(0)
             assert isinstance(transport._transport_of(httpx), httpx.HTTPTransport)
 
-        found = {id(lock): lock for it in gc.get_objects() if is_ours(it) for lock in locks_of(it)}
+        ours = [prometheus, opentelemetry, virtual, *(it for it in gc.get_objects() if is_ours(it))]
+        found = {id(lock): lock for it in ours for lock in locks_of(it)}
         thread = beside(lambda: take(*found.values()))
         in_child(use)
         let_go.set()
         thread.join()
         use()
+        """
+    )
+
+
+@forks
+def test_an_algorithm_that_cannot_be_reset_keeps_no_other_policy_from_it() -> None:
+    """It is a user's own. Its error is logged, once."""
+    forked(
+        """
+        import logging
+
+        class Learned(logging.Handler):
+            heard = []
+
+            def emit(self, record):
+                self.heard.append(record.getMessage())
+
+        class Own:
+            is_used = False
+
+            def update(self, limit, sample):
+                return limit
+
+            def reset(self):
+                if self.is_used:
+                    raise ZeroDivisionError("what it has learned")
+                self.is_used = True
+
+        logging.getLogger("resilience").addHandler(Learned())
+        policies = [AdaptiveLimit(Own(), initial=1), *(Bulkhead(1) for _ in range(3)), AdaptiveLimit(Own(), initial=1)]
+
+        def child():
+            assert [it.call(str.upper, "x") for it in policies] == ["X"] * 5
+            assert Learned.heard == ["resetting AdaptiveLimit in the child of a fork raised"] * 2
+
+        def inside_all(left):
+            return stay() if not left else left[0].call(inside_all, left[1:])
+
+        beside(lambda: inside_all(policies))
+        in_child(child)
+        let_go.set()
         """
     )
 

@@ -335,6 +335,27 @@ async def test_it_can_be_told_to_forget(world: World, clock: FakeClock, heard: l
     assert [(it.old, it.new, it.reason) for it in heard if isinstance(it, events.LimitChanged)] == [(3, 2, "Recording")]
 
 
+async def test_an_algorithm_that_cannot_be_reset_leaves_no_waiter_behind(world: World, clock: FakeClock) -> None:
+    """The limit is the initial one all the same, and whom it has room for is woken."""
+    algorithm = Recording(1)
+    limit = AdaptiveLimit(algorithm, initial=2, queue=1, min_samples=1)
+    await takes(world, clock, limit, 1)
+    algorithm.reset = broken  # type: ignore[method-assign]
+    async with beside(world) as group:
+        running, waiting = await group.inside(limit), await group.queued(limit)
+        with pytest.raises(Boom):
+            limit.reset()
+        await waiting.is_inside()
+        for call in (running, waiting):
+            call.let_go()
+            assert await call.result() == "fine"
+    assert counts(limit)[:3] == (2, 0, 0)
+
+
+def broken() -> None:
+    raise Boom
+
+
 def test_what_was_learned_before_a_reset_is_dropped() -> None:
     """Also where the algorithm was being asked."""
 

@@ -1,13 +1,13 @@
-"""What everything that exports numbers or lines shares. It knows no client of any of them.
+"""The common part of all integrations that export metrics or log lines. It imports no third-party client.
 
-Counters and histograms come from events, of the whole process: `measurements(event)` says what an event adds to
-which. Gauges are read from the policies that were handed over, when they are asked for, so a call pays nothing for
-them: `Observed(*policies).gauges()`. A `Feed` is both for one place that the numbers go to. `Lines` are
-events in words, for logs.
+Counters and histograms come from the events of the whole process: `measurements(event)` returns what an event adds to
+which instruments. Gauges are read from the given policies when they are collected, so calls pay nothing for them:
+`Observed(*policies).gauges()`. A `Feed` combines both for one destination. `Lines` writes events as sentences, for
+logs.
 
-Names and units are OpenTelemetry's (dotted lower case, UCUM units). Every label has few different values: names, of
-which there are at most so many (`Labels`), classes of errors, statuses of HTTP and gRPC. Arguments, results and
-messages of errors are in none of them.
+Names and units follow OpenTelemetry (dotted lower case, UCUM units). Every label has few different values: names,
+whose number is bounded (`Labels`), classes of errors, statuses of HTTP and gRPC. No label contains arguments, results
+or messages of errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which numbers there are, and what an event adds to which."""
+"""The instruments (counters, histograms, gauges), and what an event adds to which of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resilience import events
 from resilience.events import Event
 from resilience.integrations.telemetry.words import ENDING, ending, error_type, scope_of
 
-#: Bounds of the histograms of seconds: those that OpenTelemetry advises for durations, and two more for long waits.
+#: Upper bounds of the histograms, in seconds: those that OpenTelemetry advises for durations, and two for long waits.
 DURATION_BUCKETS: tuple[float, ...] = (
     *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(30.0, 60.0),
@@ -19,14 +19,14 @@ DURATION_BUCKETS: tuple[float, ...] = (
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)  # each is one object, and is looked up for every event
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because every event looks instruments up
 class Instrument:
-    """One of the numbers that are kept.
+    """A metric.
 
-    :param name: dotted lower case, as OpenTelemetry writes it.
-    :param kind: a counter adds up, a histogram sorts values into buckets, a gauge is what is the case now.
-    :param unit: in UCUM: ``"s"``, ``"1"``, or a word in braces for what is counted.
-    :param labels: the names of what the number is split by.
+    :param name: dotted lower case, as in OpenTelemetry.
+    :param kind: a counter is a sum, a histogram counts values by bucket, a gauge is a current value.
+    :param unit: in UCUM: ``"s"``, ``"1"``, or the counted things in braces, such as ``"{call}"``.
+    :param labels: the names of its labels.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Instrument:
 class Measurement(NamedTuple):
     """A value for an instrument.
 
-    :param value: what to add to a counter, to put into a histogram, or what a gauge shows.
-    :param labels: a text for every label of the instrument, empty where there is nothing to say.
+    :param value: the amount to add to a counter, a value for a histogram, or the value of a gauge.
+    :param labels: the value of every label of the instrument; empty if it does not apply.
     """
 
     instrument: Instrument
@@ -48,11 +48,11 @@ class Measurement(NamedTuple):
     labels: Mapping[str, str]
 
 
-#: The same with the texts alone, in the order of the instrument's labels: what a call has to pay for.
+#: A measurement with its label values in a plain tuple, in the order of the instrument's labels: cheap for calls.
 Reading: TypeAlias = tuple[Instrument, float, tuple[str, ...]]
 
 
-# --- the numbers -----------------------------------------------------------------------------
+# --- instruments -----------------------------------------------------------------------------
 
 _CALLS = ("pipeline", "operation")
 _POLICY = ("pipeline", "policy")
@@ -134,7 +134,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
 
 
 def measurements(event: Event) -> tuple[Measurement, ...]:
-    """Return what an event adds to which instruments; nothing for a kind that is not counted.
+    """Return what an event adds to which instruments; nothing for a kind that is not measured.
 
     >>> from resilience import Retry, events
     >>> from resilience.integrations.telemetry import measurements
@@ -150,7 +150,7 @@ def measurements(event: Event) -> tuple[Measurement, ...]:
 
 
 def readings(event: Event) -> tuple[Reading, ...]:
-    """Return the same as readings."""
+    """Return the measurements of an event as readings."""
     if isinstance(event, (events.ExecutionFinished, events.CallFinished)):
         return _ended(event)
     if isinstance(event, events.StreamOpened):
@@ -175,7 +175,7 @@ def _ended(event: events.ExecutionFinished | events.CallFinished) -> tuple[Readi
 
 
 def _calls(event: Event) -> tuple[str, str]:
-    """Return the texts for a number of the whole execution, whose name is that of the event's policy."""
+    """Return the labels `pipeline` and `operation` of an event whose policy is the executed one."""
     return event.policy, event.operation or ""
 
 
@@ -186,10 +186,10 @@ def _count_one(counter: Instrument, event: Event) -> Reading:
 def _scope(event: events.TimedOut | events.CallRejected) -> str:
     if isinstance(event, events.TimedOut):
         return scope_of(event)
-    return "deadline" if event.reason == "DeadlineExceeded" else "queue"  # by whose limit the wait ended
+    return "deadline" if event.reason == "DeadlineExceeded" else "queue"  # the limit that ended the wait
 
 
-#: What each kind of event adds one to. A call that was refused after a wait has timed out as well.
+#: The counter that each kind of event increments. A refusal after a wait counts as a timeout as well.
 _COUNTERS: dict[type[Event], Instrument] = {
     events.RetryScheduled: RETRIES,
     events.RetryGaveUp: GIVE_UPS,
@@ -205,7 +205,7 @@ _COUNTERS: dict[type[Event], Instrument] = {
     events.Parked: PARKED,
 }
 
-#: The text of each label of a counter.
+#: How the value of each label of a counter is read from an event.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "pipeline": lambda event: event.pipeline or "",
     "policy": lambda event: event.policy,
@@ -221,7 +221,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "state": lambda event: event.new.value,
 }
 
-#: The kinds of events that are counted.
+#: The kinds of events that are measured.
 MEASURED: tuple[type[Event], ...] = (
     events.ExecutionFinished,
     events.CallFinished,

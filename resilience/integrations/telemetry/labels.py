@@ -1,7 +1,7 @@
-"""How many different texts a label has: each makes a time series of its own, which is kept for good.
+"""Bounds for the values of labels: each value creates a time series of its own, which is kept forever.
 
-A name may hold a host, and who can choose a URL chooses that. So names lose their host, unless it is asked for, and
-there is a bound for all of them, whatever they hold.
+A name may contain a host, and a user who can choose a URL chooses its host. So hosts are removed from names, unless
+they are wanted, and the number of names is bounded in any case.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from resilience import checks, forks
 from resilience.clock import clock
 from resilience.integrations.wire import OfHost
 
-#: The labels that are names, and the text for those that are too many.
+#: The labels that contain names, and the value for names beyond the bound.
 NAMES: Final = ("pipeline", "policy", "operation")
 OTHER: Final = "other"
 
-#: Seconds after which a name that has not been seen makes room for a new one.
+#: Seconds after which a name that has not been seen may be replaced by a new one.
 IDLE: Final = 600.0
 
 
 @final
 class Labels:
-    """Bounds the different texts of each label.
+    """Limits how many different values each label has.
 
-    :param hosts: whether names keep the host that they hold.
-    :param max_names: how many different texts each label has. Further ones are ``"other"``.
-    :param forget: called with a label and its text where a name that was not seen for long makes room; None where what
-        was once recorded cannot be taken back.
+    :param hosts: whether names keep the host that they contain.
+    :param max_names: how many different names each label has. Further ones are ``"other"``.
+    :param forget: called with a label and a name, when the name is replaced after `IDLE` seconds; None if a series
+        cannot be removed, and so no name is replaced.
     """
 
     def __init__(
         self, *, hosts: bool = False, max_names: int = 200, forget: Callable[[str, str], object] | None = None
     ) -> None:
         self._hosts = checks.flag("hosts", hosts)
-        self._most = checks.whole("max_names", max_names)
+        self._max_names = checks.whole("max_names", max_names)
         self._forget = forget
         self._lock = forks.lock_of(self)
-        self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # and when it was last
+        self._seen: dict[str, dict[str, float]] = {label: {"": inf} for label in NAMES}  # name -> when it was last seen
 
     def refuse_others(self, hosts: bool, max_names: int) -> None:
-        """Refuse other settings: a series has one meaning for as long as it is there."""
+        """Refuse settings that differ: the meaning of a series must not change."""
         Labels(hosts=hosts, max_names=max_names)
-        if (hosts, max_names) != (self._hosts, self._most):
+        if (hosts, max_names) != (self._hosts, self._max_names):
             raise ValueError(
-                f"hosts and max_names of these metrics are {self._hosts} and {self._most} already, "
+                f"hosts and max_names of these metrics are {self._hosts} and {self._max_names} already, "
                 f"not {hosts} and {max_names}"
             )
 
     def bounded(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return labels with names that are few."""
+        """Return the labels with their names within the bound."""
         now = clock.now()
         return {label: self._name(label, text, now) if label in self._seen else text for label, text in labels.items()}
 
@@ -65,10 +65,10 @@ class Labels:
         return OTHER
 
     def _admits(self, label: str, text: str, now: float) -> bool:
-        """Whether there is room for one more name, or one that was not seen for long makes room."""
+        """Whether there is room for a new name, or an idle name can be replaced."""
         seen = self._seen[label]
         with self._lock:
-            if len(seen) <= self._most:  # with the empty one
+            if len(seen) <= self._max_names:  # `seen` includes the empty name
                 return True
             oldest = min(seen, key=seen.__getitem__)
             if self._forget is None or now - seen[oldest] < IDLE:

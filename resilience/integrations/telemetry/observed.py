@@ -1,4 +1,4 @@
-"""What policies hold now, and the one stream of numbers that is made of that and of events."""
+"""The current state of policies, and the feed that combines it with the measurements of events."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 from resilience.policy import Pipeline, Policy
 
-#: What holds something that can be read at any instant.
+#: The policies with a state that can be read at any time.
 Watched: TypeAlias = AdaptiveLimit | AdaptiveThrottle | Bulkhead | Cache | CircuitBreaker | Keyed | RateLimiter
 
 
 class ManyPolicies(Protocol):
-    """What makes policies as it needs them, and is none itself: one for each host, say."""
+    """An object that is no policy, but creates policies when they are needed: one for each host, for example."""
 
     @property
     def policies(self) -> Mapping[str, Policy[Any]]:
-        """The policies that there are now."""
+        """The policies that exist now."""
         ...
 
 
-#: What can be observed.
+#: The objects that can be observed.
 Observable: TypeAlias = Policy[Any] | ManyPolicies
 
 
 class Member(NamedTuple):
-    """A circuit breaker or bulkhead that is observed.
+    """An observed policy.
 
-    :param pipeline: the name of the policy in which it was found: of the one that is executed.
-    :param name: its own name; with a number where an earlier one of its kind in the pipeline is called the same.
+    :param pipeline: the name of the executed policy that contains it.
+    :param name: its own name; with a number if an earlier member of its kind in the pipeline has the same name.
     """
 
     pipeline: str
@@ -69,11 +69,11 @@ class Member(NamedTuple):
 
 @final
 class Observed:
-    """The circuit breakers and bulkheads inside some policies, weakly held: it keeps none of them alive.
+    """The circuit breakers, bulkheads and other policies with a state inside the given ones, by weak references.
 
-    :param policies: policies, pipelines, and what has many of them (`PerHost`, `standard()` for HTTP clients). What
-        makes policies as it needs them is looked into each time.
-    :raises TypeError: for what is no policy, and has none.
+    :param policies: policies, pipelines, and objects that create many of them (`PerHost`, `standard()` for HTTP
+        clients), whose policies are looked up each time.
+    :raises TypeError: for an object that is no policy, and has none.
 
     >>> from resilience import Bulkhead, Policy, Retry
     >>> from resilience.integrations.telemetry import Observed
@@ -83,26 +83,26 @@ class Observed:
     """
 
     def __init__(self, *policies: Observable) -> None:
-        self._held: list[tuple[str | None, ref[Observable]]] = []  # None: each policy in it has its own name
+        self._given: list[tuple[str | None, ref[Observable]]] = []  # None: each policy inside has its own name
         for given in policies:
             if isinstance(given, Policy):
-                # The parts of a pipeline, not the pipeline: it may be made for one call only, of policies that live on.
-                self._held += [(given.name, ref(part)) for part in _parts(given)]
+                # The parts are referenced, not the pipeline: it may exist for one call only, and its parts live on.
+                self._given += [(given.name, ref(part)) for part in _parts(given)]
             elif not isinstance(given, type) and isinstance(getattr(given, "policies", None), Mapping):
-                self._held.append((None, ref(given)))
+                self._given.append((None, ref(given)))
             else:
                 raise TypeError(f"only policies can be observed, not {given!r}")
 
     def __iter__(self) -> Iterator[Member]:
-        """Go over those that are alive."""
+        """Iterate over the members that are alive."""
         return _members([self])
 
     def gauges(self) -> Iterator[Measurement]:
-        """Read what they hold at this instant, and how many calls of the process are abandoned."""
+        """Read the current values of the members, and the number of abandoned calls in the process."""
         return _gauges(iter(self))
 
     def _found(self) -> Iterator[tuple[str, Watched]]:
-        for pipeline, reference in self._held:
+        for pipeline, reference in self._given:
             if pipeline is not None:
                 yield from ((pipeline, policy) for policy in _watched(reference()))
             else:
@@ -126,7 +126,7 @@ def _inside(policy: object) -> tuple[Policy[Any], ...]:
 
 
 def _members(groups: list[Observed]) -> Iterator[Member]:
-    """Go over what is observed in any of the groups, once for each pipeline that it is in."""
+    """Iterate over the members of all groups, each once for each pipeline that contains it."""
     seen: set[tuple[str, int]] = set()
     names: Counter[tuple[str, type, str]] = Counter()
     for pipeline, policy in (found for group in groups for found in group._found()):
@@ -164,22 +164,22 @@ def _gauges(members: Iterator[Member]) -> Iterator[Measurement]:
     yield Measurement(ABANDONED, Timeout.abandoned(), {})
 
 
-# --- to one place ----------------------------------------------------------------------------
+# --- the feed --------------------------------------------------------------------------------
 
 
-#: Seconds for which a feed remembers what records for some labels, and how many of them.
-_FRESH: Final = 1.0
-_MOST: Final = 1000
+#: For how many seconds a feed caches the recorder for a set of labels, and how many recorders it caches.
+_CACHED_FOR: Final = 1.0
+_MAX_CACHED: Final = 1000
 
 
 @final
 class Feed:
-    """The numbers of the process for one place that they go to, however often it is asked for.
+    """The metrics of the process for one destination. An event is counted once, even after several calls of `add`.
 
-    :param recorder: called with an instrument and labels for it; returns what records a value there. That is called in
-        the thread in which an event happens.
-    :param labels: bounds the labels.
-    :param attempts: whether single calls of functions are measured, too, which doubles what a call pays.
+    :param recorder: called with an instrument and values for its labels; returns a function that records a value. That
+        function is called in the thread of the event.
+    :param labels: bounds the values of the labels.
+    :param attempts: whether single calls of functions are measured too, which doubles the cost for a call.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Feed:
         attempts: bool = True,
     ) -> None:
         self._recorder = recorder
-        #: By instrument and texts, and since when.
+        #: (instrument, values of its labels) -> (when it was cached, its recorder)
         self._known: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
@@ -199,16 +199,16 @@ class Feed:
         self._unsubscribe: Callable[[], None] | None = None
 
     def add(self, *policies: Observable) -> Callable[[], None]:
-        """Count events while at least one such addition stands, and observe these policies meanwhile.
+        """Observe these policies. Events of the process are counted while at least one `add` is in effect.
 
-        :returns: a function that ends it; calling it again does nothing.
+        :returns: a function that undoes it; calling it again is a no-op.
         """
         group = Observed(*policies)
         with self._lock:
             self._groups = [*self._groups, group]
             if self._unsubscribe is None:
                 kinds = (it for it in MEASURED if self.attempts or it is not events.CallFinished)
-                self._unsubscribe = events.subscribe(self._tell, *kinds)
+                self._unsubscribe = events.subscribe(self._measure, *kinds)
 
         def remove() -> None:
             with self._lock:
@@ -220,15 +220,15 @@ class Feed:
         return remove
 
     def refuse_others(self, hosts: bool, max_names: int, attempts: bool) -> None:
-        """Refuse other settings: a series has one meaning for as long as it is there."""
+        """Refuse settings that differ: the meaning of a series must not change."""
         self.labels.refuse_others(hosts, max_names)
         if checks.flag("attempts", attempts) != self.attempts:
             raise ValueError(f"attempts of these metrics is {self.attempts} already, not {attempts}")
 
     def gauges(self) -> Iterator[Measurement]:
-        """Read what the observed policies hold at this instant; nothing where nothing is observed.
+        """Read the current values of the observed policies; nothing if no `add` is in effect.
 
-        Policies that have the same labels are added up: how many circuits are open, how many calls run.
+        The values of policies with the same labels are added up: how many circuits are open, how many calls run.
         """
         groups = self._groups
         sums: dict[tuple[Instrument, frozenset[tuple[str, str]]], float] = {}
@@ -238,18 +238,18 @@ class Feed:
         return (Measurement(it, value, dict(labels)) for (it, labels), value in sums.items())
 
     def forget_recorders(self) -> None:
-        """Ask anew for what records, whatever the labels."""
+        """Clear the cache of recorders."""
         self._known.clear()
 
-    def _tell(self, event: Event) -> None:
+    def _measure(self, event: Event) -> None:
         for it, value, texts in readings(event):
             since, record = self._known.get((it, texts), _UNKNOWN)
-            if not 0 <= event.time - since < _FRESH:  # else no name was seen much longer ago than it is said to be
-                record = self._record_anew(it, texts, event.time)
+            if not 0 <= event.time - since < _CACHED_FOR:  # renewed, so that `Labels` notes which names are in use
+                record = self._cache_recorder(it, texts, event.time)
             record(value)
 
-    def _record_anew(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
-        if len(self._known) >= _MOST:
+    def _cache_recorder(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
+        if len(self._known) >= _MAX_CACHED:
             self.forget_recorders()
         record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
         self._known[it, texts] = now, record

@@ -1,6 +1,6 @@
-"""Lines that would come again and again are written a few times in each interval; the others are counted.
+"""The limit for repeated lines: each is written a few times in an interval, further repeats are counted.
 
-The next event after the interval reports the count. No thread does so earlier.
+The next event after the interval reports the count. There is no thread that would report it earlier.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from resilience.integrations.telemetry.words import Fact, Line
 
 Key: TypeAlias = tuple[object, ...]
 
-#: How many different lines are kept track of: names are few, unless ids are written into them.
-_MOST = 1000
+#: How many different lines are tracked: names are few, unless they contain ids.
+_MAX_KEYS = 1000
 
 
 def key_of(event: Event) -> Key | None:
-    """Return what lines have in common that are repeats of one another; None for a kind that is never left out."""
+    """Return the key that repeats of a line share; None for a kind that is never left out."""
     if isinstance(event, (CircuitChanged, Parked)):
         return None
     return type(event), event.pipeline, event.policy, event.operation
@@ -29,7 +29,7 @@ def key_of(event: Event) -> Key | None:
 @final
 @dataclass(slots=True)
 class _Interval:
-    """The lines of one key since `began`: how many were written, how many left out, and the latest of those."""
+    """The lines of one key since `began`: how many were written, how many left out, and the latest one left out."""
 
     began: float
     written: int = 0
@@ -39,21 +39,21 @@ class _Interval:
 
 @final
 class Repeats:
-    """Decides which lines are written."""
+    """Decides which lines are written: of each key, `limit` lines in an interval of `seconds`."""
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
         self._seconds = seconds
         self._lock = forks.lock_of(self)
         self._intervals: dict[Key, _Interval] = {}  # in the order in which they began
 
     @property
     def has_open(self) -> bool:
-        """Whether an interval has begun that is not over yet: only then may there be a count to report."""
+        """Whether an interval is open: only then may a count have to be reported."""
         return bool(self._intervals)
 
     def due(self, line: Line | None, key: Key | None, now: float) -> list[Line]:
-        """Return the lines to write now: counts of intervals that are over, then this line if it is not left out."""
+        """Return the lines to write now: counts of intervals that have ended, then this line unless it is left out."""
         if line is None and not self._intervals:
             return []
         with self._lock:
@@ -63,7 +63,7 @@ class Repeats:
         return lines
 
     def all_left_out(self) -> list[Line]:
-        """Return the counts that were not reported yet, and forget them."""
+        """Return lines with all counts that have not been reported, and end all intervals."""
         with self._lock:
             lines = [line for interval in tuple(self._intervals.values()) for line in _count(interval, None)]
             self._intervals.clear()
@@ -72,7 +72,7 @@ class Repeats:
     def _over(self, now: float) -> Iterator[Line]:
         while (oldest := next(iter(self._intervals.items()), None)) is not None:
             key, first = oldest
-            if now - first.began < self._seconds and len(self._intervals) <= _MOST:
+            if now - first.began < self._seconds and len(self._intervals) <= _MAX_KEYS:
                 return
             if self._intervals.pop(key, None) is first:
                 yield from _count(first, now)
@@ -81,7 +81,7 @@ class Repeats:
         interval = self._intervals.get(key)
         if interval is None:
             interval = self._intervals[key] = _Interval(now)
-        if interval.written < self._most:
+        if interval.written < self._limit:
             interval.written += 1
             return True
         interval.left_out += 1
@@ -90,7 +90,7 @@ class Repeats:
 
 
 def _count(interval: _Interval, now: float | None) -> Iterator[Line]:
-    """Say how many lines were left out, with the latest of them."""
+    """Yield the latest line that was left out, with the count; nothing if none was."""
     line, count = interval.latest, interval.left_out
     if line is None:
         return

@@ -1,4 +1,4 @@
-"""What happened, in one sentence for each kind of event. Errors are named by their class, and each policy once."""
+"""Events as sentences, one for each kind. Errors are named by their class, and each policy is named once."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _SENTENCES: dict[type[Event], Callable[[Any], str]] = {
 
 
 def sentence(event: Event, *, messages: bool) -> str:
-    """Say what happened in one line, whatever a message or a name holds.
+    """Describe an event in one line of printable characters, even if a message or a name contains others.
 
     :param messages: whether the messages of errors are written.
     """
@@ -147,7 +147,7 @@ def sentence(event: Event, *, messages: bool) -> str:
 
 
 def _topic(event: Event) -> str:
-    """Name the circuit that changed, or the execution: its pipeline, or else its policy, and what it calls."""
+    """Return how the line begins: the circuit that changed, or the pipeline (or else policy) and the operation."""
     if isinstance(event, events.CircuitChanged):
         return f"circuit {event.policy}"
     name = event.pipeline or event.policy
@@ -155,7 +155,7 @@ def _topic(event: Event) -> str:
 
 
 def _subject(event: Event) -> str:
-    """Name the policy, with a space; nothing where the sentence begins with its name already."""
+    """Return the name of the policy, with a space; nothing if the line begins with that name."""
     return "" if event.policy == (event.pipeline or event.policy) else f"{event.policy} "
 
 
@@ -167,7 +167,7 @@ def _spent(event: events.RetryGaveUp | events.ExecutionFinished) -> str:
 
 
 def _what(event: events.RetryScheduled | events.RetryGaveUp | events.FallbackUsed | events.ExecutionFinished) -> str:
-    """Name what failed by its class, without the module, and its HTTP status where it has one."""
+    """Return the class of the failure, without its module, and its HTTP or gRPC status if there is one."""
     return _what_of(event.outcome)
 
 

@@ -1,4 +1,4 @@
-"""An event in words and numbers: plain values, with few different words where they name something."""
+"""Events as plain values: facts for lines and spans, and types and statuses, of which there are few, for labels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Fact: TypeAlias = str | int | float | bool
 
 
 class Line(NamedTuple):
-    """A line for a log.
+    """A line of a log.
 
-    :param level: as `logging` counts: 10 is debug, 40 is error.
+    :param level: a level of `logging`: 10 is debug, 40 is error.
     :param kind: the kind of the event in snake case.
-    :param text: what happened, in one sentence.
-    :param facts: the same as values.
+    :param text: a sentence that describes the event.
+    :param facts: the fields of the event as plain values.
     """
 
     level: int
@@ -39,17 +39,17 @@ def kind_of(event: Event) -> str:
 
 
 def facts(event: Event, *, messages: bool = False) -> dict[str, Fact]:
-    """Return what an event says as plain values, for a line of a log or a span; what is not known is left out.
+    """Return the fields of an event as plain values, for a log line or a span; empty and unknown ones are left out.
 
     :param messages: whether to add the messages of errors, as `error` and `last_failure`, cut to 200 characters. They
-        can hold anything. Arguments and results are never among the values.
+        can contain anything. Arguments and results are never among the values.
     """
     found: dict[str, object] = {"pipeline": event.pipeline, "policy": event.policy, "operation": event.operation}
     found |= {it.name: getattr(event, it.name) for it in fields(event) if it.name not in _LEFT_OUT}
     if getattr(event, "shadow", False):
         found["shadow"] = True
     if isinstance(event, Parked):
-        found["task"] = found.pop("name")  # in a record of `logging`, that is the name of the logger
+        found["task"] = found.pop("name")  # in a record of `logging`, `name` is the name of the logger
     if isinstance(event, TimedOut):
         found["scope"] = scope_of(event)
     if isinstance(event, (CallFinished, ExecutionFinished)):
@@ -70,23 +70,23 @@ def _outcome_of(event: Event) -> Outcome[Any] | None:
 
 
 def printable(text: str) -> str:
-    """Escape what is no printable character: a terminal obeys some of them, and a line break would forge a line."""
+    """Escape characters that are not printable: some control a terminal, and a line break could forge a line."""
     if text.isprintable():
         return text
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
 def scope_of(event: TimedOut) -> str:
-    """Say what timed out: ``"attempt"``, ``"total"``, or the ``"deadline"`` of the caller; ``"unknown"`` otherwise."""
+    """Return what timed out: ``"attempt"``, ``"total"``, the caller's ``"deadline"``, or ``"unknown"``."""
     return "deadline" if event.by_deadline else event.scope or "unknown"
 
 
-#: The labels that say how something ended.
+#: The labels that describe how an execution or a call ended.
 ENDING = ("outcome", "error_type", "cancelled_by")
 
 
 def ending(event: ExecutionFinished | CallFinished) -> tuple[str, str, str]:
-    """Say how something ended, a text for each of these labels: what was cancelled or interrupted is no failure."""
+    """Return the values of the labels in `ENDING`. A cancellation or an interrupt is not a failure."""
     outcome = event.outcome
     if outcome is None:
         return "cancelled", "", event.cancelled_by or ""
@@ -96,7 +96,7 @@ def ending(event: ExecutionFinished | CallFinished) -> tuple[str, str, str]:
 
 
 def error_type(outcome: Outcome[Any] | BaseException) -> str:
-    """Name what failed: a status of HTTP or gRPC, or the class of an error with its module (builtins without).
+    """Return the type of a failure: its HTTP or gRPC status, else the error's class with its module (if not builtin).
 
     ``"result"`` for a result that was not good enough.
     """
@@ -110,11 +110,11 @@ def error_type(outcome: Outcome[Any] | BaseException) -> str:
 
 
 def status_of(error: BaseException) -> str | None:
-    """Return the status that an error stands for: of HTTP (``"503"``) or of gRPC (``"UNAVAILABLE"``)."""
+    """Return the HTTP status (``"503"``) or gRPC status (``"UNAVAILABLE"``) of an error, None if it has neither."""
     for name in ("status", "status_code"):
         try:
             status = getattr(error, name, None)
-        except Exception:  # a property of a foreign class
+        except Exception:  # a property that raises
             continue
         if type(status) is int and 400 <= status <= 599:
             return str(status)
@@ -122,7 +122,7 @@ def status_of(error: BaseException) -> str | None:
 
 
 def _grpc_status(error: Any) -> str | None:
-    """All failed calls of a channel have one class, whose name begins with an underscore: their status says more."""
+    """Return the status of a gRPC error. Its class says little: a channel has one private class for all errors."""
     if any(kind.__module__.partition(".")[0] == "grpc" for kind in type(error).__mro__):
         with suppress(Exception):  # a bare `RpcError` has none
             return str(error.code().name)

@@ -1,4 +1,4 @@
-"""Lines in the standard library's `logging` for what policies do."""
+"""Events of policies as lines of the standard library's `logging`."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def log_events(
     interval: Duration = 10.0,
     messages: bool = False,
 ) -> Callable[[], None]:
-    """Log what happens in all policies of this process, in readable lines.
+    """Log the events of all policies in this process as readable lines.
 
     :param logger: a logger or an adapter; ``logging.getLogger("resilience.events")`` by default.
-    :param levels: kinds of events whose level differs from the usual one; None for no line. An opened circuit is an
-        error, and so is a task that a `Supervisor` has given up; timeouts, refusals and retries that give up are
-        warnings; retries and fallbacks are infos; how an execution ended, cancelled ones included, is for debugging.
-        Whether that is logged is decided when this is called: else each call would pay for it.
+    :param levels: levels for kinds of events, instead of the defaults; None for no line. By default, an opened circuit
+        is an error, and so is a task that a `Supervisor` has given up; timeouts, refusals and retries that give up are
+        warnings; retries and fallbacks are infos; the end of an execution is for debugging. Whether that is logged is
+        decided when this function is called, because listening to it costs every call.
     :param repeats: how many lines of one kind, pipeline, policy and operation are written in an interval. The others
-        are counted, and the next event after the interval (or the end) says how many there were. Changes of circuits,
-        and tasks that are given up, are always written.
-    :param interval: its length in seconds.
-    :param messages: whether the messages of errors are written, cut to 200 characters; else only their classes. They
-        can hold anything that a client puts into them.
+        are counted, and the next event after the interval (or the returned function) logs the count. Changes of
+        circuits, and tasks that are given up, are always logged.
+    :param interval: the length of the interval in seconds.
+    :param messages: whether the messages of errors are logged, cut to 200 characters, or only their classes, the
+        default. Messages can contain anything that a client puts into them.
     :returns: a function that ends it.
-    :raises TypeError: for what is no logger.
+    :raises TypeError: if `logger` is neither a logger nor an adapter.
 
-    Arguments and results of calls are never written. Each record carries the values of its line as attributes
-    (`extra=`): `kind`, `pipeline`, `policy`, `operation`, and those of its kind. A handler that blocks makes the call
-    wait: in asyncio and trio use `logging.handlers.QueueHandler`.
+    Arguments and results of calls are never logged. Each record has the values of its line as attributes (`extra=`):
+    `kind`, `pipeline`, `policy`, `operation`, and those of its kind. A handler that blocks makes the call wait: in
+    asyncio and trio, use `logging.handlers.QueueHandler`.
 
     >>> import logging, sys
     >>> from resilience import Context, Retry
@@ -66,7 +66,7 @@ def log_events(
 
 
 def _log(logger: Logger, level: int, text: str, extra: Mapping[str, object]) -> None:
-    """Log with these attributes; an adapter has its own, and would put them in the place of ours."""
+    """Log with these attributes, merged with those of an adapter, which would replace them."""
     if not isinstance(logger, logging.LoggerAdapter):
         logger.log(level, text, extra=extra)
         return

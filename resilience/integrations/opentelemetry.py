@@ -1,7 +1,7 @@
-"""Metrics and spans for OpenTelemetry. It needs the API only; which SDK takes them is the application's choice.
+"""Metrics and spans for OpenTelemetry. This module needs only the API; the application chooses the SDK.
 
-Metrics come from events (`instrument`), for everything that the process does. A span has to be the parent of what
-the function itself traces, so it is made by a policy (`Tracing`) that stands around the function.
+Metrics come from the events of the whole process (`instrument`). A span has to be the parent of the spans that the
+function creates, so it is created by a policy around the function (`Tracing`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SCOPE = "resilience"
 
 
 def _attribute(label: str) -> str:
-    """Return the name of an attribute: OpenTelemetry's own where it has one, else one in our namespace."""
+    """Return the attribute for a label: OpenTelemetry's own name if there is one, else a name in our namespace."""
     return "error.type" if label == "error_type" else f"resilience.{label}"
 
 
@@ -67,21 +67,21 @@ def instrument(
     max_names: int = 200,
     attempts: bool = True,
 ) -> Callable[[], None]:
-    """Count what happens in all policies of this process, and show the state of the given ones.
+    """Measure what all policies of this process do, and export the state of the given ones as gauges.
 
-    :param policies: whose circuit breakers and bulkheads get gauges: pipelines, policies, and what has many of them
-        (`PerHost`, `standard()` for HTTP clients). They are held weakly.
-    :param meter_provider: where to; the global one by default, which may be set later. For one provider it may be
-        called many times, with more policies: everything is counted once.
-    :param hosts: whether names keep the host that they hold: ``GET example.org``, and not ``GET``. Gauges of policies
-        that have the same attributes without it are added up.
-    :param max_names: how many different pipelines, policies and operations there may be. Further ones are
-        ``"other"``.
-    :param attempts: whether single calls of functions are measured beside whole executions, as `attempt.duration` and
-        `attempt.remaining`. Without them a call pays half.
+    :param policies: whose circuit breakers, bulkheads and the like get gauges: policies, pipelines, and objects with
+        many of them (`PerHost`, `standard()` for HTTP clients). They are held by weak references.
+    :param meter_provider: where the metrics go; the global provider by default, which may be set later. Further calls
+        for the same provider add policies; each event is counted once.
+    :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
+        the gauges of policies that then have the same attributes are added up. False by default.
+    :param max_names: how many different pipelines, policies and operations there may be, 200 of each by default.
+        Further ones are ``"other"``.
+    :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and
+        `attempt.remaining`. Without them, a successful call costs half as much.
     :returns: a function that undoes it.
-    :raises TypeError: for what is no policy, and for what is no meter provider.
-    :raises ValueError: for other settings than those of an earlier call for the provider.
+    :raises TypeError: for an object that is no policy, or no meter provider.
+    :raises ValueError: if an earlier call for the provider had other settings.
 
     >>> from opentelemetry.sdk.metrics import MeterProvider
     >>> from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -138,7 +138,7 @@ _exporters: WeakKeyDictionary[object, _Exporter] = WeakKeyDictionary()
 
 @final
 class _Global:
-    """Stands for the global meter provider, which is one object before it is set, and another one after it."""
+    """A key for the global meter provider, which is a different object once it is set."""
 
 
 _GLOBAL = _Global()
@@ -151,7 +151,7 @@ def _exporter_for(given: MeterProvider | None, labels: Labels, attempts: bool) -
     with _lock:
         exporter = _exporters.get(key)
         if exporter is None and key is _GLOBAL:
-            exporter = _exporters.get(current)  # one that was given to us before it became the global one
+            exporter = _exporters.get(current)  # made for this provider before it became the global one
         if exporter is None:
             exporter = _exporters[key] = _Exporter(given or current, labels, attempts)
         return exporter
@@ -170,18 +170,18 @@ def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
 
 @final
 class Tracing(Policy[Never]):
-    """Make a span of each execution, or of each attempt: the parent of what the function itself traces.
+    """Create a span for each execution, or for each attempt: the parent of the spans that the function creates.
 
-    :param each: ``"execution"`` for the outermost place in a pipeline: failed attempts, waits, timeouts and refusals
-        inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
+    :param each: ``"execution"`` (the default) for the outermost place in a pipeline: failed attempts, waits, timeouts
+        and refusals inside are events of its span. ``"attempt"`` for a place inside a Retry, best the innermost.
     :param record_exceptions: whether the span contains message and traceback of the exception, as is usual with
-        OpenTelemetry. It always holds its class, as `error.type`.
-    :param tracer_provider: who makes the spans; the global one by default, which may be set later.
-    :param name: what errors and events call this policy.
+        OpenTelemetry; True by default. The span always contains the exception's class, as `error.type`.
+    :param tracer_provider: creates the spans; the global provider by default, which may be set later.
+    :param name: the name of this policy in errors and events; "Tracing" by default.
 
-    A span is named after the operation of the execution, by default the qualified name of what is called; that of an
-    attempt has ``" attempt"`` added. A failure makes its status an error. A cancellation does not: the status stays
-    unset, and `resilience.cancelled_by` says ``"deadline"``, ``"caller"``, ``"interrupt"`` or ``"closed"``.
+    A span is named after the operation of the execution, by default the qualified name of the function; the name of an
+    attempt's span ends with ``" attempt"``. A failure sets the status to error. A cancellation leaves it unset, and
+    sets `resilience.cancelled_by` to ``"deadline"``, ``"caller"``, ``"interrupt"`` or ``"closed"``.
 
     >>> from opentelemetry.sdk.trace import TracerProvider
     >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -233,7 +233,7 @@ class Tracing(Policy[Never]):
             span.set_attribute("resilience.cancelled_by", canceller(error, ctx))
             raise
         finally:
-            # A coroutine that another task closes, or the collector, ends where the span never was the current one.
+            # If another task or the garbage collector closes the coroutine, our span is not the current one here.
             if trace.get_current_span() is span:
                 context.detach(token)
             span.end()
@@ -257,7 +257,7 @@ class Tracing(Policy[Never]):
             span.set_status(Status(StatusCode.ERROR, kind))
             return
         span.set_status(Status(StatusCode.ERROR, f"{kind}: {describe_error(error)}"))
-        with suppress(Exception):  # the SDK asks it for its message, and a `__str__` may raise
+        with suppress(Exception):  # the SDK calls `str` of it, which may raise
             span.record_exception(error)
 
     @override
@@ -275,7 +275,7 @@ class Tracing(Policy[Never]):
 
 
 def _observed_by(span: Span, ctx: Context) -> Context:
-    """Derive a context in which what happens is reported to the span."""
+    """Derive a context whose events are added to the span."""
     if not span.is_recording():
         return ctx
     inside = ctx.child()

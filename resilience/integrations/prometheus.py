@@ -1,7 +1,7 @@
 """Metrics for Prometheus, by `prometheus_client`.
 
-Counters and histograms are the client's own, which are safe in its multiprocess mode. Gauges are read from the
-policies at each scrape, by a collector, which that mode does not support: there they are missing.
+Counters and histograms are the client's own, which work in its multiprocess mode. Gauges are read from the policies at
+each scrape by a custom collector, which that mode does not support: there the gauges are missing.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ def instrument(
     max_names: int = 200,
     attempts: bool = True,
 ) -> Callable[[], None]:
-    """Count what happens in all policies of this process, and show the state of the given ones.
+    """Measure what all policies of this process do, and export the state of the given ones as gauges.
 
-    :param policies: whose circuit breakers and bulkheads get gauges: pipelines, policies, and what has many of them
-        (`PerHost`, `standard()` for HTTP clients). They are held weakly.
-    :param registry: where to; `prometheus_client.REGISTRY` by default. For one registry it may be called many times,
-        with more policies: everything is counted once.
+    :param policies: whose circuit breakers, bulkheads and the like get gauges: policies, pipelines, and objects with
+        many of them (`PerHost`, `standard()` for HTTP clients). They are held by weak references.
+    :param registry: where the metrics go; `prometheus_client.REGISTRY` by default. Further calls for the same registry
+        add policies; each event is counted once.
     :param buckets: upper bounds of the histograms in seconds, ascending.
-    :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Gauges of
-        policies that have the same labels without it are added up.
-    :param max_names: how many different pipelines, policies and operations there may be. Further ones are ``"other"``;
-        one that was not seen for ten minutes makes room for a new one, and its series are removed.
-    :param attempts: whether single calls of functions are measured beside whole executions, as `attempt.duration` and
+    :param hosts: whether names keep the host that they contain: ``GET example.org`` instead of ``GET``. Without it,
+        the gauges of policies that then have the same labels are added up. False by default.
+    :param max_names: how many different pipelines, policies and operations there may be, 200 of each by default.
+        Further ones are ``"other"``; a name that was not seen for ten minutes is replaced, and its series are removed.
+    :param attempts: whether single calls of functions are measured besides whole executions, as `attempt.duration` and
         `attempt.remaining`. Without them, a successful call costs half as much.
-    :returns: a function that undoes it. The counts stay in the registry, and stand still.
-    :raises TypeError: for what is no policy, and for what is no registry.
-    :raises ValueError: for buckets that do not ascend, for other settings than those of an earlier call for the
-        registry; and where it has a metric of one of the names already.
+    :returns: a function that undoes it. The counts stay in the registry, and no longer change.
+    :raises TypeError: for an object that is no policy, or no registry.
+    :raises ValueError: if the buckets do not ascend, if an earlier call for the registry had other settings, or if the
+        registry already has a metric with one of the names.
 
     >>> from prometheus_client import CollectorRegistry, generate_latest
     >>> from resilience import Policy, Retry
@@ -94,7 +94,7 @@ _Metric: TypeAlias = Counter | Histogram
 
 @final
 class _Exporter(Collector):
-    """The metrics of one registry: it is their feed, and the collector of the gauges."""
+    """The metrics of one registry, with their feed; the collector of the gauges."""
 
     def __init__(
         self, registry: CollectorRegistry, buckets: tuple[float, ...], *, hosts: bool, max_names: int, attempts: bool
@@ -109,7 +109,7 @@ class _Exporter(Collector):
             for it in INSTRUMENTS:
                 if it.kind != "gauge":
                     self._metrics[it] = self._metric(it, registry)
-        except ValueError:  # another metric has the name: leave nothing behind
+        except ValueError:  # another metric has one of the names: unregister ours
             for collector in (self, *self._metrics.values()):
                 registry.unregister(collector)
             raise
@@ -127,7 +127,7 @@ class _Exporter(Collector):
         return series.inc if isinstance(series, Counter) else series.observe
 
     def _forget(self, label: str, text: str) -> None:
-        """Remove the series of a name that has made room for another."""
+        """Remove the series of a name that is replaced by another."""
         for it, metric in self._metrics.items():
             for name, texts in tuple(self._series):
                 if name == it.name and (label, text) in zip(it.labels, texts, strict=True):
@@ -144,7 +144,7 @@ class _Exporter(Collector):
         yield from (family for family in families.values() if family.samples)
 
     def describe(self) -> Iterator[Metric]:
-        """Name what `collect` may return, so that a registry finds doubles without a scrape."""
+        """Return the families that `collect` may return, so that a registry finds duplicate names without a scrape."""
         return (GaugeMetricFamily(_name(it), it.description, labels=it.labels) for it in _GAUGES)
 
 
@@ -155,7 +155,7 @@ _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary(
 
 
 def _name(it: Instrument) -> str:
-    """Write a name as Prometheus does: with underscores, and the unit at its end. The client adds `_total`."""
+    """Return the name in the style of Prometheus: underscores, and the unit at the end. The client adds `_total`."""
     name = it.name.replace(".", "_")
     return f"{name}_seconds" if it.unit == "s" else name
 

@@ -26,17 +26,17 @@ def log_events(
     interval: Duration = 10.0,
     messages: bool = False,
 ) -> Callable[[], None]:
-    """Log what happens in all policies of this process, as events with keys and values.
+    """Log the events of all policies in this process, as key-value events.
 
     :param logger: anything with structlog's methods `debug` to `critical`; ``structlog.get_logger("resilience")`` by
         default, which follows a later `structlog.configure`.
-    :param levels: see `resilience.integrations.logging.log_events`, as for all others. What was left out as a repeat is
-        counted in the keys `left_out` and `seconds` of the latest such event.
+    :param levels: this and all further parameters: see `resilience.integrations.logging.log_events`. The latest
+        repeat that was left out is logged with the number of them, `left_out`, and the time that they took, `seconds`.
     :returns: a function that ends it.
-    :raises TypeError: for what is no logger.
+    :raises TypeError: if `logger` lacks one of the methods.
 
     The event is named after its kind: ``"resilience.retry_scheduled"``. Arguments and results of calls are never
-    written.
+    logged.
 
     >>> import structlog
     >>> from resilience import Context, Retry
@@ -59,14 +59,14 @@ def log_events(
         method = next(name for level, name in _METHODS.items() if line.level >= level)
         getattr(chosen, method)(f"resilience.{line.kind}", **line.facts)
 
-    def is_enabled(level: int) -> bool:  # loggers before structlog 25.1 cannot be asked
-        asked = getattr(chosen, "is_enabled_for", None) or getattr(chosen, "isEnabledFor", None)
-        return bool(asked(level)) if callable(asked) else True
+    def is_enabled(level: int) -> bool:  # the loggers of structlog have such a method since version 25.1
+        check = getattr(chosen, "is_enabled_for", None) or getattr(chosen, "isEnabledFor", None)
+        return bool(check(level)) if callable(check) else True
 
     return Lines(write, is_enabled, levels=levels, repeats=repeats, interval=interval, messages=messages).begin()
 
 
-#: Level -> the method that logs at it, from the highest; what is lower than all of them is for debugging.
+#: Level -> the method that logs at this level and above, highest first.
 _METHODS = {
     logging.CRITICAL: "critical",
     logging.ERROR: "error",

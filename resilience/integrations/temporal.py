@@ -1,7 +1,7 @@
-"""Retry policies of Temporal from a `Retry`, and back.
+"""Conversion of a `Retry` to a retry policy of Temporal, and back.
 
-Temporal retries activities itself, and its retries survive the process. So one of the two retries, and not both: hand
-the numbers of your `Retry` to Temporal, or let it make one attempt (`RetryPolicy(maximum_attempts=1)`).
+Temporal itself retries activities, and its retries survive the process. Let one of the two retry, not both: pass the
+numbers of your `Retry` to Temporal, or let Temporal make one attempt (`RetryPolicy(maximum_attempts=1)`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, final
 from resilience.integrations.extras import needed_by
 
 with needed_by("temporal"):
-    import temporalio  # noqa: F401  # so that this is what is missing
+    import temporalio  # noqa: F401  # so that the error names this package, if it is missing
     from temporalio.common import RetryPolicy
 
 from resilience.backoff import Constant, Exponential
@@ -22,7 +22,7 @@ from resilience.policies.retry import Retry
 
 __all__ = ["from_retry_policy", "to_retry_policy"]
 
-#: What Temporal takes where none is given: the first interval, and the longest one as a multiple of it.
+#: Temporal's defaults: the first interval, and the longest one as a multiple of the first.
 _FIRST = timedelta(seconds=1)
 _LONGEST = 100
 
@@ -30,14 +30,14 @@ _LONGEST = 100
 def to_retry_policy(retry: Retry) -> RetryPolicy:
     """Return Temporal's retry policy with the numbers of a `Retry`.
 
-    `attempts=None` means as many as time allows in both. Jitter is dropped, which Temporal has none of; so are
-    `retry_after`, `on_retry` and `wrap`. Types in `ignore` are named: Temporal compares names, so subclasses of
-    them are retried. `on` may be `transient` or `Exception`: Temporal retries whatever is not named.
+    `attempts=None` means as many attempts as time allows in both. Jitter is dropped, because Temporal has none; so are
+    `retry_after`, `on_retry` and `wrap`. Types in `ignore` are passed by name: Temporal compares names, so it retries
+    their subclasses. `on` may be `transient` or `Exception`: Temporal retries every error whose type is not named.
 
-    :raises TypeError: for what is no `Retry`.
-    :raises ValueError: for what Temporal cannot do: a backoff that is not `Constant` or `Exponential`, no delay at all,
-        an `Exponential` without a `cap` (Temporal would stop at 100 times the base), other conditions, `on_result`,
-        `max_elapsed` (give Temporal a timeout), a budget.
+    :raises TypeError: if `retry` is no `Retry`.
+    :raises ValueError: for settings that Temporal does not have: a backoff that is not `Constant` or `Exponential`, no
+        delay at all, an `Exponential` without a `cap` (Temporal would cap it at 100 times the base), another `on`,
+        a predicate as `ignore`, `on_result`, `max_elapsed` (set a timeout in Temporal instead), a budget.
 
     >>> from resilience import Retry
     >>> from resilience.backoff import Exponential
@@ -68,12 +68,12 @@ def to_retry_policy(retry: Retry) -> RetryPolicy:
 
 
 def from_retry_policy(policy: RetryPolicy) -> Retry:
-    """Return a `Retry` that does what a retry policy of Temporal says, without jitter.
+    """Return a `Retry` that behaves like a retry policy of Temporal, without jitter.
 
-    It retries every `Exception` but those whose type is named, exactly, and Temporal's own errors that say
-    `non_retryable`. Where the policy gives no longest interval, it is 100 times the first, as in Temporal.
+    It retries every `Exception`, except those whose exact type name the policy lists, and Temporal's own errors that
+    are marked `non_retryable`. A policy without a maximum interval has 100 times the first, as in Temporal.
 
-    :raises TypeError: for what is no `RetryPolicy`.
+    :raises TypeError: if `policy` is no `RetryPolicy`.
 
     >>> from datetime import timedelta
     >>> from temporalio.common import RetryPolicy
@@ -83,7 +83,7 @@ def from_retry_policy(policy: RetryPolicy) -> Retry:
     """
     if not isinstance(policy, RetryPolicy):
         raise TypeError(f"policy must be a RetryPolicy of temporalio, not {policy!r}")
-    first = policy.initial_interval or _FIRST  # as Temporal takes 0
+    first = policy.initial_interval or _FIRST  # to Temporal, 0 means the default
     cap = policy.maximum_interval or first * _LONGEST
     return Retry(
         policy.maximum_attempts or None,
@@ -94,7 +94,7 @@ def from_retry_policy(policy: RetryPolicy) -> Retry:
 
 
 def _curve_of(backoff: object) -> tuple[float, float, float]:
-    """Return the first delay, how it grows, and the longest, all in seconds."""
+    """Return the first delay in seconds, the factor by which it grows, and the longest delay in seconds."""
     match backoff:
         case Constant(delay=delay):
             curve = delay, 1.0, delay
@@ -104,7 +104,7 @@ def _curve_of(backoff: object) -> tuple[float, float, float]:
             raise ValueError(f"backoff must have a cap: Temporal would cap {backoff!r} at 100 times its first delay")
         case _:
             raise ValueError(f"backoff must be Exponential or Constant for Temporal, not {backoff!r}")
-    if curve[0] < 1e-6:  # microseconds are what a timedelta holds
+    if curve[0] < 1e-6:  # a timedelta has a resolution of microseconds
         raise ValueError(f"backoff must wait more than 0 s for Temporal, which takes 0 for 1 s, not {backoff!r}")
     return curve
 
@@ -120,7 +120,7 @@ def _names_of(ignore: Any) -> Sequence[str] | None:
 
 @final
 class _Named:
-    """Whether Temporal would not retry an error."""
+    """A predicate: whether Temporal would not retry this error."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = tuple(names)

@@ -1,7 +1,7 @@
 """A page that shows the circuits, bulkheads, rates and last events of this process, live.
 
-`Dashboard` is an ASGI application, to mount or to run by itself; `serve` runs it in a thread of its own, on this
-machine's loopback address. It only reads: nothing that a browser sends changes anything.
+`Dashboard` is an ASGI application, to mount or to run by itself; `serve` runs it in a thread of its own, on the
+loopback address. It is read-only: no request changes anything.
 """
 
 from __future__ import annotations

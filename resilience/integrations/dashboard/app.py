@@ -1,11 +1,11 @@
 """The ASGI application: the page, its data, and the stream that keeps it up to date.
 
     GET .../           the page
-    GET .../events     server-sent events: all the data first, then what is new, about once a second
+    GET .../events     server-sent events: first all the data, then the changes, about once a second
     GET .../state      the same data once, as JSON
 
-Pure ASGI, under asyncio and trio. Streams end after a while and browsers reconnect: so a server that waits for its
-connections when it shuts down does not wait for a page that was left open.
+Pure ASGI, under asyncio and trio. A stream ends after a while, and the browser reconnects: so a server that waits for
+its connections at shutdown does not wait for a page that was left open.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
-#: Seconds after which a stream ends, and the milliseconds that a browser then waits before it comes back.
+#: Seconds after which a stream ends, and the milliseconds that a browser then waits before it reconnects.
 STREAM_LASTS: Final = 20.0
 _RECONNECT: Final = 1000
 
-#: Seconds after that in which a viewer that has not read it all is disconnected: it may be asleep, and keeps a place.
+#: Seconds after that until a viewer that has not read all of it is disconnected: it may be asleep, and is counted.
 STALLS: Final = 10.0
 
-#: Seconds of silence after which a comment is sent, so that nothing between us and the browser takes it for dead.
+#: Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead.
 _HEARTBEAT: Final = 5.0
 
-#: Seconds in which a stream notices that the dashboard was closed.
+#: The longest time in seconds until a stream notices that the dashboard was closed.
 _STEP: Final = 0.2
 
 _TEXT = b"text/plain; charset=utf-8"
@@ -57,23 +57,24 @@ _TEXT = b"text/plain; charset=utf-8"
 class Dashboard:
     """An ASGI application that shows what the policies of this process do, live.
 
-    :param policies: pipelines, policies, and what has one for each host (`standard()`, `PerHost`). Their circuit
-        breakers and bulkheads are shown. They are held weakly. Rates and events are those of the whole process.
-    :param title: what the page is called: the name of your service, say.
+    :param policies: policies, pipelines, and objects with one for each host (`standard()`, `PerHost`). The state of
+        their circuit breakers, bulkheads and the like is shown. They are held by weak references. Rates and events are
+        those of the whole process.
+    :param title: the title of the page, such as the name of your service.
     :param interval: seconds between two updates, 1 by default; at least 0.1.
-    :param history: whether failures, refusals and changes of circuits are remembered from now on, so that the page
-        shows what happened before it was opened. With False nothing is listened to without a viewer. Executions are
-        counted only with a viewer, and for 30 s after: they cost something where nothing goes wrong.
-    :param keep: how many rows of the last events are kept, 200 by default. Equal ones in a row are one row.
-    :param messages: whether the messages of errors are shown, and not only their types. They can hold anything.
-        Arguments and results are never shown.
-    :param allowed_hosts: the names (without port) under which the page may be asked for, `"*"` for any; None for any.
-        `serve` allows this machine's own only, so that no page from elsewhere can read along by DNS rebinding.
-    :param max_viewers: how many may look at a time; others are answered 503.
-    :raises TypeError: for what is no policy.
+    :param history: whether to record failures, refusals and changes of circuits from now on, the default, so that the
+        page shows earlier events when it is opened. With False, nothing is recorded without a viewer. Executions are
+        counted only while there is a viewer, and for 30 s after: counting them costs every call.
+    :param keep: how many rows of events are kept, 200 by default. Equal events in succession share a row.
+    :param messages: whether the messages of errors are shown, or only their types, the default. Messages can contain
+        anything. Arguments and results are never shown.
+    :param allowed_hosts: the names (without port) that requests may use for the host; `"*"` or None, the default, for
+        any. `serve` allows only the names of its own address: other sites cannot read the page by DNS rebinding.
+    :param max_viewers: how many viewers there may be at a time, 20 by default; others get a 503.
+    :raises TypeError: for an object that is no policy.
 
-    Read-only: it answers GET and HEAD, and nothing that is sent to it changes anything. It has no login. Mounted in
-    an application that others can reach, it is for you to say who may see it.
+    It is read-only: it answers GET and HEAD, and no request changes anything. It has no login: if others can reach the
+    application that it is mounted in, restrict the access there.
 
     In Starlette and FastAPI: `app.mount("/resilience", Dashboard(pipeline))`, and open `/resilience/`.
     """
@@ -99,7 +100,7 @@ class Dashboard:
         self._hosts = _hosts(allowed_hosts)
         self._max_viewers = checks.whole("max_viewers", max_viewers)
         self._is_closed = False
-        self._run = secrets.token_hex(4)  # so that a browser that comes back to another process starts anew
+        self._run = secrets.token_hex(4)  # a browser that reconnects to another process has to begin again
         self._keep = checks.whole("keep", keep)
         self._watch = Watch(
             Observed(*policies),
@@ -109,7 +110,7 @@ class Dashboard:
         )
 
     def close(self) -> None:
-        """End the streams, and listen to nothing any more. Not needed where it lives as long as the process."""
+        """End the streams, and listen to no more events. Not needed if it lives as long as the process."""
         self._is_closed = True
         self._watch.close()
 
@@ -118,7 +119,7 @@ class Dashboard:
         if scope["type"] == "http":
             await self._answer(scope, receive, _Response(send, with_body=scope["method"] != "HEAD"))
         elif scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _lifespan(receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})
@@ -134,7 +135,7 @@ class Dashboard:
         match _path(scope):
             case "/":
                 return await response.whole(200, self._page, kind=b"text/html; charset=utf-8")
-            case "":  # the page asks for its data relative to itself: it has to stand in a folder
+            case "":  # the page requests its data by relative URLs, so its own has to end in a slash
                 folder = quote(scope["path"].rpartition("/")[2])
                 return await response.whole(307, b"", (b"location", f"{folder}/".encode()))
             case "/state":
@@ -154,7 +155,7 @@ class Dashboard:
     # --- data ---
 
     def _update(self, change: int) -> tuple[dict[str, Any], int]:
-        """Return what is new to a viewer that has seen the log up to that change, and the change that it is at then."""
+        """Return the data that is new since a change of the log, and the number of the latest change."""
         rows, latest = self._watch.rows(change)
         now = {
             "pid": os.getpid(),
@@ -173,22 +174,22 @@ class Dashboard:
                 await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
                 async with aclosing(self._pieces(last_id)) as pieces, anyio.create_task_group() as tasks:
                     tasks.cancel_scope.deadline = anyio.current_time() + STREAM_LASTS + STALLS
-                    tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                    tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
                     async for piece in pieces:
                         await response.send(piece, more=True)
                     await response.send(b"", more=False)
                     tasks.cancel_scope.cancel()
             except* OSError:
-                pass  # what some servers raise when the viewer has gone
+                pass  # some servers raise it when the viewer has disconnected
         return None
 
     async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
-        """Go over what a stream consists of: it waits for the reader, who so has one piece to read at a time."""
+        """Generate the pieces of a stream, each when the last one has been sent: there is no backlog for a viewer."""
         run, _, number = last_id.partition("-")
-        comes_back = run == self._run and number.isascii() and number.isdigit()
-        change = int(number[:18]) if comes_back else 0
+        reconnects = run == self._run and number.isascii() and number.isdigit()
+        change = int(number[:18]) if reconnects else 0
         yield f"retry: {_RECONNECT}\n\n".encode()
-        if not comes_back:
+        if not reconnects:
             yield _event("reset", {"keep": self._keep}, f"{self._run}-0")
         ends_at = clock.now() + STREAM_LASTS
         shown: object = None
@@ -204,7 +205,7 @@ class Dashboard:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next update, or until there will be none."""
+        """Wait until the next update, or until the dashboard is closed."""
         left = self._interval
         while left > 0 and not self._is_closed:
             step = min(left, _STEP)
@@ -214,7 +215,7 @@ class Dashboard:
 
 @final
 class _Response:
-    """The answer to one request, with the headers that all have."""
+    """The response to one request, with the headers that all responses have."""
 
     def __init__(self, send: Send, *, with_body: bool) -> None:
         self._send = send
@@ -226,7 +227,7 @@ class _Response:
         await self.send(body if self.with_body else b"", more=False)
 
     async def begin(self, status: int, *headers: tuple[bytes, bytes], kind: bytes) -> None:
-        """Begin a response of unknown length; end it at once where no body is wanted."""
+        """Begin a response of unknown length; end it at once for a HEAD request."""
         await self._start(status, (*headers, (b"content-type", kind)))
         if not self.with_body:
             await self.send(b"", more=False)
@@ -246,7 +247,7 @@ def _fields(scope: Scope) -> dict[str, str]:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path below where the dashboard is mounted. Older frameworks cut the mount off, newer ones do not."""
+    """Return the path below the mount point, which older frameworks remove from the path, and newer ones do not."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     below = path.removeprefix(root)
@@ -271,15 +272,14 @@ def _event(kind: str, data: object, number: str) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), kind.encode(), _json(data))
 
 
-async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    """End the stream when the viewer has gone."""
+async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
 
 
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer a server that announces when it begins and ends: there is nothing to do."""
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Confirm the startup and the shutdown of the server: there is nothing to do."""
     while True:
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})

@@ -1,6 +1,6 @@
-"""The last events as rows of a log. Equal ones in a row are one row with a count.
+"""The latest events as rows of a log. Equal events in succession share a row, with a count.
 
-A circuit that is open refuses thousands of calls a second: that is one row, and pushes nothing else out.
+An open circuit may refuse thousands of calls a second: they are one row, and do not push other rows out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from resilience.integrations.telemetry import kind_of, scope_of
 from resilience.integrations.telemetry.sentences import sentence
 from resilience.outcome import Failure
 
-#: Equal events that are no further apart than this, in seconds, are one row ...
-_APART = 2.0
-#: ... which gets no longer than this: it should say when something happened.
-_LONGEST = 30.0
+#: Equal events share a row if there are at most this many seconds between them ...
+_MAX_GAP = 2.0
+#: ... and if the row began at most this many seconds ago: it should show when something happened.
+_MAX_DURATION = 30.0
 
 _Json: TypeAlias = dict[str, Any]
 
@@ -27,10 +27,10 @@ _Json: TypeAlias = dict[str, Any]
 @final
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One line of the log.
+    """One row of the log.
 
-    :param shown: what a viewer gets of it.
-    :param began: when it began, on the process clock; `ended`: when it happened last.
+    :param shown: the data for viewers.
+    :param began: the time of its first event on the process clock; `ended`: that of its latest event.
     """
 
     key: object
@@ -41,9 +41,9 @@ class Row:
 
 @final
 class Log:
-    """The last rows.
+    """The latest rows.
 
-    :param keep: how many there are at most.
+    :param keep: the maximum number of rows.
     :param messages: whether the messages of errors are shown.
     """
 
@@ -52,23 +52,23 @@ class Log:
         self._lock = forks.lock_of(self)
         self._rows: deque[Row] = deque()
         self._keep = keep
-        self._latest: dict[object, Row] = {}  # of each key; rows that are in `_rows` only
+        self._latest: dict[object, Row] = {}  # by key; only rows that are in `_rows`
         self._changes = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Write a row, or count one more in the row of an equal event just now, with the words of this one."""
+        """Add a row, or count the event in the row of a recent equal event, which then shows the text of this one."""
         key = _key(event)
-        text = sentence(event, messages=self._messages)  # may ask a user's exception for its message: not locked
+        text = sentence(event, messages=self._messages)  # not under the lock: it may call `str` of a user's exception
         with self._lock:
             self._changes += 1
             row = self._latest.get(key)
-            if row is None or now - row.ended > _APART or now - row.began > _LONGEST:
+            if row is None or now - row.ended > _MAX_GAP or now - row.began > _MAX_DURATION:
                 row = self._append(event, key, now)
             row.ended = now
             row.shown |= {"change": self._changes, "text": text, "at": time.time(), "count": row.shown["count"] + 1}
 
     def since(self, change: int) -> tuple[list[_Json], int]:
-        """Return the rows that are new or have changed since that change, and the number of the last one."""
+        """Return the rows that were added or changed since a change, and the number of the latest change."""
         with self._lock:
             return [row.shown.copy() for row in self._rows if row.shown["change"] > change], self._changes
 
@@ -77,7 +77,7 @@ class Log:
             oldest = self._rows.popleft()
             if self._latest.get(oldest.key) is oldest:
                 del self._latest[oldest.key]
-        state = event.new.value if isinstance(event, CircuitChanged) else None  # that it went to
+        state = event.new.value if isinstance(event, CircuitChanged) else None
         shown = {"number": self._changes, "kind": kind_of(event), "state": state, "count": 0}
         row = Row(key=key, shown=shown, began=now, ended=now)
         self._rows.append(row)
@@ -87,9 +87,9 @@ class Log:
 
 
 def _key(event: Event) -> object:
-    """Return what equal events have in common: all but the numbers.
+    """Return the key that equal events share: everything but their numbers.
 
-    None for the change of a circuit, which is a row of its own: their order matters.
+    None for a change of a circuit, which always has a row of its own, because the order matters.
     """
     if isinstance(event, CircuitChanged):
         return None

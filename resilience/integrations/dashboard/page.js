@@ -1,6 +1,6 @@
 "use strict";
 
-// All text goes through `textContent`: what a name or a message holds is shown, and never read as markup.
+// All text is set through `textContent`, so names and messages are never parsed as markup.
 
 const RATES = {
   executions: { trouble: false, always: false },
@@ -11,7 +11,7 @@ const RATES = {
   fallbacks: { trouble: false, always: true },
 };
 
-const FEW = 3; // cards of a kind that fit below one another
+const FEW = 3; // as many cards of a kind fit below one another
 
 const STATES = { closed: "closed", open: "open", half_open: "half-open", isolated: "isolated" };
 
@@ -50,7 +50,7 @@ function write(it, text) {
   if (it.textContent !== text) it.textContent = text;
 }
 
-// Bring the children of `list` into line with `items`, keeping the elements of those that were there before.
+// Make the children of `list` match `items`; elements of items that were there before are kept.
 function arrange(list, items, keyOf, make, update) {
   const old = new Map([...list.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, place) => {
@@ -120,7 +120,7 @@ function makePipeline() {
 function updatePipeline(it, pipeline) {
   write(it.querySelector(".name"), pipeline.name);
   const seen = Object.entries(pipeline.rates).filter(([, rate]) => rate.total > 0);
-  tell(it.querySelector(".facts"), seen.map(([name, rate]) => [name, perSecond(rate.present)]));
+  fill(it.querySelector(".facts"), seen.map(([name, rate]) => [name, perSecond(rate.present)]));
 }
 
 // --- circuits ---
@@ -147,7 +147,7 @@ function lever() {
 function makeCircuit() {
   const wait = element("div", "meter thin");
   wait.append(element("i"));
-  wait.setAttribute("aria-hidden", "true"); // the same as the words below it
+  wait.setAttribute("aria-hidden", "true"); // the text below it says the same
   const [it, top] = makeCard(wait, element("p", "why"));
   top.append(lever(), element("span", "name"), element("span", "state"));
   return it;
@@ -166,13 +166,13 @@ function updateCircuit(it, circuit) {
   why.hidden = circuit.state === "closed";
   write(why, reasonOf(circuit));
   const opened = `${circuit.opened.toLocaleString("en")}×`;
-  tell(facts, [["opened", opened], ["refused", circuit.rejected.toLocaleString("en")]]);
+  fill(facts, [["opened", opened], ["refused", circuit.rejected.toLocaleString("en")]]);
   write(about, circuit.about);
 }
 
 function reasonOf(circuit) {
   const after = circuit.last_failure ? ` After ${circuit.last_failure}.` : "";
-  if (circuit.state === "isolated") return "Opened by hand, until a hand closes it.";
+  if (circuit.state === "isolated") return "Opened manually, until it is closed manually.";
   if (circuit.state === "half_open") return `${plural(circuit.probes, "probe")} under way.${after}`;
   if (circuit.state !== "open") return "";
   const seconds = Math.ceil(circuit.retry_after);
@@ -181,10 +181,10 @@ function reasonOf(circuit) {
 
 const whereOf = (it) => `in ${it.pipelines.join(", ")}`;
 
-function tell(it, facts) {
+function fill(it, facts) {
   const text = facts.map(([name, value]) => `${name} ${value}`).join(";");
-  if (it.dataset.told === text) return;
-  it.dataset.told = text;
+  if (it.dataset.facts === text) return;
+  it.dataset.facts = text;
   it.replaceChildren(
     ...facts.map(([name, value]) => {
       const fact = element("span", "", `${name} `);
@@ -219,7 +219,7 @@ function updateBulkhead(it, bulkhead) {
   meter.setAttribute("aria-valuenow", bulkhead.in_flight);
   const queue = bulkhead.queue ? [["waiting", `${bulkhead.queued} of ${bulkhead.queue}`]] : [];
   const running = [["running", `${bulkhead.in_flight} of ${bulkhead.limit}`]];
-  tell(facts, [...running, ...queue, ["refused", bulkhead.rejected.toLocaleString("en")]]);
+  fill(facts, [...running, ...queue, ["refused", bulkhead.rejected.toLocaleString("en")]]);
   write(about, bulkhead.about);
 }
 
@@ -237,7 +237,7 @@ function updateThrottle(it, throttle) {
   meter.setAttribute("aria-valuemax", 100);
   meter.setAttribute("aria-valuenow", share);
   const accepted = `${throttle.accepts.toLocaleString("en")} of ${throttle.requests.toLocaleString("en")}`;
-  tell(facts, [["held back", `${share} %`], ["accepted", accepted], ["refused", throttle.rejected.toLocaleString("en")]]);
+  fill(facts, [["held back", `${share} %`], ["accepted", accepted], ["refused", throttle.rejected.toLocaleString("en")]]);
   write(about, throttle.about);
 }
 
@@ -259,7 +259,7 @@ function updateLimiter(it, limiter) {
   meter.setAttribute("aria-valuenow", wait);
   const next = seconds === null ? "never" : `${seconds.toFixed(1)} s`;
   const waiting = limiter.queued.toLocaleString("en");
-  tell(facts, [["waiting", waiting], ["next turn", next], ["refused", limiter.rejected.toLocaleString("en")]]);
+  fill(facts, [["waiting", waiting], ["next turn", next], ["refused", limiter.rejected.toLocaleString("en")]]);
   write(about, limiter.about);
 }
 
@@ -277,13 +277,13 @@ function updateCache(it, cache) {
   meter.setAttribute("aria-valuemax", 100);
   meter.setAttribute("aria-valuenow", share);
   const seen = ["hits", "stale", "shared", "misses", "size"].map((it) => [it, cache[it].toLocaleString("en")]);
-  tell(facts, [["answered", `${share} %`], ...seen]);
+  fill(facts, [["answered", `${share} %`], ...seen]);
   write(about, cache.about);
 }
 
 // --- the log ---
 
-const rows = new Map(); // number -> row, in the order in which they began
+const rows = new Map(); // number -> row, oldest first
 let most = 0; // how many are kept
 
 function makeRow() {
@@ -356,12 +356,12 @@ function summarize(now) {
   const counts = Object.keys(STATES)
     .map((state) => [state, now.circuits.filter((it) => it.state === state).length])
     .filter(([state, count]) => count && state !== "closed");
-  const told = counts.map(([state, count]) => `${plural(count, "circuit")} ${STATES[state]}`).join(", ");
+  const trouble = counts.map(([state, count]) => `${plural(count, "circuit")} ${STATES[state]}`).join(", ");
   const all = now.circuits.length === 1 ? "The circuit is closed" : "All circuits are closed";
-  write(byId("summary"), told || (now.circuits.length ? all : ""));
+  write(byId("summary"), trouble || (now.circuits.length ? all : ""));
   byId("summary").classList.toggle("trouble", counts.length > 0);
   const title = byId("title").textContent;
-  document.title = told ? `${told} · ${title}` : title;
+  document.title = trouble ? `${trouble} · ${title}` : title;
 }
 
 let latest = null;
@@ -374,7 +374,7 @@ function link(state, text) {
 
 function connect() {
   const source = new EventSource("events");
-  let lost = 0; // the timer that tells of a lost connection
+  let lost = 0; // the timer that shows a lost connection
   source.addEventListener("open", () => {
     clearTimeout(lost);
     lost = 0;
@@ -391,9 +391,9 @@ function connect() {
     if (!paused) show(latest);
   });
   source.addEventListener("error", () => {
-    // A stream ends now and then, and the browser is back at once: only a longer silence is worth a word.
+    // Streams end regularly, and the browser reconnects at once: only a longer interruption is shown.
     lost ||= setTimeout(() => link("lost", "no connection"), 2500);
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000); // it does not try again by itself
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000); // it does not reconnect by itself
   });
 }
 

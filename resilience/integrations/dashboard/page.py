@@ -1,4 +1,4 @@
-"""The page: one document, with its style and its script inside, and the policy that lets a browser run nothing else."""
+"""The page: one document with its style and script, and the content security policy that allows nothing else."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-#: Headers of every response. The two hashes are those of the page's own style and script: what is
-#: injected into the page is not run, and the page can talk only to the server that it came from.
+#: Headers of every response. Only the page's own style and script have the two hashes: a browser runs no injected
+#: code, and the page can connect only to the server that it came from.
 HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = tuple(
     (name, value.encode())
     for name, value in {

@@ -1,17 +1,17 @@
-"""How often things happen: of the whole process second by second, and of each pipeline at present."""
+"""Rates of events: of the whole process for each of the last seconds, and of each pipeline at present."""
 
 from __future__ import annotations
 
 from typing import Any, Final, TypeAlias, final
 
-#: Seconds of which the counts of the process are kept.
+#: For how many seconds the counts of the process are kept.
 SPAN: Final = 60
 
-#: Seconds of which the present rate is the mean.
+#: The number of seconds whose mean is the present rate.
 PRESENT: Final = 5
 
-#: How many pipelines are counted separately: there may be one for each of a thousand hosts. Further ones are only
-#: counted in the process.
+#: How many pipelines are counted separately: there may be one for each of a thousand hosts. Further ones are counted
+#: only as part of the process.
 MOST_PIPELINES: Final = 100
 
 #: What is counted, in the order in which it is shown. Executions are counted only while there is a viewer.
@@ -23,13 +23,13 @@ _Json: TypeAlias = dict[str, Any]
 
 @final
 class Seconds:
-    """How often something happened in each of the last seconds."""
+    """The counts of the last seconds."""
 
     __slots__ = ("_counts", "_span", "total")
 
     def __init__(self, span: int) -> None:
         self._span = span
-        self._counts: dict[int, int] = {}  # by second, of the last ones in which there was something to count
+        self._counts: dict[int, int] = {}  # second -> count; only seconds with a count, the latest of them
         self.total: int = 0
 
     def add(self, now: float) -> None:
@@ -41,27 +41,27 @@ class Seconds:
         self.total += 1
 
     def complete(self, now: float, since: float) -> list[int | None]:
-        """Return the counts of the last complete seconds, the latest last; None where nothing was counted yet."""
+        """Return the counts of the last complete seconds, oldest first; None for seconds before counting began."""
         current = int(now)
         seconds = range(current - self._span + 1, current)
         return [self._counts.get(second, 0) if second + 1 > since else None for second in seconds]
 
     def present(self, now: float, since: float) -> float:
-        """Return how many there were a second, in the mean of the last few complete ones; 0 where there is none yet."""
+        """Return the mean count per second over the last `PRESENT` complete seconds; 0 if there is none yet."""
         known = [count for count in self.complete(now, since)[-PRESENT:] if count is not None]
         return round(sum(known) / len(known), 2) if known else 0.0
 
 
 @final
 class Rates:
-    """The counts of everything in `RATES`. Their owner holds a lock around them."""
+    """The counts of everything in `RATES`. Not thread-safe: the owner holds a lock."""
 
     def __init__(self) -> None:
         self._process = {name: Seconds(SPAN) for name in RATES}
         self._pipelines: dict[str, dict[str, Seconds]] = {}
 
     def add(self, name: str, pipeline: str | None, now: float) -> None:
-        """Count one more, in the process, and in the pipeline where it is known."""
+        """Count one more for the process, and for the pipeline if it is known."""
         self._process[name].add(now)
         if pipeline is None:
             return
@@ -73,9 +73,9 @@ class Rates:
         counts[name].add(now)
 
     def summary(self, now: float, executions_since: float, since: float) -> _Json:
-        """Return all of them.
+        """Return all rates.
 
-        :param executions_since: since when executions are counted; `since`: since when everything else is.
+        :param executions_since: when the counting of executions began; `since`: when that of everything else began.
         """
         begun = {name: executions_since if name in FROM_EXECUTIONS else since for name in RATES}
         return {

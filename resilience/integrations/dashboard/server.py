@@ -1,7 +1,7 @@
-"""The dashboard by itself, on this machine's loopback address: `serve` returns at once, `aserve` when it is cancelled.
+"""A server for the dashboard, on the loopback address: `serve` returns once it runs, `aserve` when it is cancelled.
 
 In both cases the server has a thread and an event loop of its own. So it works in blocking programs, under asyncio and
-under trio, and it answers also while the program's own event loop hangs: which is when it is wanted.
+under trio, and it answers even while the program's event loop is blocked, which is when it is needed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from resilience.integrations.dashboard.app import Dashboard
 if TYPE_CHECKING:
     import uvicorn
 
-#: Names of this machine as a browser on it writes them.
+#: Names of the loopback address in the URLs of a browser on this machine.
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
-#: Seconds that open streams have at the end, and that the server's thread is waited for.
+#: Seconds that open streams have at shutdown, and seconds to wait for the server to start, and for its thread to end.
 _GRACE: Final = 3
 _PATIENCE: Final = 10.0
 
 
 @final
 class Served:
-    """A dashboard that is being served. Usable as a context manager.
+    """A dashboard that is being served; a context manager that closes it.
 
-    :param url: where it is to be seen.
+    :param url: the URL of the page.
     """
 
     def __init__(self, server: uvicorn.Server, thread: threading.Thread, url: str, dashboard: Dashboard) -> None:
@@ -43,7 +43,7 @@ class Served:
         self.url: str = url
 
     def close(self) -> None:
-        """Stop serving, and wait until it has ended. Calling it again does nothing."""
+        """Stop the server, and wait until its thread has ended, 10 s at most. Calling it again is a no-op."""
         self._dashboard.close()
         self._server.should_exit = True
         self._thread.join(_PATIENCE)
@@ -67,16 +67,16 @@ def serve(
     allowed_hosts: Iterable[str] | None = None,
     **options: Any,
 ) -> Served:
-    """Serve a dashboard in a daemon thread, and come back when it can be seen.
+    """Serve a dashboard in a daemon thread, and return when the page can be opened.
 
     :param policies: as for `Dashboard`; so are further keyword arguments.
-    :param host: the address to bind to. Only programs on this machine can reach the default. Everyone that reaches
-        another one can see the page: it has no login.
-    :param port: the port, 8765 by default; 0 for any that is free, then see `url` of what is returned.
-    :param allowed_hosts: the names under which it may be asked for: by default those of this machine's loopback
-        address, and `host`. Other ones are refused, so that no web page can read along by DNS rebinding.
-    :raises OSError: where the address cannot be bound to.
-    :raises ImportError: where uvicorn is not installed (`pip install 'resilience-pipeline[dashboard]'`).
+    :param host: the address to bind to. Only programs on this machine can reach the default. If it is another address,
+        everyone who can reach it can see the page: it has no login.
+    :param port: the port, 8765 by default; 0 for any free port: see `url` of the returned object.
+    :param allowed_hosts: the names that requests may use for the host: by default those of the loopback address, and
+        `host`. Requests with other names are refused, so that other sites cannot read the page by DNS rebinding.
+    :raises OSError: if the address cannot be bound to.
+    :raises ImportError: if uvicorn is not installed (`pip install 'resilience-pipeline[dashboard]'`).
     """
     try:
         import uvicorn
@@ -109,9 +109,9 @@ def serve(
 
 
 async def aserve(*policies: Any, **options: Any) -> None:
-    """Do as `serve` until this task is cancelled, under asyncio or trio.
+    """Serve a dashboard as `serve` does, until this task is cancelled, under asyncio or trio.
 
-    Start it as a task beside those of your program: `tasks.start_soon(aserve, pipeline)`.
+    Start it as one of the tasks of your program: `tasks.start_soon(aserve, pipeline)`.
     """
     served = serve(*policies, **options)
     try:
@@ -122,7 +122,7 @@ async def aserve(*policies: Any, **options: Any) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bind in the thread of the caller, who so gets the error."""
+    """Bind in the caller's thread, so that the caller gets the error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)
 

@@ -1,4 +1,4 @@
-"""What the policies hold at this instant, as plain values for JSON: numbers, and names that were written in code."""
+"""The current state of the policies as plain values for JSON: numbers, and names from the program's code."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from resilience.policies.keyed import Keyed
 from resilience.policies.rate_limiter import RateLimiter
 from resilience.policies.timeout import Timeout
 
-#: How many circuits, and how many bulkheads, are shown: a page of more would not be read. There may be one for each
-#: of a thousand hosts; those with trouble come first then.
+#: How many policies of each kind are shown: a longer page would not be read. There may be one for each of a thousand
+#: hosts; then those with trouble come first.
 MOST: Final = 200
 
 _Json: TypeAlias = dict[str, Any]
 
 
 def state(observed: Observed, *, messages: bool) -> _Json:
-    """Return the state of everything that is observed.
+    """Return the state of all observed policies.
 
     :param messages: whether the message of a circuit's last failure is shown, or its type only.
     """
@@ -39,7 +39,7 @@ def state(observed: Observed, *, messages: bool) -> _Json:
             limiters.append({**where, **_limiter(policy)})
         elif isinstance(policy, Cache):
             caches.append({**where, **_cache(policy)})
-        elif not isinstance(policy, Keyed):  # whose policies are shown
+        elif not isinstance(policy, Keyed):  # the policies inside it are shown instead
             bulkheads.append({**where, **_bulkhead(policy)})
     return {
         "circuits": _first(circuits, lambda it: bool(it["state"] != "closed")),
@@ -59,7 +59,7 @@ def state(observed: Observed, *, messages: bool) -> _Json:
 
 
 def _each_once(observed: Observed) -> Iterable[tuple[_Json, Watched]]:
-    """Go over the observed policies: one that is in several pipelines comes once, with all their names."""
+    """Return each observed policy once, with the names of all pipelines that contain it."""
     found: dict[int, tuple[_Json, Watched]] = {}
     for pipeline, name, policy in observed:
         new: _Json = {"key": f"{pipeline}/{name}", "name": name, "pipelines": []}

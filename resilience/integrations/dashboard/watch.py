@@ -1,12 +1,12 @@
-"""What the page shows: counts per second, the last events, and what the policies hold now.
+"""The data that the page shows: counts per second, the latest events, and the current state of the policies.
 
-Events are reported in the thread of the call that they happen to. What that thread does for viewers is one count and
-perhaps one row, in memory that is bounded and the same for all viewers. Each viewer reads from there at its own pace,
-from the number on at which it stopped before. So there is no queue for each of them, a slow one costs nothing, and one
-that comes back misses only what has been pushed out of the log meanwhile.
+An event is reported in the thread of its call. That thread adds one count, and perhaps one row, to bounded memory that
+all viewers share. Each viewer reads from it at its own pace, and continues at the change at which it stopped before.
+So there is no queue for each viewer, a slow viewer costs nothing, and a viewer that reconnects misses only rows that
+have been pushed out of the log in the meantime.
 
-`ExecutionFinished` happens in every execution. It is listened to only while there is a viewer, and for a while after;
-the other events happen where something goes wrong, and are cheap enough to be remembered before.
+Every execution emits `ExecutionFinished`. It is listened to only while there is a viewer, and for a while after. The
+other events are emitted if something goes wrong, and are cheap enough to be recorded without a viewer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from resilience.integrations.dashboard.rates import Rates
 from resilience.integrations.telemetry import Observed
 from resilience.outcome import Failure
 
-#: Seconds for which executions are counted after the last viewer has gone: the page may only have been reloaded.
+#: For how many seconds executions are counted after the last viewer has left: the page may only have been reloaded.
 LINGER: Final = 30.0
 
-#: What goes wrong, and as what it is counted.
+#: The events that are emitted if something goes wrong, and the rates that count them.
 _COUNTED: dict[type[Event], str | None] = {
     events.RetryScheduled: "retries",
     events.RetryGaveUp: None,
@@ -41,8 +41,8 @@ _COUNTED: dict[type[Event], str | None] = {
     events.ChaosInjected: None,
 }
 _Kinds: TypeAlias = tuple[type[Event], ...]
-_Listening: TypeAlias = tuple[float, Callable[[], object]]  # since when, and what ends it
-_NOT_LISTENING: _Listening = (inf, lambda: None)
+_Subscription: TypeAlias = tuple[float, Callable[[], object]]  # when it began, and the function that ends it
+_NO_SUBSCRIPTION: _Subscription = (inf, lambda: None)
 _TROUBLE: _Kinds = tuple(_COUNTED)
 _EXECUTIONS: _Kinds = (events.ExecutionFinished,)
 
@@ -51,10 +51,10 @@ _Json: TypeAlias = dict[str, Any]
 
 @final
 class Watch:
-    """Listens to the process, as much as is needed, for all the viewers of one dashboard.
+    """Listens to the events that the viewers of one dashboard need.
 
-    :param keep: how many rows the log has at most.
-    :param history: whether what goes wrong is remembered also before the first viewer comes.
+    :param keep: the maximum number of rows of the log.
+    :param history: whether events are also recorded without a viewer, except the ends of executions.
     :param messages: whether the messages of errors are shown.
     """
 
@@ -65,25 +65,25 @@ class Watch:
         self._history = history
         self._viewers = 0
         self._left_at = 0.0
-        self._listening: dict[_Kinds, _Listening] = {}
+        self._subscriptions: dict[_Kinds, _Subscription] = {}
         self.observed: Observed = observed
         if history:
-            self._listen_locked(_TROUBLE)
+            self._subscribe_locked(_TROUBLE)
 
-    # --- what is listened to ---
+    # --- subscriptions ---
 
     @property
     def viewers(self) -> int:
-        """How many are looking."""
+        """The current number of viewers."""
         return self._viewers
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
-        """Count executions while the block lasts, and for a while after."""
+        """Count a viewer during the block, and executions during the block and for `LINGER` seconds after it."""
         with self._lock:
             self._viewers += 1
-            self._listen_locked(_EXECUTIONS)
-            self._listen_locked(_TROUBLE)
+            self._subscribe_locked(_EXECUTIONS)
+            self._subscribe_locked(_TROUBLE)
         try:
             yield
         finally:
@@ -92,39 +92,39 @@ class Watch:
                 self._left_at = clock.now()
 
     def close(self) -> None:
-        """Listen to nothing any more."""
+        """End all subscriptions."""
         with self._lock:
-            for kinds in tuple(self._listening):
-                self._end_locked(kinds)
+            for kinds in tuple(self._subscriptions):
+                self._unsubscribe_locked(kinds)
 
-    def _listen_locked(self, kinds: _Kinds) -> None:
-        """Subscribe, without being kept alive by it."""
-        if kinds not in self._listening:
-            end = finalize(self, events.subscribe(_weakly(ref(self)), *kinds))
+    def _subscribe_locked(self, kinds: _Kinds) -> None:
+        """Subscribe with a weak reference, so that the subscription does not keep this object alive."""
+        if kinds not in self._subscriptions:
+            end = finalize(self, events.subscribe(_weak_listener(ref(self)), *kinds))
             end.atexit = False
-            self._listening[kinds] = clock.now(), end
+            self._subscriptions[kinds] = clock.now(), end
 
-    def _end_locked(self, kinds: _Kinds) -> None:
-        _, end = self._listening.pop(kinds, _NOT_LISTENING)
+    def _unsubscribe_locked(self, kinds: _Kinds) -> None:
+        _, end = self._subscriptions.pop(kinds, _NO_SUBSCRIPTION)
         end()
 
     def _is_unwatched(self, now: float) -> bool:
-        """Whether there was no viewer for a while; then what only viewers need is listened to no more."""
+        """Whether there was no viewer for `LINGER` seconds; then end the subscriptions that only viewers need."""
         with self._lock:
             if self._viewers or now - self._left_at < LINGER:
                 return False
-            self._end_locked(_EXECUTIONS)
+            self._unsubscribe_locked(_EXECUTIONS)
             if not self._history:
-                self._end_locked(_TROUBLE)
+                self._unsubscribe_locked(_TROUBLE)
             return True
 
     def _since(self, kinds: _Kinds) -> float:
-        return self._listening.get(kinds, _NOT_LISTENING)[0]
+        return self._subscriptions.get(kinds, _NO_SUBSCRIPTION)[0]
 
-    # --- what happens ---
+    # --- events ---
 
-    def hear(self, event: Event) -> None:
-        """Count an event, and write its row."""
+    def record(self, event: Event) -> None:
+        """Count an event, and add it to the log."""
         now = clock.now()
         if isinstance(event, events.ExecutionFinished):
             self._finished(event, now)
@@ -140,29 +140,29 @@ class Watch:
         self._count("executions", event, now)
         if isinstance(event.outcome, Failure):
             self._count("failures", event, now)
-            if event.attempts == 1:  # of no attempt, or several, the policy that refused it or gave up has a row
+            if event.attempts == 1:  # otherwise the log has the event of the policy that refused it or gave up
                 self._log.add(event, now)
 
     def _count(self, name: str, event: Event, now: float) -> None:
         with self._lock:
             self._rates.add(name, event.pipeline, now)
 
-    # --- what is shown ---
+    # --- data for viewers ---
 
     def rows(self, change: int) -> tuple[list[_Json], int]:
-        """Return the rows since that change of the log, and the number of its last change."""
+        """Return the rows since a change of the log, and the number of its latest change."""
         return self._log.since(change)
 
     def rates(self) -> _Json:
-        """Return what was counted: `rates` of the process, and of `pipelines`."""
+        """Return the `rates` of the process, and those of its `pipelines`."""
         with self._lock:
             return self._rates.summary(clock.now(), self._since(_EXECUTIONS), self._since(_TROUBLE))
 
 
-def _weakly(held: ref[Watch]) -> Listener:
+def _weak_listener(reference: ref[Watch]) -> Listener:
     def listen(event: Event) -> None:
-        watch = held()
+        watch = reference()
         if watch is not None:
-            watch.hear(event)
+            watch.record(event)
 
     return listen

@@ -141,7 +141,7 @@ class Flight:
     def _join(self) -> Flight:
         """Lead if no other caller does. Return the leader."""
         leader = self._flights.leaders.setdefault(self._key, self)
-        self.leads = leader is self or leader in _enclosing.get()  # a call that this one is made inside of
+        self.leads = leader is self or leader in _enclosing.get()  # nested in the leader's call
         return leader
 
     # --- as a follower ---
@@ -202,7 +202,7 @@ class Flight:
             self._wake_followers(self._shareable_outcome(error))
         try:  # last: a signal handler that runs before still counts as nested, and must not wait for this call
             _enclosing.reset(self._token)
-        except (ValueError, RuntimeError):  # it ends in another context; it was interrupted here before
+        except (ValueError, RuntimeError):  # in another context, or for a second time after an interrupt
             pass
         self._result = None  # a child task that outlives the call keeps this flight in its context
         self._has_exited = True

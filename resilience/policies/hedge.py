@@ -96,7 +96,7 @@ class Hedge(Policy[Never]):
     Scale", CACM 2013). It must be safe to make the call twice.
 
     :param delay: seconds without an answer after which another attempt begins, and so on every `delay`; 0 is all at
-        once. Or a `Quantile` of what calls have taken, the default.
+        once. Or a `Quantile` of the durations of calls, the default.
     :param hedges: how many attempts beside the first, at least 1, the default.
     :param on: failures that do not end the call while another attempt runs; `transient` by default. Any other failure
         ends the call at once. A `Rejected` or `DeadlineExceeded` of one attempt never ends it while another runs.

@@ -90,4 +90,4 @@ class SingleFlight(Policy[Never]):
 
     @override
     def describe(self) -> str:
-        return f"{self.name}: one call at a time for each {key_in_words(self._key)}, shared by all who ask meanwhile"
+        return f"{self.name}: one call at a time for each {key_in_words(self._key)}, shared by all concurrent callers"

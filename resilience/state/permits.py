@@ -6,12 +6,12 @@ and release permits without a lock. The rest happens under one short lock, with 
 - a caller that finds no free permit queues, sets the flag, and then looks for free permits;
 - a caller that releases a permit appends it to the list, and then reads the flag.
 
-Each writes first and reads second, so at least one of the two sees the other: no wake-up is lost. A
-newcomer that sees the flag queues as well, so it overtakes no waiter. Permits are granted under the
-lock; the caller of the granting method then wakes the waiters, which calls into event loops.
+Each writes first and reads second, so at least one of them sees the other: no wake-up is lost. A new
+caller that sees the flag queues too, so it overtakes no waiter. Permits are granted under the lock;
+the caller of the granting method then wakes the waiters, which calls into event loops.
 
-The lock is reentrant, and each step below leaves a consistent state: the garbage collector may
-finalize an abandoned coroutine in the middle of any step, which releases its permit in this thread.
+The lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an
+abandoned coroutine in the middle of any step, and its permit is then released in the same thread.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Permits(Generic[W]):
         return granted
 
     def leave(self, ticket: Ticket[W]) -> bool:
-        """Stop waiting, and count a refusal; false if the ticket does not wait, because it was granted, for example."""
+        """Stop waiting, and count a refusal; false if the ticket does not wait, as after a grant."""
         with self._lock:
             if not self._withdraw_locked(ticket):
                 return False

@@ -6,8 +6,8 @@
     Quota    a limited number, or none, until an instant: what the service has reported
 
 `ready(cost, now)` returns the instant from which a use may begin: minus infinity if it may always begin, infinity if it
-never may. `take(cost, at, now)` charges a use that was scheduled for `at` and begins at `now`. Both instants may be in
-the past: a waiter that is woken late is charged according to the schedule, so late timers do not lower the rate.
+never may. `take(cost, at, now)` charges a use that was scheduled for `at` and begins at `now`. What `ready` returns and
+`at` may be in the past: a waiter that is woken late is charged by the schedule, so late timers do not lower the rate.
 
 Pure: no lock, no clock. `copy` is for plans, which simulate future uses.
 """

@@ -202,7 +202,7 @@ class _Ratio(Tally):
     def add(self, failed: bool, duration: float, now: float) -> bool:
         window = self._window
         window.add(failed if self._slower_than == inf else duration >= self._slower_than, now)
-        # Division is exact here and multiplication is not: 7 / 25 == 0.28, but 0.28 * 25 > 7.
+        # Divided, not multiplied: in floats, 7 / 25 == 0.28, but 0.28 * 25 > 7.
         return window.total >= self._min_calls and window.bad / window.total >= self._ratio
 
     @override

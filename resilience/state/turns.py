@@ -10,7 +10,7 @@ added at its end. Any change of the order or the rates discards the plan; it is 
 
 Decisions are made under one short lock; the caller of a method then wakes the waiter, which calls into event loops. The
 lock is reentrant, and each step leaves a consistent state: the garbage collector may finalize an abandoned coroutine in
-the middle of any step, which then leaves the queue in the same thread.
+the middle of any step, and the coroutine then leaves the queue in the same thread.
 """
 
 from __future__ import annotations

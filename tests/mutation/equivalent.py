@@ -31,15 +31,15 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     "state/rates.py": [
         ("if self.full_at > now:", "if self.full_at >= now:", "nothing of the bucket is used then"),
         (
-            "if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per: # most often",
-            "if used <= self.limit and last <= now < first - self._step and now < log[0][1] + self._per: # most often",
+            "if used <= self.limit and last <= now < first + self._step and now < log[0][1] + self._per: # usually",
+            "if used <= self.limit and last <= now < first - self._step and now < log[0][1] + self._per: # usually",
             _QUICK_WAY,
         ),
     ],
     "state/concurrency.py": [
         (
-            "self._from = (0.0, 0.0) # the limit, and the smoothed latency, where they began",
-            "pass # the limit, and the smoothed latency, where they began",
+            "self._from = (0.0, 0.0) # the limit and the smoothed latency before the first of them",
+            "pass # the limit and the smoothed latency before the first of them",
             "it is set again before it is read",
         ),
         ("latency_of_all: float = 0.0", "latency_of_all: float = -1.0", "the larger of the two latencies counts"),
@@ -95,8 +95,8 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
     ],
     "policies/flights.py": [
         (
-            "self.leads = leader is self or leader in _enclosing.get() # a call that this one is made inside of",
-            "self.leads = ((leader in _enclosing.get())) # a call that this one is made inside of",
+            "self.leads = leader is self or leader in _enclosing.get() # nested in the leader's call",
+            "self.leads = ((leader in _enclosing.get())) # nested in the leader's call",
             f"{_QUICK_WAY}: it is inside of itself; 3 % of a call",
         ),
     ],

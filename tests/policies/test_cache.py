@@ -543,7 +543,7 @@ def test_it_is_one_for_all_who_use_it() -> None:
         with pytest.raises(TypeError, match="users holds values"):
             make(cache)
     assert cache.describe() == (
-        "users: keeps values for 60 s, 5 s more where a refresh fails, by function and its arguments, at most 1024"
+        "users: keeps values for 60 s, 5 s more if a refresh fails, by function and its arguments, at most 1024"
     )
     assert Cache(len, key=max).describe() == "Cache: keeps values for what len says, by key of max, at most 1024"
     assert repr(cache) == "Cache(ttl=60, stale=5, name='users')"

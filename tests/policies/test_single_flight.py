@@ -492,7 +492,7 @@ def test_it_is_one_for_all_who_use_it() -> None:
         with pytest.raises(TypeError, match="users has calls under way"):
             make(flight)
     assert flight.describe() == (
-        "users: one call at a time for each function and its arguments, shared by all who ask meanwhile"
+        "users: one call at a time for each function and its arguments, shared by all concurrent callers"
     )
     assert repr(flight) == "SingleFlight(name='users')"
 

@@ -85,7 +85,7 @@ def test_the_state_of_caches_is_shown(make: Callable[..., Dashboard], clock: Fak
     now = run(lambda: told(make(keyed)))["now"]
     (shown,) = now["caches"]
     assert [shown[it] for it in ("name", "hits", "stale", "shared", "misses", "size")] == ["prices", 2, 0, 0, 1, 1]
-    assert shown["about"].startswith("keeps values for 10 s, 50 s more where a refresh fails")
+    assert shown["about"].startswith("keeps values for 10 s, 50 s more if a refresh fails")
     assert [it["name"] for it in now["circuits"]] == ["a"]
 
 

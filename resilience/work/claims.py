@@ -1,11 +1,11 @@
-"""The stores of `Once`: the claims on keys, and the results.
+"""The stores of `Once`: claims on keys, and results.
 
-    claim      take the key for some seconds, if it is free; else say what is known of it
+    claim      take the key for some seconds, if it is free; else return what is known about it
     finish     keep the result, if the claim still holds
     give_up    free the key, if the claim still holds
 
-Each is one step that no other process comes between. A claim holds by its token, so that a holder whose lease is over
-changes nothing any more. Times are those of the store, where it has a clock.
+Each step is atomic, also between processes. A claim is identified by its token, so a holder whose key was claimed again
+after its lease changes nothing. Redis uses its own clock, the other stores use that of this machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from resilience.shared import MemoryStore
 
 
 class Claim(NamedTuple):
-    """What a store says to one that claims a key.
+    """A store's answer to `claim`.
 
-    :param is_mine: whether the key is taken now, by this claim.
-    :param fingerprint: that of the payload of an earlier claim.
-    :param result: what came of that; None while it is under way.
-    :param remaining: for how many seconds that holds.
+    :param is_mine: whether this claim has taken the key.
+    :param fingerprint: the fingerprint of the payload of the earlier claim.
+    :param result: the result of the earlier call; None while it is in progress.
+    :param remaining: the seconds until the earlier claim ends, or its result is dropped.
     """
 
     is_mine: bool
@@ -38,7 +38,7 @@ class Claim(NamedTuple):
 
 
 class ClaimStore(Protocol):
-    """What `Once` asks of a store. In tasks, it may return awaitables."""
+    """The interface of a store for `Once`. In tasks, its methods may return awaitables."""
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim | Awaitable[Claim]:
         """Take the key for `lease` seconds, if it is free."""
@@ -53,12 +53,12 @@ class ClaimStore(Protocol):
         ...
 
 
-#: What `Once` takes as its store.
+#: The objects that `Once` accepts as its store.
 Store: TypeAlias = "ClaimStore | MemoryStore | MutableMapping[str, Any] | Callable[[], Any] | Any"
 
 
 def as_claim_store(store: Store) -> ClaimStore:
-    """Return what keeps claims in a store, of whatever kind that is."""
+    """Return the `ClaimStore` for a store of any kind."""
     if hasattr(store, "claim") and hasattr(store, "finish") and hasattr(store, "give_up"):
         return store
     if isinstance(store, MutableMapping):
@@ -85,8 +85,8 @@ class _Row(NamedTuple):
     until: float
 
 
-#: So many entries are no burden.
-_FEW: Final = 1000
+#: The number of entries from which on expired ones are dropped.
+_DROP_FROM: Final = 1000
 
 
 @final
@@ -95,14 +95,14 @@ class MemoryClaims:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        self._look_at = _FEW  # at how many entries it looks for what is over
+        self._drop_at = _DROP_FROM  # the number of entries at which expired ones are dropped next
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
         """Take the key for `lease` seconds, if it is free."""
         with self._store.lock:
             now = clock.now()
-            if len(self._store.entries) >= self._look_at:
-                self._drop_locked(now)
+            if len(self._store.entries) >= self._drop_at:
+                self._drop_expired_locked(now)
             row: _Row | None = self._store.entries.get(key)
             if row is not None and row.until > now:
                 return Claim(False, row.fingerprint, row.result, row.until - now)
@@ -123,12 +123,12 @@ class MemoryClaims:
             if row is not None and row.token == token:
                 del self._store.entries[key]
 
-    def _drop_locked(self, now: float) -> None:
-        """Drop what is over. Next when there is twice as much as is left now, so that many claims pay for it."""
+    def _drop_expired_locked(self, now: float) -> None:
+        """Drop expired entries; next when the number of entries has doubled, so that many claims share the cost."""
         entries = self._store.entries
         for key in [key for key, row in entries.items() if isinstance(row, _Row) and row.until <= now]:
             del entries[key]
-        self._look_at = max(_FEW, 2 * len(entries))
+        self._drop_at = max(_DROP_FROM, 2 * len(entries))
 
 
 # --- in a database ---
@@ -148,21 +148,21 @@ _FINISH = f"UPDATE {_TABLE} SET result = ?, ends_at = ? WHERE name = ? AND token
 _GIVE_UP = f"DELETE FROM {_TABLE} WHERE name = ? AND token = ?"
 
 
-#: The parameters of a statement in each `paramstyle` of the DB-API, by their number.
+#: `paramstyle` of the DB-API -> the placeholder for a parameter, by its number.
 _PARAMETERS = {"qmark": "?", "numeric": ":{}", "named": ":p{}", "format": "%s", "pyformat": "%s"}
 
 
 class StoreMisuse(Misuse, TypeError):
-    """What a store was given opens no connection of a DB-API driver."""
+    """The function that was passed as a store does not open a connection of a DB-API driver."""
 
 
 @final
 class DbApiClaims:
-    """Claims in a table of a database, by any DB-API driver.
+    """Claims in a table of a database, through any DB-API driver.
 
-    Keys are kept as digests: they may be of any length, and databases differ in which texts they take for the same.
+    Keys are stored as digests: they may have any length, and databases differ in which texts they treat as equal.
 
-    :param connect: opens a connection, for one step; or a connection of its own, for use in one thread.
+    :param connect: a function that opens a connection for one step; or a connection, for use in one thread.
     """
 
     def __init__(self, connect: Any) -> None:
@@ -170,7 +170,7 @@ class DbApiClaims:
         self._has_table = False
 
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Claim:
-        """Take the key for `lease` seconds, if it is free. The time is that of this machine."""
+        """Take the key for `lease` seconds, if it is free."""
         return self._step(lambda run: self._claim(run, _digest(key), token, fingerprint, lease))  # type: ignore[no-any-return]
 
     def finish(self, key: str, token: str, result: str, keep: float) -> None:
@@ -189,13 +189,13 @@ class DbApiClaims:
             return Claim(True)
         [(holder, theirs, result, ends_at)] = found
         if ends_at > now:
-            return Claim(False, theirs or "", result, ends_at - now)  # Oracle keeps an empty text as NULL
+            return Claim(False, theirs or "", result, ends_at - now)  # Oracle stores an empty text as NULL
         taken = run(_TAKE_OVER, token, fingerprint, now + lease, key, holder, ends_at).rowcount == 1
         return Claim(taken, fingerprint)
 
     def _step(self, step: Callable[[Callable[..., Any]], Any]) -> Any:
-        """Run a step in a transaction of its own; once more where another process was in between."""
-        if hasattr(self._connect, "cursor"):  # a connection, which may be callable, too
+        """Run a step in its own transaction; repeat it once if another process inserted the key at the same time."""
+        if hasattr(self._connect, "cursor"):  # a connection, which may also be callable
             return self._in_transaction(self._connect, step)
         with closing(self._connect()) as connection:
             return self._in_transaction(connection, step)
@@ -211,14 +211,14 @@ class DbApiClaims:
         if not self._has_table:
             self._make_table(connection, run, driver.Error)
         try:
-            return _committed(connection, step, run)
-        except driver.IntegrityError:  # another one has inserted the key since: it is there now
-            return _committed(connection, step, run)
+            return _commit(connection, step, run)
+        except driver.IntegrityError:  # another process has inserted the key, so this time the step finds it
+            return _commit(connection, step, run)
 
     def _make_table(self, connection: Any, run: Callable[..., Any], error: type[Exception]) -> None:
         try:
-            # There already, perhaps made by one who may: the user of a service often may not. Read to its end, as
-            # MySQL's own driver commits nothing before.
+            # If the table exists, it is not created: the database user of a service often lacks the right to do so.
+            # All rows are fetched, because MySQL's own driver cannot commit before that.
             run(_SELECT, "").fetchall()
         except error:
             connection.rollback()
@@ -226,24 +226,24 @@ class DbApiClaims:
                 run(_CREATE)
             except error:
                 connection.rollback()
-                run(_SELECT, "").fetchall()  # if another process has made it at the same time
+                run(_SELECT, "").fetchall()  # another process may have created it at the same time
         connection.commit()
         self._has_table = True
 
 
-def _committed(connection: Any, step: Callable[[Callable[..., Any]], Any], run: Callable[..., Any]) -> Any:
-    """Commit a step, and return its answer; where anything fails, roll back."""
+def _commit(connection: Any, step: Callable[[Callable[..., Any]], Any], run: Callable[..., Any]) -> Any:
+    """Run and commit a step, and return its result; roll back if it fails."""
     try:
-        answer = step(run)
+        result = step(run)
         connection.commit()
     except BaseException:
         connection.rollback()
         raise
-    return answer
+    return result
 
 
 def _driver_of(connection: Any) -> Any:
-    """Return the module of a connection's driver: a pool of SQLAlchemy wraps it, a user may have subclassed it."""
+    """Return the driver's module; the connection may be wrapped by a pool of SQLAlchemy, or of a user's subclass."""
     for kind in type(getattr(connection, "driver_connection", connection)).__mro__:
         names = kind.__module__.split(".")
         for length in range(len(names), 0, -1):
@@ -257,7 +257,7 @@ def _driver_of(connection: Any) -> Any:
 
 
 def _bound(style: str, statement: str, values: tuple[object, ...]) -> tuple[str, Any]:
-    """Write the parameters of a statement as a driver wants to have them."""
+    """Return the statement and its values in the driver's `paramstyle`."""
     head, *rest = statement.split("?")
     text = head + "".join(f"{_PARAMETERS[style].format(number)}{part}" for number, part in enumerate(rest, 1))
     return text, {f"p{number}": value for number, value in enumerate(values, 1)} if style == "named" else values
@@ -291,7 +291,7 @@ return 0
 
 @final
 class RedisClaims:
-    """Claims in Redis or Valkey, by a client of `redis` or `redis.asyncio`. The time is that of the server."""
+    """Claims in Redis or Valkey, through a client of `redis` or `redis.asyncio`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -299,7 +299,7 @@ class RedisClaims:
     def claim(self, key: str, token: str, fingerprint: str, lease: float) -> Any:
         """Take the key for `lease` seconds, if it is free."""
         answer = self._client.eval(_CLAIM_SCRIPT, 1, key, token, fingerprint, _milliseconds(lease))
-        return _later(answer) if isinstance(answer, Awaitable) else _claim_of(answer)
+        return _await_claim(answer) if isinstance(answer, Awaitable) else _claim_of(answer)
 
     def finish(self, key: str, token: str, result: str, keep: float) -> Any:
         """Keep the result for `keep` seconds, if the claim still holds."""
@@ -314,7 +314,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-async def _later(answer: Awaitable[Any]) -> Claim:
+async def _await_claim(answer: Awaitable[Any]) -> Claim:
     return _claim_of(await answer)
 
 

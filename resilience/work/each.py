@@ -64,14 +64,14 @@ def each(
 ) -> Each[Any, Any]:
     """Call `function(item)` under the policy for each item, at most `limit` at once.
 
-    A block, whose value iterates over pairs of an item and its outcome, `Success(value)` or `Failure(error)`:
+    A context manager, whose value iterates over pairs of an item and its outcome, `Success(value)` or `Failure(error)`:
 
         async with each(policy, fetch, urls, limit=10) as outcomes:
             async for url, outcome in outcomes:
                 ...
 
-    With blocking functions use `with` and `for`; `limit` threads make the calls. Items are read when there is room: at
-    most `2 * limit` are read whose outcome was not delivered. When the block is left, no more are read, tasks are
+    With blocking functions use `with` and `for`; `limit` threads make the calls. Items are read on demand: at most
+    `2 * limit` items are read and not yet delivered. At the end of the block, no more items are read, tasks are
     cancelled, running threads are awaited, and an error of the block is raised as it is.
 
     :param limit: how many calls may run at once, at least 1.
@@ -98,7 +98,7 @@ def each(
 
 
 class _Job(NamedTuple):
-    """What is to be done."""
+    """The arguments of `each`."""
 
     policy: Policy[Any]
     function: Callable[[Any], Any]
@@ -108,15 +108,15 @@ class _Job(NamedTuple):
     progress: Progress | None
 
     def call(self, item: Any) -> Outcome[Any]:
-        """Call for this item, under the policy."""
+        """Call the function with this item, under the policy."""
         return captured(self.policy.call, self.function, item)
 
     async def acall(self, item: Any) -> Outcome[Any]:
-        """As `call`, in a task."""
+        """Call the function with this item in a task, under the policy."""
         return await acaptured(self.policy.acall(self.function, item))
 
     def report(self) -> None:
-        """Call `progress` for one more outcome that is handed out, which no error in that may lose."""
+        """Call `progress` for one delivered outcome. An error in it is logged, so that the outcome is not lost."""
         if self.progress is not None:
             try:
                 self.progress(1)
@@ -154,8 +154,8 @@ class Each(Generic[Item, R]):
         self._tasks.close()
         self._group.cancel_scope.cancel()
         try:
-            await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
-        except ExceptionGroup as group:  # and so does what the items raise as they are closed
+            await self._group.__aexit__(None, None, None)  # without the error of the block, which it would wrap
+        except ExceptionGroup as group:  # an error in closing the items, unwrapped as well
             raise group.exceptions[0] from None
 
 
@@ -163,8 +163,8 @@ class Each(Generic[Item, R]):
 class _Call:
     """A call in a thread.
 
-    Its outcome is here, until it is handed out, and not in the future: an error in there would be in a cycle, as its
-    traceback holds the frames of the pool's thread, and these the future.
+    It holds its outcome until it is delivered. An error in the future would be part of a reference cycle: its traceback
+    refers to the frames of the pool's thread, and these refer to the future.
     """
 
     __slots__ = ("future", "item", "outcome")
@@ -176,7 +176,7 @@ class _Call:
         self.item = item
 
     def result(self) -> tuple[Any, Outcome[Any]]:
-        """Hand out the item and its outcome. What is no outcome is raised."""
+        """Deliver the item and its outcome; raise an error that is not an outcome."""
         self.future.result()
         outcome = self.outcome
         del self.outcome
@@ -185,45 +185,45 @@ class _Call:
 
 @final
 class _Threads(Iterator[Any]):
-    """The pairs, as threads bring them. The consumer reads the items."""
+    """An iterator over the pairs, with the calls in threads. The consumer's thread reads the items."""
 
     def __init__(self, job: _Job, items: Iterator[Any]) -> None:
         self._job = job
         self._items = items
-        self._error: Exception | None = None  # what the items raised, for when all that was read is handed out
+        self._error: Exception | None = None  # raised by the items, and to the consumer after the last pair
         self._pool = ThreadPoolExecutor(job.limit, thread_name_prefix="resilience-each")
         self._begun: deque[_Call] | None = deque() if job.ordered else None
         self._ended: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._under_way = 0  # read, and not handed out
+        self._undelivered = 0  # the number of items that were read, and not yet delivered
         self._has_more = True
 
     @override
     def __next__(self) -> Any:
         self._read()
-        if not self._under_way:
+        if not self._undelivered:
             error, self._error = self._error or StopIteration(), None
             try:
                 raise error
             finally:
-                del error  # it refers to this frame
+                del error  # its traceback refers to this frame
         if self._begun is None:
             call = self._ended.get()
         else:
             call = self._begun[0]
-            wait([call.future])  # Ctrl-C in this wait loses nothing
+            wait([call.future])  # a KeyboardInterrupt in this wait loses no outcome
             self._begun.popleft()
-        self._under_way -= 1
+        self._undelivered -= 1
         try:
             pair = call.result()
         finally:
-            del call  # its error refers to this frame
+            del call  # the traceback of its error refers to this frame
         self._job.report()
         return pair
 
     def _read(self) -> None:
-        """Begin calls for as many items as there is room for, as long as no outcome waits to be handed out."""
-        while self._has_more and self._under_way < 2 * self._job.limit:
-            if self._under_way >= self._job.limit and self._has_outcome():
+        """Begin calls for as many items as there is room for; beyond `limit`, only while no outcome is ready."""
+        while self._has_more and self._undelivered < 2 * self._job.limit:
+            if self._undelivered >= self._job.limit and self._has_outcome():
                 return
             try:
                 item = next(self._items)
@@ -233,7 +233,7 @@ class _Threads(Iterator[Any]):
             except Exception as error:
                 self._has_more, self._error = False, error
                 return
-            self._under_way += 1
+            self._undelivered += 1
             call = _Call(item)
             call.future = self._pool.submit(contextvars.copy_context().run, self._run, call)
             if self._begun is not None:
@@ -242,7 +242,7 @@ class _Threads(Iterator[Any]):
                 call.future.add_done_callback(functools.partial(self._end, call))
 
     def _has_outcome(self) -> bool:
-        """Whether the next outcome is there."""
+        """Whether the next outcome is ready."""
         return not self._ended.empty() if self._begun is None else self._begun[0].future.done()
 
     def _run(self, call: _Call) -> None:
@@ -252,108 +252,108 @@ class _Threads(Iterator[Any]):
         self._ended.put(call)
 
     def close(self) -> None:
-        """Begin no further call, and wait for those that run."""
-        self._has_more, self._under_way = False, 0
+        """Begin no more calls, and wait for the running ones."""
+        self._has_more, self._undelivered = False, 0
         self._pool.shutdown(cancel_futures=True)
 
 
 @final
-class _Place:
-    """What comes of one item, in the order in which items were read."""
+class _Pending:
+    """An item, and its outcome once that is ready."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
         self.outcome: Outcome[Any] | BaseException
-        self.is_there = anyio.Event()
+        self.ready = anyio.Event()
 
     def put(self, outcome: Outcome[Any] | BaseException) -> None:
-        """Let the consumer have it."""
+        """Set the outcome, and wake the consumer."""
         self.outcome = outcome
-        self.is_there.set()
+        self.ready.set()
 
 
 @final
 class _Tasks(AsyncIterator[Any]):
-    """The pairs, as tasks bring them. A task of its own reads the items."""
+    """An iterator over the pairs, with the calls in tasks. A separate task reads the items."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._is_closed = False
         self._room = anyio.Semaphore(2 * job.limit)
         self._running = anyio.Semaphore(job.limit)
-        self._waited_for: deque[_Place] = deque()
-        self._send, self._receive = anyio.create_memory_object_stream[_Place](inf)
+        self._returned: deque[_Pending] = deque()  # received by a wait that was cancelled
+        self._send, self._receive = anyio.create_memory_object_stream[_Pending](inf)
 
     @override
     async def __anext__(self) -> Any:
         try:
-            place = self._waited_for.popleft() if self._waited_for else await self._receive.receive()
+            pending = self._returned.popleft() if self._returned else await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             raise StopAsyncIteration from None
         try:
-            await place.is_there.wait()
-        except BaseException:  # cancelled, as by a limit to this wait: the next one gets it
-            self._waited_for.appendleft(place)
+            await pending.ready.wait()
+        except BaseException:  # cancelled, for example by a timeout: the next call gets it
+            self._returned.appendleft(pending)
             raise
         self._room.release()
-        if isinstance(place.outcome, BaseException):
+        if isinstance(pending.outcome, BaseException):
             try:
-                raise place.outcome
+                raise pending.outcome
             finally:
-                del place  # the error refers to this frame
+                del pending  # the traceback of its error refers to this frame
         self._job.report()
-        return place.item, place.outcome
+        return pending.item, pending.outcome
 
     def close(self) -> None:
-        """Begin no other call, and hand out nothing more."""
+        """Begin no more calls, and deliver no more outcomes."""
         self._is_closed = True
-        self._waited_for.clear()
+        self._returned.clear()
         self._receive.close()
 
     async def read(self) -> None:
-        """Begin a call for each item, as there is room. What the items raise, the consumer gets last."""
-        failed = _Place(None)
+        """Begin a call for each item as soon as there is room. An error of the items is delivered last."""
+        failed = _Pending(None)
         with self._send:
-            async with aclosing(_in_turn(self._job.items)) as items, anyio.create_task_group() as group:
+            async with aclosing(_iterate(self._job.items)) as items, anyio.create_task_group() as group:
                 try:
                     await self._room.acquire()
                     async for item in items:
                         await self._running.acquire()
-                        if self._is_closed:  # a call that was cancelled has made room
+                        if self._is_closed:  # a cancelled call has released the semaphore
                             return
-                        place = _Place(item)
+                        pending = _Pending(item)
                         if self._job.ordered:
-                            self._hand_out(place)
-                        group.start_soon(self._run, place)
+                            self._deliver(pending)
+                        group.start_soon(self._run, pending)
                         await self._room.acquire()
                 except Exception as error:
                     failed.put(error)
-            if failed.is_there.is_set():
-                self._hand_out(failed)
-                del failed  # its error refers to this frame
+            if failed.ready.is_set():
+                self._deliver(failed)
+                del failed  # the traceback of its error refers to this frame
 
-    def _hand_out(self, place: _Place) -> None:
+    def _deliver(self, pending: _Pending) -> None:
         with suppress(anyio.BrokenResourceError):  # the block has been left
-            self._send.send_nowait(place)
+            self._send.send_nowait(pending)
 
-    async def _run(self, place: _Place) -> None:
+    async def _run(self, pending: _Pending) -> None:
         try:
-            place.put(await self._job.acall(place.item))
+            pending.put(await self._job.acall(pending.item))
         except Misuse as error:
-            place.put(error)
-        except BaseException as error:  # cancelled, perhaps by what the function awaited: the consumer must not miss it
-            place.put(error)
+            pending.put(error)
+        except BaseException as error:  # a cancellation, perhaps of what the function awaited: the consumer must get it
+            pending.put(error)
             raise
         finally:
             self._running.release()
             if not self._job.ordered:
-                self._hand_out(place)
-            del place  # its error refers to this frame
+                self._deliver(pending)
+            del pending  # the traceback of its error refers to this frame
 
 
-async def _in_turn(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+async def _iterate(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(items, AsyncGenerator):
-        async with aclosing(items):  # not left to a finalizer, which comes late and in no task
+        async with aclosing(items):  # a finalizer would close it later, and outside of any task
             async for item in items:
                 yield item
     elif isinstance(items, AsyncIterable):

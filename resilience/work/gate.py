@@ -27,7 +27,7 @@ from resilience.runtimes.tasks import TASKS
 
 T = TypeVar("T")
 
-#: The calls that this code runs inside of, as gates have admitted them. It follows tasks, which may outlive a call.
+#: The admitted calls around the running code. Tasks inherit it, and may outlive these calls.
 _inside: ContextVar[tuple[_Admitted, ...]] = ContextVar("resilience.gates", default=())
 
 
@@ -95,12 +95,12 @@ class Gate(Policy[Never]):
         token = _inside.set((*outer, admitted))
         try:
             self._admitted.add(admitted)
-            if not self._is_shut or is_nested:  # looked at once more: a drain that came in between may have missed it
+            if not self._is_shut or is_nested:  # checked again: a drain in between may have missed this call
                 return await call(ctx)
         finally:
             self._admitted.discard(admitted)
             admitted.is_over = True
-            with suppress(ValueError):  # a coroutine that another task closes ends in other variables
+            with suppress(ValueError):  # if another task closes the coroutine, its context variables are others
                 _inside.reset(token)
             if self._drains:
                 self._wake_drains()
@@ -122,7 +122,7 @@ class Gate(Policy[Never]):
         return drive(self._drain(checks.seconds("timeout", timeout, zero=True), BLOCKING))
 
     async def adrain(self, timeout: Duration) -> bool:
-        """Do the same as `drain` in a task."""
+        """Shut the gate and wait as `drain` does, in a task."""
         return await self._drain(checks.seconds("timeout", timeout, zero=True), TASKS)
 
     def stats(self) -> GateStats:
@@ -139,14 +139,14 @@ class Gate(Policy[Never]):
                 if not self._admitted <= own and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:
-                with suppress(ValueError):  # it was woken
+                with suppress(ValueError):  # removed when it was woken
                     self._drains.remove(waiter)
         return not own
 
     def _calls_around(self) -> set[_Admitted]:
-        """Return the calls that cannot end before the code that asks: those among the frames of its thread or task.
+        """Return the calls that cannot end before the drain: those in the frames of its thread or task.
 
-        `_inside` has others, too: those that have begun this task, and do not wait for it.
+        `_inside` may contain others: calls that started this task, and do not wait for it.
         """
         around: set[_Admitted] = set()
         frame: FrameType | None = sys._getframe(1)
@@ -157,9 +157,9 @@ class Gate(Policy[Never]):
         return around & self._admitted
 
     def _wake_drains(self) -> None:
-        """Let each drain look whether what it waits for has ended. One that waits on comes back, to the end."""
+        """Wake each drain to check whether its calls have ended. A drain that waits on is appended again."""
         for _ in range(len(self._drains)):
-            with suppress(IndexError, RuntimeError):  # it has left; its event loop has ended
+            with suppress(IndexError, RuntimeError):  # a drain has left; its event loop is closed
                 self._drains.pop(0).wake()
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
@@ -168,11 +168,11 @@ class Gate(Policy[Never]):
         return ShuttingDown("the process is shutting down, and takes no new calls", policy=self.name)
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied: a copy would not be shut."""
+        """Refuse to be copied: `shut` would not shut the copy."""
         raise TypeError(f"{self.name} counts calls for all its users; it cannot be copied or pickled")
 
-    def _reset(self) -> None:  # pragma: no cover (in the child of a fork, which tests look at from outside)
-        """Forget the calls of other threads, which are not in the child."""
+    def _reset(self) -> None:  # pragma: no cover (runs in the child of a fork, which tests observe from outside)
+        """Forget the calls of other threads, which do not exist in the child."""
         self._admitted, self._drains = set(), []
 
     @override

@@ -22,7 +22,7 @@ PROPERTY = "idempotency_key"
 
 @final
 class GeneratedKey(str):
-    """A key generated for one execution: a nested one inherits it with the properties, and must not use it."""
+    """A key generated for one execution: a nested execution inherits it with the properties, but must not use it."""
 
     __slots__ = ("record",)
 
@@ -34,7 +34,7 @@ class GeneratedKey(str):
 
 
 def key_for(ctx: Context) -> str | None:
-    """Return the idempotency key of the execution of a context: its own, or one that its caller gave it."""
+    """Return the idempotency key of a context's execution: its own, or one that the caller passed."""
     key = ctx.properties.get(PROPERTY)
     if isinstance(key, GeneratedKey) and key.record is not ctx._info.record:
         return None
@@ -78,7 +78,7 @@ class IdempotencyKey(Policy[Never]):
         record = ctx._info.record
         text = None if record is None else record.idempotency_key
         if text is None:
-            if record is None and (ctx.attempt > 1 or ctx.hedge):  # another key would have the work done twice
+            if record is None and (ctx.attempt > 1 or ctx.hedge):  # a second key would let the server do the work twice
                 raise KeyMisuse(
                     f"{self.name} does not know the key of the attempt before, as another policy hands its call on to "
                     f"it: put {self.name} around the policies that repeat the call"
@@ -86,7 +86,7 @@ class IdempotencyKey(Policy[Never]):
             text = self._make()
             if not isinstance(text, str) or not text:
                 raise TypeError(f"make must return a text that is not empty, not {text!r}")
-            if record is not None:  # the policies of one execution run in one thread: here none comes in between
+            if record is not None:  # no race condition: the policies of one execution run in one thread
                 record.idempotency_key = text
         key = GeneratedKey(text)
         key.record = record

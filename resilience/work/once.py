@@ -1,10 +1,10 @@
 """Once: make the call for an idempotency key once, and answer later calls with the same key with its result.
 
     free         claim the key for `lease` seconds, and call
-    done         the result that was kept, without a call
-    under way    refused, with the seconds until the claim ends: a server answers 409
-    other        the same key with another payload is a mistake: a server answers 422
-    failed       the claim is given up, and the next one may try
+    done         answer with the kept result, without a call
+    in progress  refuse, with the seconds until the claim ends: a server answers 409
+    mismatch     refuse, because the same key came with another payload: a server answers 422
+    failed       give up the claim, so that the next call may claim the key
 
 If a process dies, its claim ends with its lease; then the call may be made again. So the guarantee is "at least once",
 and "once" only as long as no process dies. For an exact guarantee, put a unique constraint into the transaction that
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("resilience")
 
-#: What a result begins with that a serializer has made bytes of: stores keep text.
+#: The prefix of a result that the serializer returns as bytes: stores keep text.
 _BYTES: Final = "base64:"
 
 
@@ -49,14 +49,14 @@ class KeyMismatch(ValueError):
 
 
 class Serializer(Protocol):
-    """Turns results into text or bytes, and back: `json`, `pickle` and their like."""
+    """Converts results to text or bytes, and back: `json`, `pickle` and their like."""
 
     def dumps(self, value: Any, /) -> Any:
-        """Return the value as text."""
+        """Convert a value to text or bytes."""
         ...
 
     def loads(self, text: Any, /) -> Any:
-        """Return the value of a text."""
+        """Convert text or bytes to the value."""
         ...
 
 
@@ -67,19 +67,19 @@ class Once(Policy[Never]):
     :param store: where claims and results are stored: a mapping or `MemoryStore` (in this process), a function that
         opens a DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
     :param key: called with the same arguments as the function; returns the idempotency key, a text or a number.
-    :param payload: called with the same arguments; returns what must be equal for equal keys, as the serializer writes
-        it.
+    :param payload: called with the same arguments; returns a value that must be equal for equal keys. It is compared
+        in its serialized form.
     :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a cancelled
         call or a dead process, others are refused until it ends.
     :param keep: for how many seconds a result is kept, a day by default.
-    :param serializer: what has `dumps` and `loads`; JSON by default.
+    :param serializer: an object with `dumps` and `loads`; JSON by default.
     :param name: the name of this policy in errors and events, and part of the keys in the store; "Once" by default.
     :raises KeyInUse: while a call with this key is in progress.
     :raises KeyMismatch: for a key that was used with another payload.
     :raises Rejected: if the store is not available, so that no call is made twice because of that.
 
-    It follows the IETF draft on the Idempotency-Key header. In tasks, a store whose client blocks is asked in the
-    event loop: give it a client of the loop, or a store that answers at once.
+    It follows the IETF draft on the Idempotency-Key header. In tasks, a store with a blocking client blocks the event
+    loop: use an asynchronous client, or a store that answers at once.
 
     >>> from resilience.work import Once
     >>> pay = Once({}, key=lambda order, amount: order)
@@ -130,9 +130,9 @@ class Once(Policy[Never]):
         try:
             result = await call(ctx)
         except Exception:
-            await self._tell(ctx, "give_up", key, token)
+            await self._end(ctx, "give_up", key, token)
             raise
-        await self._tell(ctx, "finish", key, token, self._as_text(result), self._keep)
+        await self._end(ctx, "finish", key, token, self._as_text(result), self._keep)
         return result
 
     def _key_of(self, ctx: Context) -> str:
@@ -173,8 +173,8 @@ class Once(Policy[Never]):
             report_refusal(self.name, ctx, "Rejected")
             raise Rejected("the store of the keys cannot be asked", policy=self.name) from error
 
-    async def _tell(self, ctx: Context, step: str, *arguments: object) -> None:
-        """Tell the store how the call has ended. Where that fails, the claim ends with its lease."""
+    async def _end(self, ctx: Context, step: str, *arguments: object) -> None:
+        """Finish or give up the claim in the store. If that fails, the claim ends with its lease."""
         try:
             await ctx.runtime.run(getattr(self._store, step), *arguments)
         except Exception:

@@ -25,26 +25,26 @@ from resilience.outcome import Failure
 
 logger: logging.Logger = logging.getLogger("resilience")
 
-#: The supervisors that keep this code running.
+#: The supervisors that run the current task, or a task that started it.
 _kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())
 
 
 @final
 class Supervisor:
-    """A group of tasks that are restarted where they fail: `async with Supervisor() as supervisor:`.
+    """A group of tasks that are restarted when they fail: `async with Supervisor() as supervisor:`.
 
-    A task that returns is done. One that raises an `Exception` is called again after a delay, which grows with each
-    failure and begins anew after a run of `within` seconds. One that has been restarted `max_restarts` times within
-    `within` seconds is parked: reported, and left alone, while the others go on. The block ends when all are done or
-    parked; an error of the block itself cancels them, and is raised as it is.
+    A task that returns is done. A task that raises an `Exception` is restarted after a delay, which grows with each
+    failure, and is reset after a run of `within` seconds. A task that fails after `max_restarts` restarts within
+    `within` seconds is parked: it is reported and given up, while the others continue. The block ends when all tasks
+    are done or parked; an error of the block itself cancels them, and is raised as it is.
 
-    :param restart: the delays between a failure and the next call, in seconds; `Exponential(1.0, cap=60.0)` by default.
-    :param max_restarts: how often a task is restarted within that period, 10 by default; 0 parks it at once.
-    :param within: the period, in seconds; 300 by default.
-    :param on_parked: called with an event, `Parked`, where a task is given up.
-    :param name: what log lines call it; "Supervisor" by default.
+    :param restart: the delays before a restart, in seconds, or a backoff; `Exponential(1.0, cap=60.0)` by default.
+    :param max_restarts: how often a task is restarted within the period, 10 by default; 0 parks it at once.
+    :param within: the period in seconds; 300 by default.
+    :param on_parked: called with a `Parked` event when a task is given up.
+    :param name: the name of the supervisor in log lines and events; "Supervisor" by default.
 
-    Known from Erlang's supervisors, whose intensity and period these two are.
+    It is modelled on Erlang's supervisors; `max_restarts` and `within` are their intensity and period.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Supervisor:
         if error is not None:
             self._group.cancel_scope.cancel()
         try:
-            await self._group.__aexit__(None, None, None)  # the block's own error is not its affair, so it stays bare
+            await self._group.__aexit__(None, None, None)  # without the error of the block, which it would wrap
         finally:
             self._stop()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object, name: str | None = None) -> None:
         """Run `await function(*args)` until it returns.
 
-        :param name: what log lines and `Parked` call it; the name of the function by default.
-        :raises RuntimeError: outside the block, and once the supervisor stops.
+        :param name: the name of the task in log lines and `Parked`; the name of the function by default.
+        :raises RuntimeError: outside the block, and once the supervisor is stopping.
         """
         require_callable(function)
         if self._stopping is None or self._stopping.is_set():
@@ -102,7 +102,7 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop: a task that works in rounds begins no other one."""
+        """Whether the supervisor is stopping: a task that runs a loop should then leave it."""
         return self._stopping is not None and self._stopping.is_set()
 
     @property
@@ -111,15 +111,15 @@ class Supervisor:
         return tuple(self._parked)
 
     async def wait_stopping(self) -> None:
-        """Wait until it is asked to stop."""
+        """Wait until the supervisor begins to stop."""
         if self._stopping is None:
             raise RuntimeError("a supervisor stops inside its block")
         await self._stopping.wait()
 
     async def adrain(self, timeout: Duration) -> bool:
-        """Restart nothing any more, and wait for the tasks to end; after `timeout` seconds, cancel them.
+        """Restart no more tasks, and wait until all have ended; after `timeout` seconds (0 or more), cancel the rest.
 
-        :returns: whether all had ended by themselves. In any case, all have ended.
+        :returns: whether all tasks ended without being cancelled.
         """
         seconds = checks.seconds("timeout", timeout, zero=True)
         if self._stopping is None:
@@ -137,7 +137,7 @@ class Supervisor:
         return ended
 
     def _stop(self) -> None:
-        """Start and restart nothing any more."""
+        """Start and restart no more tasks."""
         assert self._stopping is not None
         self._stopping.set()
         if not self._running:
@@ -145,7 +145,7 @@ class Supervisor:
 
     async def _keep_running(self, scope: anyio.CancelScope, name: str, call: Callable[[], Awaitable[object]]) -> None:
         if self not in (outer := _kept_running.get()):
-            _kept_running.set((*outer, self))  # in the variables of this task, and of those that it starts
+            _kept_running.set((*outer, self))  # for this task and the tasks that it starts
         try:
             with scope:
                 await self._run(name, call)
@@ -200,6 +200,6 @@ class Supervisor:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task of asyncio was cancelled, and not only something that it awaits."""
+    """Whether this asyncio task was cancelled, and not only something that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -27,6 +27,7 @@ from resilience.events import (
 
 COLOURS = {"threads": "cyan", "asyncio": "magenta", "trio": "blue"}
 CHART = 48  # columns
+LONGEST_STEP = 36  # columns, more or less
 
 #: Why a retry gave up, where it is not for want of time.
 GAVE_UP = {"attempts": "no attempts left", "circuit_open": "no retry into an open circuit"}
@@ -131,18 +132,20 @@ class Timeline:
             line = Text(f"{visit.began - self._began:5.2f}  ")
             line.append(f"{visit.runtime:<7}  ", style=COLOURS[visit.runtime])
             line.append(f"{visit.path:<11}  {visit.ctx.attempts:5}  {visit.ctx.elapsed:4.2f} s  {visit.left:4.2f} s  ")
-            for row in self._folded(_steps(visit), start=len(line)):
+            indent = min(len(line), max(7, self._console.width - LONGEST_STEP))
+            for row in self._folded(_steps(visit), len(line), indent):
                 self._console.print(line + row)
-                line = Text(" " * len(line))
+                line = Text(" " * indent)
 
     def chart(self, visits: list[Visit]) -> None:
         """Draw when each call waited and when it ran, one row a call."""
         self.visits += visits
         first, last = min(visit.began for visit in visits), max(visit.ended for visit in visits)
         wait, work = (".", "#") if self._plain else ("·", "█")
+        columns = max(1, min(CHART, self._console.width - 32))  # less the text on both sides
         for visit in sorted(visits, key=lambda visit: visit.began):
             came, entered, left = (
-                round((at - first) / (last - first) * CHART)
+                round((at - first) / (last - first) * columns)
                 for at in (visit.began, min(visit.entered, visit.ended), visit.ended)
             )
             row = Text(f"{visit.began - self._began:5.2f}  ")
@@ -150,21 +153,20 @@ class Timeline:
             row.append(wait * (entered - came), style="dim")
             row.append(work * (left - entered), style=COLOURS[visit.runtime])
             waited = f"waited {visit.entered - visit.began:.2f} s" if visit.ctx.attempts else "not let in"
-            row.append(f"{' ' * (CHART - left)}  {waited}", style="dim")
+            row.append(f"{' ' * (columns - left)}  {waited}", style="dim")
             self._console.print(row)
 
-    def _folded(self, steps: Iterable[Text], start: int) -> Iterator[Text]:
-        """Lay out steps in rows that fit between column `start` and the edge, breaking between steps only."""
+    def _folded(self, steps: Iterable[Text], start: int, indent: int) -> Iterator[Text]:
+        """Lay out steps in rows that fit between column `start`, later `indent`, and the edge; no step is broken."""
         arrow = Text(" > " if self._plain else " → ", style="dim")
         row = Text()
         for step in steps:
-            if not row:
-                row = step
-            elif start + len(row + arrow + step) < self._console.width:
-                row = row + arrow + step
+            joined = row + arrow + step if row else step
+            if start + len(joined) < self._console.width:
+                row = joined
             else:
                 yield row
-                row = arrow[1:] + step
+                start, row = indent, arrow[1:] + step
         yield row
 
     # --- the end ---
@@ -180,7 +182,7 @@ class Timeline:
         self.act("Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s.")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="" if self._plain else "dim")
         for heading in ("runtime", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
-            table.add_column(heading, justify="left" if heading == "runtime" else "right")
+            table.add_column(heading, justify="left" if heading == "runtime" else "right", overflow="fold")
         for runtime, colour in COLOURS.items():
             visits = [visit for visit in self.visits if visit.runtime == runtime]
             table.add_row(

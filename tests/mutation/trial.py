@@ -212,8 +212,10 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
     spaces = [vars(module), *(vars(it) for it in vars(module).values() if isinstance(it, type))]
     for value in [value for space in spaces for value in space.values()]:
         for it in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
-            if isinstance(it, FunctionType) and it.__code__.co_filename == module.__file__:
-                yield it
+            while it is not None:
+                if isinstance(it, FunctionType) and it.__code__.co_filename == module.__file__:
+                    yield it
+                it = getattr(it, "__wrapped__", None)
 
 
 # --- which tests -----------------------------------------------------------------------------

@@ -166,10 +166,15 @@ def test_it_stays_on_for_five_minutes_by_default_and_on_again_is_anew(clock: Fak
     chaos.on()
     clock.advance(200)
     chaos.on(0.5)
-    clock.advance(299)
+    clock.advance(299.5)
     assert chaos.is_on
-    clock.advance(1)
+    clock.advance(0.5)
     assert not chaos.is_on
+    with chaos.injecting():
+        clock.advance(299.5)
+        assert chaos.is_on
+        clock.advance(0.5)
+        assert not chaos.is_on
     chaos.on(lasts=timedelta(days=1))
     clock.advance(86_399)
     assert chaos.is_on
@@ -205,7 +210,7 @@ def test_blocks_that_overlap_leave_it_off() -> None:
     assert not chaos.is_on
 
 
-@pytest.mark.parametrize("stop", [lambda chaos: chaos.off(), lambda chaos: Chaos.stop_all()])
+@pytest.mark.parametrize("stop", [lambda chaos: chaos.off(), lambda chaos: chaos.stop_all()])
 def test_what_was_stopped_in_a_block_stays_off_after_it(stop: Any) -> None:
     chaos = Chaos(error=Boom)
     chaos.on()

@@ -124,18 +124,18 @@ async def test_a_timeout_whose_place_is_not_known_says_nothing_of_what_it_limits
         assert (timed_out.pipeline, timed_out.scope) == (policy.name, None)
 
 
-async def test_where_no_record_is_kept_nobody_knows_what_was_executed(world: World) -> None:
-    """A listener for another kind than `ExecutionFinished` costs no execution more than its events."""
+async def test_an_event_names_the_pipeline_although_no_record_is_kept(world: World) -> None:
+    """Only a listener for `ExecutionFinished` or `CallFinished`, or a pipeline's own, makes an execution keep one."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append, events.TimedOut)
 
     async def hang(ctx: Context) -> None:
         await world.hang()
 
-    await world.attempt(Timeout(0.01), hang)
-    await world.attempt(Policy.wrap(Timeout(0.01), name="p", listeners=[lambda event: None]), hang)
+    await world.attempt(Timeout(0.01, name="alone"), hang)
+    await world.attempt(Policy.wrap(Retry(1), Timeout(0.01), name="p"), hang)
     unsubscribe()
-    assert [(event.pipeline, event.scope) for event in seen] == [(None, None), ("p", "total")]
+    assert [(event.pipeline, event.scope) for event in seen] == [("alone", "total"), ("p", "attempt")]
 
 
 async def test_a_circuit_tells_of_its_changes_and_of_the_calls_that_it_refuses(

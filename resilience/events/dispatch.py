@@ -200,7 +200,7 @@ def announce(listeners: _Listeners, kind: type[Event], policy: str, ctx: Context
         info, operation = ctx._info, ctx.operation
         if ctx._function is not None:
             called = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments, ctx._keywords
-        pipeline = None if info.record is None else info.record.executed.name
+        pipeline = None if ctx._executed is None else ctx._executed.name
         if info.properties:
             properties = dict(info.properties)  # a plain dictionary, so that an event can be copied and pickled
     event = kind.__new__(kind)  # the `__init__` of a frozen dataclass would take a quarter of the call

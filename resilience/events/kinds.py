@@ -27,8 +27,7 @@ class Event:
         (`breaker.guard()`), unless a context around it has one.
     :param time: instant on the process clock (`time.monotonic`), in seconds.
     :param properties: the values that travel with the execution.
-    :param pipeline: the name of the executed pipeline or single policy. None outside an execution, and in one without a
-        record: without own listeners, listeners to `ExecutionFinished` or `CallFinished`, a context from its caller.
+    :param pipeline: the name of the executed pipeline or single policy; None outside an execution.
     """
 
     policy: str
@@ -144,7 +143,7 @@ class TimedOut(Event):
     :param timeout: the limit that was exceeded, in seconds.
     :param by_deadline: whether the budget of the execution was used up, not the policy's own limit.
     :param scope: what the policy limits: one ``"attempt"`` of a Retry around it, or the ``"total"``; None if that is
-        unknown: `pipeline` is None, or does not contain the policy, because another policy has passed its call to it.
+        unknown: `pipeline` does not contain the policy, because another policy has passed its call to it.
     """
 
     timeout: float

@@ -141,9 +141,8 @@ class Timeout(Policy[Never]):
         None if it is not in the pipeline, because another policy has passed its call to it, or is in it twice.
         """
         found: set[Literal["attempt", "total"]] = set()
-        executed = ctx._info.record and ctx._info.record.executed
         is_repeated = False
-        for policy in getattr(executed, "policies", (executed,)):
+        for policy in getattr(ctx._executed, "policies", (ctx._executed,)):
             if policy is self:
                 found.add("attempt" if is_repeated else "total")
             is_repeated = is_repeated or getattr(policy, "_resilience_repeats", False)

@@ -121,7 +121,7 @@ class _UnitOfWork(UnitOfWork[Any, D]):
 
     @override
     async def prepare(self, connection: Any) -> None:
-        flush = getattr(connection, "flush", None)  # a session's; a connection has nothing to flush
+        flush = getattr(connection, "flush", None)  # only a session has it
         if flush is not None:
             await maybe_await(flush())
         await _run(connection, _refuse_if_aborted)
@@ -177,7 +177,7 @@ async def _limits(work: Any) -> AsyncIterator[None]:
 
 @final
 class _Limits:
-    """Limits the statements of each transaction that a session or a connection begins to the time left.
+    """Limits statements to the time left, from the beginning of each transaction of a session or a connection.
 
     Not earlier, because until then a unit may choose its isolation level, or begin the transaction itself. In SQLite
     the limit is removed before the connection returns to its pool, where another thread may take it at once.

@@ -85,7 +85,7 @@ class _Row(NamedTuple):
     until: float
 
 
-#: The number of entries from which on expired ones are dropped.
+#: The smallest number of entries at which expired ones are dropped.
 _DROP_FROM: Final = 1000
 
 
@@ -243,7 +243,7 @@ def _commit(connection: Any, step: Callable[[Callable[..., Any]], Any], run: Cal
 
 
 def _driver_of(connection: Any) -> Any:
-    """Return the driver's module; the connection may be wrapped by a pool of SQLAlchemy, or of a user's subclass."""
+    """Return the driver's module; a pool of SQLAlchemy may wrap the connection, a user may have subclassed it."""
     for kind in type(getattr(connection, "driver_connection", connection)).__mro__:
         names = kind.__module__.split(".")
         for length in range(len(names), 0, -1):

@@ -64,7 +64,7 @@ def each(
 ) -> Each[Any, Any]:
     """Call `function(item)` under the policy for each item, at most `limit` at once.
 
-    A context manager, whose value iterates over pairs of an item and its outcome, `Success(value)` or `Failure(error)`:
+    It returns a context manager, whose value iterates over pairs of item and outcome, `Success(...)` or `Failure(...)`:
 
         async with each(policy, fetch, urls, limit=10) as outcomes:
             async for url, outcome in outcomes:
@@ -126,7 +126,7 @@ class _Job(NamedTuple):
 
 @final
 class Each(Generic[Item, R]):
-    """The block that `each` returns."""
+    """The context manager that `each` returns."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job

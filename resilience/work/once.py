@@ -171,14 +171,14 @@ class Once(Policy[Never]):
             raise
         except Exception as error:
             report_refusal(self.name, ctx, "Rejected")
-            raise Rejected("the store of the keys cannot be asked", policy=self.name) from error
+            raise Rejected("the store of the keys is not available", policy=self.name) from error
 
     async def _end(self, ctx: Context, step: str, *arguments: object) -> None:
         """Finish or give up the claim in the store. If that fails, the claim ends with its lease."""
         try:
             await ctx.runtime.run(getattr(self._store, step), *arguments)
         except Exception:
-            logger.exception("%s could not tell its store how a call has ended", self.name)
+            logger.exception("%s could not record in its store how a call has ended", self.name)
 
     @override
     def settings(self) -> Mapping[str, object]:

@@ -25,7 +25,7 @@ from resilience.outcome import Failure
 
 logger: logging.Logger = logging.getLogger("resilience")
 
-#: The supervisors that run the current task, or a task that started it.
+#: The supervisors that run the current task, or a task that has started it.
 _kept_running: ContextVar[tuple[Supervisor, ...]] = ContextVar("resilience.supervisors", default=())
 
 

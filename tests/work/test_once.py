@@ -186,7 +186,7 @@ def test_a_store_that_cannot_be_asked_refuses_the_call(caplog: pytest.LogCapture
         finish = give_up = claim
 
     once = Once(Away(), key=by_order)
-    with pytest.raises(Rejected, match="cannot be asked") as caught:
+    with pytest.raises(Rejected, match="is not available") as caught:
         once.call(str.upper, "a")
     assert isinstance(caught.value.__cause__, ConnectionError)
 
@@ -198,7 +198,7 @@ def test_a_store_that_cannot_be_asked_refuses_the_call(caplog: pytest.LogCapture
     assert leaving.call(str.upper, "a") == "A"
     with pytest.raises(Boom):
         leaving.call(fails, "a")
-    assert [it.message for it in caplog.records] == ["Once could not tell its store how a call has ended"] * 2
+    assert [it.message for it in caplog.records] == ["Once could not record in its store how a call has ended"] * 2
 
 
 def fails(order: str) -> None:

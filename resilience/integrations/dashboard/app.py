@@ -168,7 +168,7 @@ class Dashboard:
         if not response.with_body:
             return await response.begin(200, kind=b"text/event-stream")
         if self._watch.viewers >= self._max_viewers:
-            return await response.whole(503, b"too many are looking already\n", (b"retry-after", b"5"))
+            return await response.whole(503, b"there are too many viewers\n", (b"retry-after", b"5"))
         with self._watch.viewing():
             try:
                 await response.begin(200, (b"x-accel-buffering", b"no"), kind=b"text/event-stream")
@@ -184,7 +184,7 @@ class Dashboard:
         return None
 
     async def _pieces(self, last_id: str) -> AsyncGenerator[bytes]:
-        """Generate the pieces of a stream, each when the last one has been sent: there is no backlog for a viewer."""
+        """Generate the pieces of a stream, each when the one before has been sent: a slow viewer has no backlog."""
         run, _, number = last_id.partition("-")
         reconnects = run == self._run and number.isascii() and number.isdigit()
         change = int(number[:18]) if reconnects else 0

@@ -66,12 +66,12 @@ def unit_of_work(
     The function gets the connection before its own arguments. When it returns, the unit is committed; when it raises,
     it is rolled back; in any case the connection is closed. Nothing is committed after the deadline. The function may
     be called several times, so it should do nothing outside of the transaction, and it must not commit. If it swallows
-    the error of a statement, and PostgreSQL has therefore aborted the transaction, the call raises
-    `TransactionAborted`. A plain function with an asynchronous connection raises `TypeError` when it is called, a
-    generator function when it is decorated.
+    the error of a statement that made PostgreSQL abort the transaction, the call raises `TransactionAborted`. A plain
+    function with an asynchronous connection raises `TypeError` if called, a generator function if decorated.
 
-    If an `async def` fails or is cut off, the clean-up (rollback and close) is shielded from cancellation. The caller
-    waits for it one second at most. Then it is cancelled, a warning is logged, and it may end after the call.
+    If an `async def` fails or is cut off, rollback and close are shielded from cancellation. The caller waits for them
+    one second at most (in trio, for each). Then they are cancelled, a warning is logged, and in asyncio they may end
+    after the call.
 
     >>> import sqlite3
     >>> from resilience import Retry

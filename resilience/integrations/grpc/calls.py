@@ -2,7 +2,7 @@
 
 gRPC enforces one deadline per call, in the client and on the server. So the time that is left becomes the
 `timeout` of each attempt, and a call that exceeds it ends by itself: nothing has to be cancelled. To the
-policies such a call has exceeded its deadline (`DeadlineExceeded`), the server has not failed; a `Timeout`
+policies such a call has exceeded its deadline (`DeadlineExceeded`), and the server has not failed; a `Timeout`
 whose limit was exceeded turns it into its own error. A `DeadlineExceeded` that leaves the pipeline becomes the
 status that gRPC's callers know, also if a policy raised it because the time was up before a call was made.
 

@@ -81,7 +81,7 @@ ATTEMPT_REMAINING = _seconds(
 FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)
 
 _AGAIN = "Attempts that were made, or were to be made after a wait, because one had failed."
-_GAVE_UP = "Retries that came to their end without success, by what ran out."
+_GAVE_UP = "Retries that ended without success, by what ran out."
 _HEDGES = "Attempts that were begun beside one that took long."
 _HEDGED = "Calls of which more than one attempt was made at once, by which attempt won: first, hedge or none."
 _SPENT = "Retries and hedges that were not made, as their budget was spent."
@@ -100,14 +100,14 @@ TIMEOUTS = _count("timeout", "timeouts", _TIMED_OUT, *_WHERE, "scope")
 REJECTIONS = _count("call", "rejections", _REFUSED, *_WHERE, "reason")
 SHADOW_REJECTIONS = _count("call", "shadow_rejections", _SHADOWED, *_WHERE, "reason")
 FALLBACKS = _count("execution", "fallbacks", "Answers that were given instead of a failure.", *_WHERE, "error_type")
-INJECTIONS = _count("call", "chaos.injections", "Calls that a Chaos has done something to.", *_WHERE, "effect")
+INJECTIONS = _count("call", "chaos.injections", "Calls in which a Chaos has injected an effect.", *_WHERE, "effect")
 CACHE_ANSWERS = _count("call", "cache.answers", _ANSWERED, *_WHERE, "how")
 STREAM_ITEMS = _count("item", "stream.items", "Items that streams have handed out.", *_CALLS)
 PARKED = _count("task", "supervisor.parked", "Tasks that a Supervisor has given up.", "policy")
 TRANSITIONS = _count("transition", "circuit.transitions", _CHANGED, "policy", "old_state", "state")
 
 _STATE = "1 for the state that a circuit is in, 0 for the others."
-_ABANDONED = "Blocking calls of this process that a timeout has walked away from, and that are still running."
+_ABANDONED = "Blocking calls of this process that a timeout has abandoned, and that are still running."
 
 CIRCUIT_STATE = _gauge("1", "circuit.state", _STATE, *_POLICY, "state")
 IN_FLIGHT = _gauge("{call}", "bulkhead.in_flight", "Calls that run under a bulkhead.", *_POLICY)

@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
 @final
 class Observed:
-    """The circuit breakers, bulkheads and other policies with a state inside the given ones, by weak references.
+    """The circuit breakers, bulkheads and other stateful policies inside the given ones; it holds weak references.
 
     :param policies: policies, pipelines, and objects that create many of them (`PerHost`, `standard()` for HTTP
         clients), whose policies are looked up each time.
@@ -191,7 +191,7 @@ class Feed:
     ) -> None:
         self._recorder = recorder
         #: (instrument, values of its labels) -> (when it was cached, its recorder)
-        self._known: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
+        self._recorders: dict[tuple[Instrument, tuple[str, ...]], tuple[float, Callable[[float], object]]] = {}
         self.labels: Labels = labels
         self.attempts: bool = checks.flag("attempts", attempts)
         self._lock = forks.lock_of(self)
@@ -239,21 +239,21 @@ class Feed:
 
     def forget_recorders(self) -> None:
         """Clear the cache of recorders."""
-        self._known.clear()
+        self._recorders.clear()
 
     def _measure(self, event: Event) -> None:
         for it, value, texts in readings(event):
-            since, record = self._known.get((it, texts), _UNKNOWN)
+            since, record = self._recorders.get((it, texts), _NO_RECORDER)
             if not 0 <= event.time - since < _CACHED_FOR:  # renewed, so that `Labels` notes which names are in use
                 record = self._cache_recorder(it, texts, event.time)
             record(value)
 
     def _cache_recorder(self, it: Instrument, texts: tuple[str, ...], now: float) -> Callable[[float], object]:
-        if len(self._known) >= _MAX_CACHED:
+        if len(self._recorders) >= _MAX_CACHED:
             self.forget_recorders()
         record = self._recorder(it, self.labels.bounded(dict(zip(it.labels, texts, strict=True))))
-        self._known[it, texts] = now, record
+        self._recorders[it, texts] = now, record
         return record
 
 
-_UNKNOWN: Final[tuple[float, Callable[[float], object]]] = (-inf, float)
+_NO_RECORDER: Final[tuple[float, Callable[[float], object]]] = (-inf, float)

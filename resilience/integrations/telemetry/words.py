@@ -1,4 +1,4 @@
-"""Events as plain values: facts for lines and spans, and types and statuses, of which there are few, for labels."""
+"""Events as plain values: facts for log lines and spans, and types of failures for labels."""
 
 from __future__ import annotations
 

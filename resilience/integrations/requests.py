@@ -1,11 +1,10 @@
 """requests: an adapter that sends every request of a session through a policy.
 
-A `Session` hands each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
-in there sees what really goes over the network; cookies, redirects, hooks and authentication stay above it.
+A `Session` passes each request, and each hop of a redirect, to the adapter that is mounted for its URL. So a policy
+in the adapter sees each request on the wire; cookies, redirects, hooks and authentication are handled outside it.
 
-Unless the user asks for a stream, requests reads the body after the adapter has returned. Here it is read inside
-of the policy, as a part of the attempt: a body that breaks off is a failure like any other, and a time limit covers
-it.
+Unless the user asks for a stream, requests reads the body after the adapter has returned. This adapter reads it inside
+the policy, as a part of the attempt. So a body that breaks off is a failure like any other, and a time limit covers it.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ __all__ = ["ResilienceAdapter"]
 class ResilienceAdapter(HTTPAdapter):
     """Send every request of a session through a policy: `session.mount("https://", ResilienceAdapter(policy))`.
 
-    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
-        sessions, and all adapters, that it is given to.
-    :param adapter: the adapter that sends, where it is not this one: a subclass with certificates of its own, say.
-        Its own retries have to be off: they would multiply with the policy's.
+    :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`). All sessions
+        and adapters that use it share its state.
+    :param adapter: another adapter that sends the requests, such as a subclass with its own certificates; by default
+        this one does. Its own retries must be off, because they would multiply with those of the policy.
     :param rules: which statuses are failures, and which requests may be sent again.
     :param propagate_to: hosts that receive the time left; none by default.
     :param pool_connections: for how many hosts connections are kept, as in `HTTPAdapter`.
     :param pool_maxsize: how many connections are kept for a host.
-    :param pool_block: whether no more than those are made. requests waits for a free one without a limit, so a
-        `Bulkhead` in the policy is the better bound.
+    :param pool_block: whether no further connections are made. requests waits for a free connection without a limit, so
+        a `Bulkhead` in the policy is the better bound.
 
-    A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
-    gets the response as usual. The timeout of a request is shortened, at each attempt, to the time that is left;
-    when that is used up, `DeadlineExceeded` is raised, and not requests' `Timeout`. The body is read in the attempt;
-    a stream is read after it, in the same time (see `Rules`), and is not retried.
+    A status that means "not now" is a failure for the policy; if the last attempt ends with it, the session gets the
+    response as usual. For each attempt, the timeout of the request is shortened to the time left; when that is used
+    up, `DeadlineExceeded` is raised, and not requests' `Timeout`. The body is read in the attempt; a stream is read
+    afterwards, within the same time (see `Rules`), and not retried.
 
-    Not promised: an exact end of a body of which something comes now and then, as requests' timeouts begin anew with
-    each piece. An enforced `Timeout` in the policy ends it, unless it is a stream.
+    Not promised: an exact end for a body that arrives in small pieces, because requests' timeouts restart with each
+    piece. An enforced `Timeout` in the policy ends it, unless it is a stream.
 
     >>> import requests
     >>> from resilience import Retry
@@ -66,7 +65,7 @@ class ResilienceAdapter(HTTPAdapter):
     ...     session.mount("https://", ResilienceAdapter(Retry(3)))
     """
 
-    # What a pickle carries: requests' own way.
+    # The attributes in a pickle, in the manner of requests.
     __attrs__: list[str] = [*HTTPAdapter.__attrs__, "_settings", "_adapter"]  # noqa: RUF012
 
     def __init__(
@@ -99,15 +98,15 @@ class ResilienceAdapter(HTTPAdapter):
     ) -> Response:
         """Send a prepared request through the policy; called by the session.
 
-        :raises NotRepeatable: for a generator that has been sent before, as it is on a redirect or by digest
-            authentication. requests would send an empty body.
+        :raises NotRepeatable: for a generator that has been sent before, for example on a redirect or with digest
+            authentication. Without this adapter, requests would send an empty body.
         """
         options = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         response: Response = _Sending(self, self._settings, request, timeout, options).run()
         return response
 
     def _shortened(self, timeout: TimeoutLike, left: float) -> Any:
-        """Return a timeout of at most `left` seconds, in a form that the adapter that sends knows."""
+        """Return a timeout of at most `left` seconds, in a form that the sending adapter accepts."""
         shorter = bounded(timeout, left)
         if self._adapter is None or isinstance(self._adapter, HTTPAdapter):
             return shorter
@@ -119,12 +118,12 @@ class ResilienceAdapter(HTTPAdapter):
         if self._adapter is None:
             return super().send(request, **options)
         response = self._adapter.send(request, **options)
-        response.connection = self  # digest authentication sends its second request to the adapter that made the first
+        response.connection = self  # digest authentication sends its second request to this adapter
         return response
 
     @override
     def close(self) -> None:
-        """Close the connections that are kept, those of a wrapped adapter too."""
+        """Close all connections, also those of a wrapped adapter."""
         self._settings = self._settings.close()
         super().close()
         if self._adapter is not None:
@@ -142,7 +141,7 @@ def _check_adapter(adapter: object, pool: tuple[int, int, bool]) -> None:
 
 
 class _Sending(Urllib3Exchange):
-    """One request to one adapter."""
+    """The exchange of one request to one adapter."""
 
     response_type = Response
     never_sent = (ConnectTimeout,)
@@ -156,7 +155,7 @@ class _Sending(Urllib3Exchange):
         timeout: TimeoutLike,
         options: Mapping[str, Any],
     ) -> None:
-        # A file is rewound to where it stood when the request was prepared, as requests itself does on a redirect.
+        # A file is rewound to its position when the request was prepared, as requests itself does on a redirect.
         body = body_of(request.body, getattr(request, "_body_position", None))
         headers: Any = request.headers
         super().__init__(settings, str(request.method), request.url, headers, body)
@@ -173,13 +172,13 @@ class _Sending(Urllib3Exchange):
         if attempt.left is not None:
             timeout = self._adapter._shortened(timeout, attempt.left)
         if attempt.headers:
-            request = request.copy()  # it is the user's, and goes to another host when it is redirected
+            request = request.copy()  # the request belongs to the user, and a redirect sends it to another host
             request.headers.update(attempt.headers)
         response = self._adapter._transmit(request, timeout=timeout, **self._options)
         if not self._options["stream"]:
             if attempt.ctx.deadline < inf:
                 limit_body(response.raw, self._timeout, attempt.ctx.deadline, attempt_is_late)
-            response.content  # noqa: B018  # reads it, and gives the connection back
+            response.content  # noqa: B018  # reads the body, and returns the connection to the pool
         return response
 
     @override
@@ -194,4 +193,4 @@ class _Sending(Urllib3Exchange):
 
     @override
     def reason(self, error: Any) -> object:
-        return super().reason(error.args[0] if error.args else None)  # the error of urllib3 that requests has wrapped
+        return super().reason(error.args[0] if error.args else None)  # requests wraps an error of urllib3

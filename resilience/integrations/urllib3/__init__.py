@@ -1,8 +1,8 @@
 """urllib3: pool managers that send every request through a policy.
 
 managers.py   ResiliencePoolManager, ResilienceProxyManager: one exchange for each request, and each hop of a redirect
-exchange.py   what the errors of urllib3 mean; also for requests, which is built on urllib3
-timeouts.py   how the time of a request, and of its body, is limited; also for requests
+exchange.py   the meaning of urllib3's errors; requests, which is built on urllib3, uses it, too
+timeouts.py   time limits for a request and its body; requests uses them, too
 """
 
 from importlib.metadata import version

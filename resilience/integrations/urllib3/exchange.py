@@ -1,4 +1,4 @@
-"""What the errors of urllib3 mean, for urllib3 and for requests, which is built on it."""
+"""The meaning of urllib3's errors, for urllib3 and for requests, which is built on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib3 import exceptions as errors
 
 from resilience.integrations.http.exchange import BlockingExchange
 
-#: Raised before anything has been sent.
+#: Errors that are raised before anything has been sent.
 _NEVER_SENT: Final = (
     errors.NewConnectionError,
     errors.ConnectTimeoutError,
@@ -20,12 +20,12 @@ _NEVER_SENT: Final = (
 
 _TIMED_OUT: Final = (errors.ConnectTimeoutError, errors.ReadTimeoutError, TimeoutError)
 
-#: What http.client says where a proxy does not connect; there is no class for it.
+#: The message of http.client if a proxy does not open a tunnel. This error has no class of its own.
 _NO_TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 
 
 class Urllib3Exchange(BlockingExchange):
-    """What the descriptions of the clients that stand on urllib3 share: what its errors say."""
+    """The exchange of a client that is built on urllib3."""
 
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
@@ -35,7 +35,7 @@ class Urllib3Exchange(BlockingExchange):
     @override
     def has_timed_out(self, error: Exception) -> bool:
         reason: Any = self.reason(error)
-        if isinstance(reason, errors.ProtocolError):  # "connection aborted", also by the timeout of a wait to send
+        if isinstance(reason, errors.ProtocolError):  # "connection aborted", also if a wait to send has timed out
             reason = reason.args[-1]
         return isinstance(error, self.timed_out) or isinstance(reason, _TIMED_OUT)
 
@@ -46,7 +46,7 @@ class Urllib3Exchange(BlockingExchange):
         return int(match[1]) if match else None
 
     def reason(self, error: Any) -> object:
-        """Return what happened: a proxy "to which it could not connect" may as well have hung up on the request."""
+        """Return the inner error: "unable to connect to proxy" also stands for a proxy that received the request."""
         if isinstance(error, errors.MaxRetryError):
             error = error.reason
         return error.original_error if isinstance(error, errors.ProxyError) else error

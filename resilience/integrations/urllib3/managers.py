@@ -1,7 +1,7 @@
-"""Pool managers whose every request runs through a policy.
+"""Pool managers that send every request through a policy.
 
-A `PoolManager` asks a connection pool for each request, and for each hop of a redirect. A policy in the pool sees what
-really goes over the network, and redirects stay above it, as with requests.
+A `PoolManager` calls a connection pool for each request, and for each hop of a redirect. The policy runs inside the
+pool, so it sees each request on the wire, and redirects are followed outside it, as with requests.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["ResiliencePoolManager", "ResilienceProxyManager"]
 class ResiliencePoolManager(PoolManager):
     """A `PoolManager` that runs every request through a policy.
 
-    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`).
+    :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`).
     :param rules: which statuses are failures, and which requests may be sent again.
     :param propagate_to: hosts that receive the time left; none by default.
-    :param arguments: what a `PoolManager` takes, and `options`: the number of pools, `maxsize`, `timeout` and others.
+    :param arguments: arguments of `PoolManager`, like `options`: the number of pools, `maxsize`, `timeout` and others.
 
     urllib3's own retries are off, regardless of `retries`: only its number of redirects is used. A status that means
-    "not now" is a failure for the policy; if the last attempt ends with it, the caller gets the response. The timeout
-    of a request is shortened, at each attempt, to the time that is left; when that is used up, `DeadlineExceeded` is
-    raised. The body is read in the attempt, unless `preload_content=False`: then it is read after it, in the same time
-    (see `Rules`), and is not retried.
+    "not now" is a failure for the policy; if the last attempt ends with it, the caller gets the response. For each
+    attempt, the timeout of the request is shortened to the time left; when that is used up, `DeadlineExceeded` is
+    raised. The body is read in the attempt. With `preload_content=False` it is read afterwards, within the same time
+    (see `Rules`), and not retried.
 
     >>> from resilience import Retry
     >>> from resilience.integrations.urllib3 import ResiliencePoolManager
@@ -59,7 +59,7 @@ class ResiliencePoolManager(PoolManager):
 
     @override
     def clear(self) -> None:
-        """Forget all pools. A request that waits for its next attempt is not sent again."""
+        """Drop all pools. A request that waits for its next attempt is not sent again."""
         self._settings = self._settings.close()
         self.pool_classes_by_scheme = _protected(self._unprotected, self._settings)
         super().clear()
@@ -69,9 +69,9 @@ class ResiliencePoolManager(PoolManager):
         """Send a request, and follow its redirects; `request` calls this."""
         body = body_of(kw.get("body"), kw.get("body_pos"))
         if not body.can_be_sent_again:
-            kw["body"] = OneShot.of(kw["body"])  # a redirect must not send the empty rest of it
+            kw["body"] = OneShot.of(kw["body"])  # a redirect must not send its empty rest
         elif body.start is not None:
-            kw["body_pos"] = body.start  # nor that of a file: urllib3 forgets where it stood
+            kw["body_pos"] = body.start  # for a redirect: urllib3 does not keep the position at which a file began
         return super().urlopen(method, url, redirect, **kw)
 
 
@@ -80,7 +80,7 @@ class ResilienceProxyManager(ResiliencePoolManager, ProxyManager):
 
 
 def _protected(classes: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return classes of pools, by scheme, that send through the policy."""
+    """Return subclasses of these pools, by scheme, that send every request through the policy."""
     return {scheme: _protected_class(kind, settings) for scheme, kind in classes.items()}
 
 
@@ -93,7 +93,7 @@ def _protected_class(kind: Any, settings: Settings) -> Any:
 
 
 class _Sending(Urllib3Exchange):
-    """One request, or one hop of a redirect."""
+    """The exchange of one request, or of one hop of a redirect."""
 
     response_type = BaseHTTPResponse
 
@@ -115,7 +115,7 @@ class _Sending(Urllib3Exchange):
         self._timeout = options.pop("timeout", pool.timeout)
         self._reads = options.pop("preload_content", True)
         if self._reads:
-            options.pop("release_conn", None)  # reading does it
+            options.pop("release_conn", None)  # reading the body releases the connection
         self._options = {**options, "retries": False, "redirect": False, "preload_content": False}
 
     @override
@@ -127,11 +127,11 @@ class _Sending(Urllib3Exchange):
             headers = HTTPHeaderDict(headers)
             headers.update(attempt.headers)
         response: BaseHTTPResponse = urlopen(*where, headers, timeout=timeout, **self._options)
-        response.retries = Retry.from_int(self._retries)  # what its manager counts redirects with
+        response.retries = Retry.from_int(self._retries)  # the manager counts redirects with it
         if attempt.left is not None or not self._reads:
             limit_body(response, self._timeout, attempt.ctx.deadline, attempt_is_late)
         if self._reads:
-            response.data  # noqa: B018  # reads it, and gives the connection back
+            response.data  # noqa: B018  # reads the body, and returns the connection to the pool
         return response
 
     @override

@@ -1,7 +1,7 @@
-"""How the time of a request, and of its body, is limited, for urllib3 and for requests.
+"""Time limits for a request and its body, for urllib3 and for requests.
 
-urllib3's timeouts are for one wait each. For connecting and for the answer together it has a total; for a body nothing
-has, so the time is looked at before each wait for a piece of it, and the socket told how long that may take.
+urllib3's timeouts limit each single wait. `total` limits connecting and the wait for the response together, but not the
+body. So the time is checked before each wait for a part of the body, and the socket's timeout is set to the time left.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from resilience.errors import DeadlineExceeded
 
 T = TypeVar("T")
 
-#: A timeout: for connecting and for each wait for bytes, or one of each.
+#: A timeout in seconds for connecting and for each wait for bytes, or a pair of them.
 TimeoutLike: TypeAlias = float | tuple[float | None, float | None] | Timeout | None
 
-#: The shortest wait, in seconds: 0 is "do not wait" to a socket.
-_LEAST: Final = 0.001
+#: The shortest timeout of a socket, in seconds: with 0 it would not wait at all.
+_SHORTEST_WAIT: Final = 0.001
 
-#: The time is looked at each time that so many bytes of a body have been read.
-_BLOCK: Final = 10_240
+#: If a body is read as a whole, the time is checked after each chunk of so many bytes.
+_CHUNK_SIZE: Final = 10_240
 
 
 def bounded(timeout: TimeoutLike, left: float) -> Timeout:
     """Return a timeout of at most `left` seconds.
 
-    `total` is what bounds connecting and waiting for the answer together; without it each could take all the time.
+    `total` limits connecting and the wait for the response together; without it, each of them could take all the time.
     """
     if isinstance(timeout, Timeout):
         own: Any = timeout.clone()
@@ -48,13 +48,13 @@ def bounded(timeout: TimeoutLike, left: float) -> Timeout:
 
 
 def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Callable[[], Exception]) -> None:
-    """Have the body of a response read by `deadline`, in whatever way it is read.
+    """Let the body of a response be read until `deadline`, by any of its methods.
 
-    :param timeout: the user's own, which stays where it is shorter.
-    :param late: makes the error for a body that is not there by then.
+    :param timeout: the user's own timeout, which still applies to each wait.
+    :param late: creates the error for a body that is not read by then.
     """
     if type(response) is HTTPResponse:
-        response.__class__ = LimitedResponse  # urllib3 makes its responses itself, and asks for no class
+        response.__class__ = LimitedResponse  # urllib3 creates its responses itself, and has no option for their class
     if isinstance(response, LimitedResponse):
         response.longest_wait = _longest_wait(timeout)
         response.deadline, response.late = deadline, late
@@ -62,23 +62,23 @@ def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Calla
 
 
 def _longest_wait(timeout: TimeoutLike) -> float:
-    """Return for how many seconds a timeout lets each wait for bytes last; infinity for no limit."""
+    """Return how many seconds each wait for bytes may take under a timeout; infinity if there is no limit."""
     wait: Any = timeout[1] if isinstance(timeout, tuple) else timeout
     if isinstance(timeout, Timeout):
         own = timeout.clone()
-        own.start_connect()  # before that, it does not say
+        own.start_connect()  # `read_timeout` takes `total` into account only after this
         wait = own.read_timeout
     return inf if wait is None or wait is Timeout.DEFAULT_TIMEOUT else float(wait)
 
 
 def attempt_is_late() -> DeadlineExceeded:
-    """Return the error for a body that its attempt has no time left to read."""
+    """Return the error for a body that is not read within the time of its attempt."""
     return DeadlineExceeded("the time that was left ran out while the body was read")
 
 
 @final
 class LimitedResponse(HTTPResponse):
-    """A response of urllib3 whose body has its time."""
+    """A response of urllib3 with a time limit on its body."""
 
     longest_wait: float = inf
     deadline: float = inf
@@ -88,7 +88,7 @@ class LimitedResponse(HTTPResponse):
     def read(self, amt: int | None = None, decode_content: bool | None = None, cache_content: bool = False) -> bytes:
         if amt is not None and amt >= 0:
             return self._wait_for(partial(super().read, amt, decode_content))
-        data = b"".join(self.stream(_BLOCK, decode_content))
+        data = b"".join(self.stream(_CHUNK_SIZE, decode_content))
         if cache_content:
             self._body = data
         return data
@@ -106,11 +106,11 @@ class LimitedResponse(HTTPResponse):
     @override
     def close(self) -> None:
         super().close()
-        self.release_conn()  # or its place in the pool would be lost
+        self.release_conn()  # otherwise its slot in the pool would be lost
 
     def _wait_for(self, read: Callable[[], T]) -> T:
         if self._is_late() and self.length_remaining != 0 and not self.closed:
-            self.close()  # nothing more is read
+            self.close()  # discards the rest of the body
             raise self.late()
         self.limit_wait()
         try:
@@ -124,17 +124,17 @@ class LimitedResponse(HTTPResponse):
         return clock.now() >= self.deadline
 
     def limit_wait(self) -> None:
-        """Let the next wait for bytes take no longer than the user's timeout, and what is left, allow."""
+        """Limit the next wait for bytes to the user's timeout and to the time left."""
         source = _socket_of(self)
         if source is not None:
-            wait = max(_LEAST, min(self.longest_wait, self.deadline - clock.now()))
+            wait = max(_SHORTEST_WAIT, min(self.longest_wait, self.deadline - clock.now()))
             source.settimeout(None if wait == inf else wait)
 
 
 def _socket_of(response: Any) -> Any:
-    """Return the socket from which a body is read; None for none."""
+    """Return the socket from which a body is read; None if there is none."""
     source = getattr(response.connection, "sock", None)
-    if source is None:  # a connection that ends with this response: http.client has handed its socket to the reader
+    if source is None:  # if the connection ends with this response, http.client has passed its socket to the reader
         reader = getattr(getattr(response, "_fp", None), "fp", None)
         source = getattr(getattr(reader, "raw", None), "_sock", None)
     return source

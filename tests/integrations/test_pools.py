@@ -11,7 +11,7 @@ import httpcore
 import httpx
 import pytest
 
-from resilience.integrations.httpx.pools import completed, reclaim_places
+from resilience.integrations.httpx.pools import close_completely, reclaim_slots
 from tests.conftest import World
 
 
@@ -46,7 +46,7 @@ async def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(m
     async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=network) as pool:
         await left_by_a_cut(pool, monkeypatch)
         assert len(pool.connections) == 1
-        await reclaim_places(Transport(pool))
+        await reclaim_slots(Transport(pool))
         assert pool.connections == []
         assert (await pool.request("GET", "http://example.org/")).status == 200
 
@@ -54,14 +54,14 @@ async def test_the_place_of_a_connection_that_was_made_and_not_used_comes_back(m
 async def test_the_place_of_a_connection_that_was_not_made_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with httpcore.AsyncConnectionPool(max_connections=1) as pool:
         await left_by_a_cut(pool, monkeypatch, type(pool.create_connection(httpcore.Origin(b"http", b"a", 80))))
-        await reclaim_places(Transport(pool))
+        await reclaim_slots(Transport(pool))
         assert pool.connections == []
 
 
 async def reclaims_nothing() -> None:
-    await reclaim_places(object())  # such a transport has no pool
+    await reclaim_slots(object())  # such a transport has no pool
     async with httpcore.AsyncConnectionPool() as pool:
-        await reclaim_places(Transport(pool))
+        await reclaim_slots(Transport(pool))
 
 
 def test_a_transport_without_places_is_left_as_it_is() -> None:
@@ -84,7 +84,7 @@ async def test_the_place_of_a_connection_that_was_not_closed_comes_back(monkeypa
             with pytest.raises(Cut):
                 await pool.request("GET", "http://example.org/")
         assert [it.is_available() for it in pool.connections] == [False]
-        await reclaim_places(Transport(pool))
+        await reclaim_slots(Transport(pool))
         assert pool.connections == []
 
 
@@ -105,7 +105,7 @@ async def test_a_response_whose_close_is_cancelled_is_closed(in_asyncio: World, 
     """At whatever step: httpcore's own shield does not know a cancellation of asyncio's."""
     pool, stream = await answered()
     assert places_in_use(pool) == 2
-    task = asyncio.create_task(awaits(completed(stream.aclose(), stream)))
+    task = asyncio.create_task(awaits(close_completely(stream.aclose(), stream)))
     for _ in range(rounds):
         await asyncio.sleep(0)
     was_there_to_be_cancelled = rounds and task.cancel()
@@ -120,7 +120,7 @@ async def test_a_close_that_waits_for_others_is_cancelled_after_it(in_asyncio: W
     [connection] = pool.connections
     lock = connection._connection._state_lock
     async with lock:
-        task = asyncio.create_task(awaits(completed(stream.aclose(), stream)))
+        task = asyncio.create_task(awaits(close_completely(stream.aclose(), stream)))
         for _ in range(3):
             await asyncio.sleep(0)
             task.cancel()
@@ -137,13 +137,13 @@ async def test_a_close_that_fails_fails(in_asyncio: World) -> None:
             raise Cut
 
     with pytest.raises(Cut):
-        await completed(Fails().aclose(), Fails())
+        await close_completely(Fails().aclose(), Fails())
 
 
 async def test_a_close_that_is_thrown_away_is_closed(in_asyncio: World) -> None:
     _, stream = await answered()
     closing: Any = stream.aclose()
-    outer = awaits(completed(closing, stream))
+    outer = awaits(close_completely(closing, stream))
     outer.send(None)
     outer.close()
     assert inspect.getcoroutinestate(closing) == inspect.CORO_CLOSED

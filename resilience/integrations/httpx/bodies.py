@@ -1,4 +1,4 @@
-"""Bodies: how a response's is read within its time, and what a request's is made of."""
+"""Bodies: the time limit for the body of a response, and whether the body of a request can be sent again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 from resilience.clock import clock
 from resilience.integrations.http.bodies import IN_MEMORY, Body, OneShot, body_of
 from resilience.integrations.httpx.libraries import AsyncStream, Stream, classes
-from resilience.integrations.httpx.pools import completed
+from resilience.integrations.httpx.pools import close_completely
 from resilience.runtimes.tasks import timer_until
 
 _TIMED_OUT = classes("TimeoutException")
@@ -19,9 +19,9 @@ _BYTES = classes("ByteStream")
 
 @final
 class LimitedStream(Stream):
-    """The body of a response, in blocking code. The time is looked at before each wait for more of it.
+    """The body of a response with a deadline, in blocking code. The time is checked before each wait for more data.
 
-    :param late: makes the error for a body that is not read by the deadline.
+    :param late: creates the error for a body that is not read by the deadline.
     """
 
     def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
@@ -31,16 +31,16 @@ class LimitedStream(Stream):
 
     @override
     def __iter__(self) -> Iterator[bytes]:
-        self._look()
+        self._check_time()
         try:
             for chunk in self._stream:
                 yield chunk
-                self._look()
+                self._check_time()
         except _TIMED_OUT:
-            self._look()  # raises, if it was our time that is over
+            self._check_time()  # raises if the deadline has passed
             raise
 
-    def _look(self) -> None:
+    def _check_time(self) -> None:
         if clock.now() >= self._deadline:
             raise self._late()
 
@@ -51,9 +51,9 @@ class LimitedStream(Stream):
 
 @final
 class AsyncLimitedStream(AsyncStream):
-    """The body of a response, in a task. A wait for more of it is cut off when the time is over.
+    """The body of a response with a deadline, in a task. A wait for more data is cut off at the deadline.
 
-    :param late: as above.
+    :param late: creates the error for a body that is not read by the deadline.
     """
 
     def __init__(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> None:
@@ -68,7 +68,7 @@ class AsyncLimitedStream(AsyncStream):
         return self
 
     async def __anext__(self) -> bytes:
-        # Also when the time is over already: what is cancelled cleans up all the generators inside of it.
+        # Await even after the deadline: the cancellation lets all generators inside the body clean up.
         with timer_until(self._deadline) as timer:
             chunk: bytes = await self._chunks.__anext__()
         if timer.fired:
@@ -79,18 +79,18 @@ class AsyncLimitedStream(AsyncStream):
     async def aclose(self) -> None:
         if hasattr(self._chunks, "aclose"):
             await self._chunks.aclose()
-        await completed(self._stream.aclose(), self._stream)
+        await close_completely(self._stream.aclose(), self._stream)
 
 
 def is_in_memory(response: Any) -> bool:
-    """Whether there is nothing to wait for."""
+    """Whether the body of a response is in memory, so that reading it does not wait."""
     return response.is_closed or isinstance(response.stream, _BYTES)
 
 
 def with_body(response: Any, body: bytes) -> Any:
-    """Return a response like this one with its body, as it came over the wire, in memory.
+    """Return a copy of a response whose body, as it came over the wire, is in memory.
 
-    A new one: the client is still to read it, and would take this one for one that was read by its user.
+    The client still has to read the response; it would treat the original as one that its user has consumed.
     """
     (kind,) = (it for it in _BYTES if it.__module__.partition(".")[0] == type(response).__module__.partition(".")[0])
     fields = {"headers": response.headers, "stream": kind(body), "extensions": response.extensions}
@@ -103,13 +103,13 @@ class OneShotStream(OneShot, Stream, AsyncStream):
 
 
 def body_in(stream: Any) -> Body:
-    """Return what the client reads while it sends this stream."""
+    """Return the body that the client reads while it sends this stream."""
     if isinstance(stream, _BYTES):
         return IN_MEMORY
     if isinstance(stream, OneShotStream):
         return Body(stream)
     if type(stream).__module__.partition(".")[0] not in {"httpx", "httpx2"}:
-        return Body(once=True)  # only its author knows
-    if hasattr(stream, "fields"):  # a form; the client rewinds its files by itself
+        return Body(once=True)  # a user's own stream, which perhaps cannot be read twice
+    if hasattr(stream, "fields"):  # a form, whose files the client rewinds itself
         return Body(*[getattr(field, "file", None) for field in stream.fields])
-    return body_of(getattr(stream, "_stream", iter(())))  # of `content=`: a list, an iterator, a file
+    return body_of(getattr(stream, "_stream", iter(())))  # from `content=`: a list, an iterator, a file

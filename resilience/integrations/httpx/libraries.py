@@ -1,4 +1,4 @@
-"""httpx and httpx2: the same classes under two names. Whichever is installed is served; both are, if both are."""
+"""httpx and httpx2: the same classes under two names. At least one of them must be installed."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     import httpx2
 
     class Transport(httpx.BaseTransport, httpx2.BaseTransport):
-        """A transport to both."""
+        """A transport for both libraries."""
 
         def handle_request(self, request: Any) -> Any:
-            """Take a request of either, and return a response of the same."""
+            """Send a request of either library, and return a response of the same library."""
 
     class AsyncTransport(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
-        """An asynchronous transport to both."""
+        """An asynchronous transport for both libraries."""
 
         async def handle_async_request(self, request: Any) -> Any:
-            """Take a request of either, and return a response of the same."""
+            """Send a request of either library, and return a response of the same library."""
 
     class Stream(httpx.SyncByteStream, httpx2.SyncByteStream):
-        """A body to both."""
+        """A body for both libraries."""
 
     class AsyncStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
-        """An asynchronous body to both."""
+        """An asynchronous body for both libraries."""
 else:
     Transport = type("Transport", classes("BaseTransport"), {})
     AsyncTransport = type("AsyncTransport", classes("AsyncBaseTransport"), {})

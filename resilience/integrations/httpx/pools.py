@@ -1,12 +1,12 @@
-"""A repair of the pool of httpcore, from which a cancelled task can take a place away for ever.
+"""A repair of httpcore's connection pool, which can lose slots for ever when tasks are cancelled.
 
-A task that waits for a connection is given a new one, which is still to be made. If it is cancelled before it begins to
-make it, or has made it and not begun to send, the pool keeps it: a connection that is never used or closed. A `Timeout`
-cancels, and where a server hangs it cancels many at once: the pool is used up, and every later request ends with
-`PoolTimeout`, also when the server is well again. See https://github.com/encode/httpcore/issues/1093. The pool of
-httpx2 has been repaired. So does one that is cancelled while it closes a response.
+The pool assigns an unconnected connection to a task that waits for one. If the task is cancelled before it connects, or
+after it has connected and before it sends, the pool keeps a connection that is never used or closed. A `Timeout`
+cancels many tasks at once if a server hangs: then the pool is used up, and every later request ends with `PoolTimeout`,
+even after the server has recovered. See https://github.com/encode/httpcore/issues/1093. The pool of httpx2 has been
+fixed. A slot is also lost if a task is cancelled while it closes a response.
 
-Nothing public of httpcore leads to these connections. Where its inside is another one, nothing is done here.
+httpcore has no public access to these connections. If its internals are not those expected here, nothing is done.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any, Final
 
 from resilience.runtimes.tasks import asyncio_task
 
-_INSIDE: Final = ("_connections", "_requests", "_assign_requests_to_connections", "_close_connections")
+_INTERNALS: Final = ("_connections", "_requests", "_assign_requests_to_connections", "_close_connections")
 
 
-async def reclaim_places(transport: Any) -> None:
-    """After a request has failed: give back the places of connections that will not be made to the pool."""
+async def reclaim_slots(transport: Any) -> None:
+    """After a request has failed, return the slots of lost connections to the transport's pool."""
     pool: Any = getattr(transport, "_pool", None)
-    if not all(hasattr(pool, name) for name in _INSIDE):
+    if not all(hasattr(pool, name) for name in _INTERNALS):
         return
     wanted = {id(it.connection) for it in pool._requests}
     lost = [it for it in pool._connections if id(it) not in wanted and _is_unused(_innermost(it))]
     for connection in lost:
-        _innermost(connection)._connect_failed = True  # now the pool takes one that was never made for what it is
+        _innermost(connection)._connect_failed = True  # so that the pool treats an unconnected one as closed
     if lost:
-        await pool._close_connections(lost)  # and this closes one that was made, and then not used
+        await pool._close_connections(lost)  # closes those that have connected
         await pool._close_connections(pool._assign_requests_to_connections())
 
 
 @types.coroutine
-def completed(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
-    """Await the close of a response with this stream to its end, also where asyncio cancels the task meanwhile.
+def close_completely(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any, Any, None]:
+    """Await the close of a response with this stream to its end, even if asyncio cancels the task meanwhile.
 
-    The cancellation comes out after it. httpcore shields the close with a scope of anyio, which a cancellation of
-    asyncio's own does not know: it leaves the connection in use for ever.
+    The cancellation is raised afterwards. httpcore shields the close with a cancel scope of anyio, which has no effect
+    on a cancellation by asyncio: the connection would stay in use for ever.
     """
     asyncio: Any = sys.modules.get("asyncio")
     if asyncio_task() is None or not hasattr(stream, "_httpcore_stream"):
@@ -56,7 +56,7 @@ def completed(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any,
             is_over = False
             while not is_over:
                 try:
-                    yield from _nothing() if future is None else asyncio.wait([future]).__await__()
+                    yield from _yield_once() if future is None else asyncio.wait([future]).__await__()
                 except asyncio.CancelledError as error:
                     cancelled = error
                 is_over = future is None or future.done()
@@ -67,18 +67,18 @@ def completed(closing: Coroutine[Any, Any, None], stream: Any) -> Generator[Any,
         del cancelled  # no cycle
 
 
-def _nothing() -> Generator[None]:
+def _yield_once() -> Generator[None]:
     yield
 
 
 def _is_unused(part: Any) -> bool:
-    """Whether the innermost part of a connection without a request is to be connected, to be used, or to be closed."""
+    """Whether the innermost part of a connection, which has no request, is neither idle nor closed."""
     if getattr(part, "_connect_failed", None) is False:
         return True
     return getattr(getattr(part, "_state", None), "name", None) in {"NEW", "ACTIVE"}
 
 
 def _innermost(connection: Any) -> Any:
-    """Return the part that a connection has made last; with a proxy, there are several."""
+    """Return the innermost part of a connection; with a proxy, several are nested."""
     inner = getattr(connection, "_connection", None)
     return connection if inner is None else _innermost(inner)

@@ -1,4 +1,4 @@
-"""A request of httpx or httpx2 on its way through a policy."""
+"""The exchange of one request of httpx or httpx2."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from resilience.integrations.httpx.bodies import (
     with_body,
 )
 from resilience.integrations.httpx.libraries import classes
-from resilience.integrations.httpx.pools import completed, reclaim_places
+from resilience.integrations.httpx.pools import close_completely, reclaim_slots
 
-_NAMES = ("connect", "read", "write", "pool")
+_PHASES = ("connect", "read", "write", "pool")
 
 _PROXY_ERROR = classes("ProxyError")
 _LOCAL_PROTOCOL_ERROR = classes("LocalProtocolError")
-#: What it says of a connection of HTTP/2 that a server has ended before our request: in its reload, say.
-_ENDED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
+#: The message for a request on an HTTP/2 connection that the server had closed before, for example in a reload.
+_CLOSED_BEFORE = "ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED"
 
 
 def _attempt_is_late() -> DeadlineExceeded:
@@ -41,14 +41,14 @@ def _attempt_is_late() -> DeadlineExceeded:
 
 @final
 class _Timeouts(dict[str, Any]):
-    """The timeouts of one attempt: the client's own, but none longer than what is left when it is read.
+    """The timeouts of one attempt: those of the client, each shortened to the time left when it is read.
 
-    They are for one wait each, and httpcore reads each as it begins that wait: the one before it, for a free
-    connection, may have taken most of the time.
+    Each limits one wait, and httpcore reads it when that wait begins: the wait for a free connection may have taken
+    most of the time before that.
 
-    :param given: the client's own.
+    :param given: the timeouts of the client.
     :param left: seconds from now until `deadline`.
-    :param deadline: until when they are for; infinity for no limit.
+    :param deadline: the instant at which all waits have to end; infinity for no limit.
     """
 
     __slots__ = ("_given", "deadline", "late")
@@ -56,9 +56,9 @@ class _Timeouts(dict[str, Any]):
     def __init__(self, given: Mapping[str, Any], left: float, deadline: float) -> None:
         self._given = given
         self.deadline: float = deadline
-        #: Makes the error for a wait that begins after that.
+        #: Creates the error for a wait that begins after the deadline.
         self.late: Callable[[], Exception] = _attempt_is_late
-        for name in _NAMES:  # for a transport that takes them in another way
+        for name in _PHASES:  # for a transport that does not read them with `get`
             limit = given.get(name)
             self[name] = left if limit is None or limit > left else limit
 
@@ -75,10 +75,10 @@ class _Timeouts(dict[str, Any]):
 
 @final
 class _Progress:
-    """How far an attempt has come that must not be sent twice, as the client's own trace tells it.
+    """The progress of an attempt that must not be sent twice, according to the client's own trace.
 
-    It answers what a timer cannot: whether the request was sent when it fired. And an attempt in a thread that was
-    left behind while it was connecting does not begin to send, so that nothing is sent twice behind the caller's back.
+    It shows whether the request had been sent when a timer fired. It also stops an attempt in a thread that was
+    abandoned while connecting from sending, so that the request is not sent twice.
 
     :param given: the caller's own trace, if any.
     """
@@ -86,26 +86,26 @@ class _Progress:
     def __init__(self, deadline: float, given: Any) -> None:
         self._deadline = deadline
         self._given = given
-        self.is_known = False  # a transport of another kind tells nothing
+        self.is_known = False  # stays False if the transport does not call the trace
         self.may_be_sent = False
 
     def trace(self, event: str, info: Any) -> Any:
         """Note an event: `connection.connect_tcp.started`, `http11.send_request_headers.started`."""
         self.is_known = True
         if event.endswith(".send_request_headers.started"):
-            self.may_be_sent = True  # first, and then the time: who sees it unset later knows that nothing was sent
+            self.may_be_sent = True  # before the time is checked: if it is not set after the deadline, nothing was sent
             if clock.now() >= self._deadline:
                 raise DeadlineExceeded("the time was over before the request was sent")
         return None if self._given is None else self._given(event, info)
 
     async def atrace(self, event: str, info: Any) -> None:
-        """Do the same for an asynchronous client."""
+        """Note an event of an asynchronous client."""
         if (given := self.trace(event, info)) is not None:
             await given
 
 
 class _Sending(Exchange):
-    """A request of either library."""
+    """The exchange of one request of either library."""
 
     never_sent: ClassVar[tuple[type[Exception], ...]] = (
         ConnectionRefusedError,
@@ -114,7 +114,7 @@ class _Sending(Exchange):
     )
     timed_out: ClassVar[tuple[type[Exception], ...]] = classes("TimeoutException")
 
-    _timeouts: _Timeouts | None = None  # of the last attempt, where they are not the client's own
+    _timeouts: _Timeouts | None = None  # of the last attempt, if they replace those of the client
     _progress: _Progress | None = None
 
     def __init__(self, settings: Settings, request: Any, library: ModuleType, transport: Any) -> None:
@@ -123,18 +123,18 @@ class _Sending(Exchange):
         except NotRepeatable as error:
             raise library.StreamConsumed from error
         super().__init__(settings, request.method, request.url, request.headers, body)
-        if not body.can_be_sent_again:  # the client hands it to the next hop of a redirect
+        if not body.can_be_sent_again:  # the client passes the same stream to the next hop of a redirect
             request.stream = OneShotStream.of(request.stream)
         self.response_type: Any = library.Response
         self._request = request
         self._transport = transport
 
     def _prepared(self, attempt: Attempt) -> Any:
-        """Return the request for one attempt. The client's own is left as it is."""
+        """Return the request for one attempt. The client's own request is not changed."""
         request, ends_at = self._request, attempt.ctx.deadline
         self._timeouts = self._progress = None
         changes: dict[str, Any] = {}
-        if attempt.left is not None and self._has_to_end_it(attempt):
+        if attempt.left is not None and self._needs_timeouts(attempt):
             given = request.extensions.get("timeout") or {}
             self._timeouts = changes["timeout"] = _Timeouts(given, attempt.left, ends_at)
         if attempt.left is not None and self.why_not_once_sent is not None:
@@ -150,8 +150,8 @@ class _Sending(Exchange):
         return prepared
 
     @abstractmethod
-    def _has_to_end_it(self, attempt: Attempt) -> bool:
-        """Whether it is for the client's timeouts to end an attempt in time."""
+    def _needs_timeouts(self, attempt: Attempt) -> bool:
+        """Whether the client's timeouts have to end an attempt at its deadline."""
 
     @override
     def was_never_sent(self) -> bool:
@@ -160,7 +160,7 @@ class _Sending(Exchange):
 
     @override
     def may_have_been_sent(self, error: Exception) -> bool:
-        if isinstance(error, _LOCAL_PROTOCOL_ERROR) and _ENDED_BEFORE in str(error):
+        if isinstance(error, _LOCAL_PROTOCOL_ERROR) and _CLOSED_BEFORE in str(error):
             return False
         return super().may_have_been_sent(error)
 
@@ -173,8 +173,8 @@ class _Sending(Exchange):
     def status_of(self, response: Any) -> tuple[int, Mapping[str, str]]:
         return response.status_code, response.headers
 
-    def _is_to_be_read(self, response: Any) -> bool:
-        """Whether the attempt ends with the body. What follows a change of protocols is none."""
+    def _reads_body_of(self, response: Any) -> bool:
+        """Whether the attempt includes the body. A response that switches protocols has none."""
         return (
             self.settings.read_body
             and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS
@@ -185,29 +185,29 @@ class _Sending(Exchange):
     def limit(self, response: Any) -> Any:
         deadline = self.body_deadline
         if deadline == inf:
-            self._limit_waits(inf)  # what was left of the attempt is no limit to it
+            self._limit_waits(inf)  # the deadline of the attempt does not apply to the body
         elif not is_in_memory(response):
             response.stream = self._limited(response.stream, deadline, self.body_is_late)
         return response
 
     def _limit_waits(self, deadline: float, late: Callable[[], Exception] = _attempt_is_late) -> None:
-        """Let the client wait for a body no longer than its own timeouts, and this deadline, say."""
+        """Shorten the client's waits for a body to this deadline, in addition to its own timeouts."""
         if self._timeouts is not None:
             self._timeouts.deadline, self._timeouts.late = deadline, late
 
     @abstractmethod
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        """Return the body of a response, to be read by `deadline`."""
+        """Return the body of a response, with a deadline."""
 
 
 @final
 class BlockingSending(_Sending, BlockingExchange):
-    """For a `Client`."""
+    """The exchange of one request of a `Client`."""
 
     @override
     def send(self, attempt: Attempt) -> Any:
         response = self._transport.handle_request(self._prepared(attempt))
-        if not self._is_to_be_read(response):
+        if not self._reads_body_of(response):
             return response
         try:
             return with_body(response, b"".join(self._limited(response.stream, attempt.ctx.deadline, _attempt_is_late)))
@@ -215,8 +215,8 @@ class BlockingSending(_Sending, BlockingExchange):
             response.close()
 
     @override
-    def _has_to_end_it(self, attempt: Attempt) -> bool:
-        return True  # also where a timer walks away: so the thread that is left behind comes to its end
+    def _needs_timeouts(self, attempt: Attempt) -> bool:
+        return True  # even if a timer abandons the attempt, so that its thread ends
 
     @override
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
@@ -226,15 +226,15 @@ class BlockingSending(_Sending, BlockingExchange):
 
 @final
 class AsyncSending(_Sending, TaskExchange):
-    """For an `AsyncClient`."""
+    """The exchange of one request of an `AsyncClient`."""
 
     @override
     async def send(self, attempt: Attempt) -> Any:
         try:
             response = await self._transport.handle_async_request(self._prepared(attempt))
-            return await self._read(response, attempt) if self._is_to_be_read(response) else response
+            return await self._read(response, attempt) if self._reads_body_of(response) else response
         except BaseException:
-            await reclaim_places(self._transport)
+            await reclaim_slots(self._transport)
             raise
 
     async def _read(self, response: Any, attempt: Attempt) -> Any:
@@ -244,20 +244,20 @@ class AsyncSending(_Sending, TaskExchange):
         try:
             return with_body(response, b"".join([piece async for piece in stream]))
         finally:
-            await completed(response.aclose(), response.stream)
+            await close_completely(response.aclose(), response.stream)
 
     @override
     def _release_request(self) -> None:
         super()._release_request()
-        self._progress = None  # it has the caller's trace
+        self._progress = None  # it refers to the caller's trace
         del self._request
 
     @override
-    def _has_to_end_it(self, attempt: Attempt) -> bool:
-        # Not at the instant at which a timer cancels: httpcore is cleaning up then, and would lose its connection.
+    def _needs_timeouts(self, attempt: Attempt) -> bool:
+        # Not beside a timer: a timeout while httpcore cleans up after the cancellation would lose the connection.
         return not attempt.is_cut_off
 
     @override
     def _limited(self, stream: Any, deadline: float, late: Callable[[], Exception]) -> Any:
-        self._limit_waits(inf)  # it is a timer that ends the body
+        self._limit_waits(inf)  # a timer cuts the body off instead
         return AsyncLimitedStream(stream, deadline, late)

@@ -1,4 +1,4 @@
-"""The transports themselves, and the transports inside them."""
+"""The transports, and the transports inside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Protected:
-    """The transport that sends: the one that was given, or one for each library, made with its first request."""
+    """The transport that sends: the given one, or one for each library, created for its first request."""
 
     _kind: ClassVar[str]
     _method: ClassVar[str]
@@ -51,7 +51,7 @@ class _Protected:
             return [*self._made.values()] if self._given is None else [self._given]
 
     def _closed(self) -> list[Any]:
-        """Note that the client is being closed, and return all transports that are to be closed with it."""
+        """Mark the client as closed, and return all transports to close with it."""
         self._settings = self._settings.close()
         return self._all()
 
@@ -60,18 +60,18 @@ class _Protected:
 class ResilienceTransport(_Protected, Transport):
     """A transport that runs every request of a `Client` through a policy.
 
-    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`).
-    :param transport: the transport that sends. By default the `HTTPTransport` of the client's library. A client that is
-        given a transport leaves its own network options unused: `verify`, `cert`, `http2`, `limits`, `proxy` and
-        the proxies of the environment are to be given to this one.
+    :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`).
+    :param transport: the transport that sends; by default the `HTTPTransport` of the client's library. A client with a
+        transport of its own ignores its network options: pass `verify`, `cert`, `http2`, `limits`, `proxy` and the
+        proxies of the environment to this transport.
     :param rules: which responses are failures, and which requests may be sent again.
-    :param propagate_to: hosts that receive the time left, or a `wire.Propagation`. None by default.
+    :param propagate_to: hosts that receive the time left, or a `wire.Propagation`; none by default.
     :param read_body: whether an attempt includes the whole body, read into memory, instead of ending with the headers.
-        So a body that breaks off is a failure like any other, and tried again. Not for streams.
+        Then a body that breaks off is a failure like any other, and is retried. Not for streams.
 
-    For each attempt, the client's own timeouts (connect, read, write, pool) are cut to what is left of the deadline.
-    Without `read_body`, a body is read after the policy has ended, and not tried again; it is limited by the deadline
-    of the attempt that brought it, unless `rules` says otherwise.
+    For each attempt, the client's own timeouts (connect, read, write, pool) are shortened to the time left. Without
+    `read_body`, the body is read after the policy has ended, and not retried. It must be read by the deadline of its
+    attempt, unless `rules` says otherwise.
 
     It raises the last error of the transport, or an error of the policies (`CircuitOpen`, `TimeoutExceeded`), which is
     not an `httpx.HTTPError`. A response whose status is a failure for the policies is returned as a response.
@@ -102,13 +102,13 @@ class ResilienceTransport(_Protected, Transport):
 
     @override
     def handle_request(self, request: Any) -> Any:
-        """Send a request, as often as the policy sees fit. The client calls this."""
+        """Send a request through the policy. The client calls this."""
         library = library_of(request)
         return BlockingSending(self._settings, request, library, self._transport_of(library)).run()
 
     @override
     def close(self) -> None:
-        """Close the transport inside."""
+        """Close the inner transports."""
         for transport in self._closed():
             transport.close()
 
@@ -131,9 +131,9 @@ class ResilienceTransport(_Protected, Transport):
 
 @final
 class AsyncResilienceTransport(_Protected, AsyncTransport):
-    """The same for an `AsyncClient`, under asyncio and trio. See `ResilienceTransport`.
+    """A `ResilienceTransport` for an `AsyncClient`, under asyncio and trio. The parameters are the same.
 
-    Where a `Timeout` of the policy cancels an attempt in time, the client's own timeouts are left as they are.
+    If a `Timeout` in the policy cancels an attempt at its deadline, the client's own timeouts are not changed.
     """
 
     _kind = "AsyncHTTPTransport"
@@ -152,13 +152,13 @@ class AsyncResilienceTransport(_Protected, AsyncTransport):
 
     @override
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request, as often as the policy sees fit. The client calls this."""
+        """Send a request through the policy. The client calls this."""
         library = library_of(request)
         return await AsyncSending(self._settings, request, library, self._transport_of(library)).run()
 
     @override
     async def aclose(self) -> None:
-        """Close the transport inside."""
+        """Close the inner transports."""
         for transport in self._closed():
             await transport.aclose()
 

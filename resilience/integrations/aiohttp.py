@@ -1,12 +1,12 @@
 """aiohttp: a client middleware that sends every request of a session through a policy.
 
-A middleware stands between `ClientSession.request` and the connection: it gets each request, and each hop of a
-redirect, and returns a response of which the headers are there and the body is still to be read. So an attempt ends
-with the headers; cookies, redirects, `raise_for_status` and the session's total timeout stay outside.
+A middleware runs between `ClientSession.request` and the connection: it receives each request, and each hop of a
+redirect, and returns a response whose headers have arrived and whose body has not been read yet. So an attempt ends
+with the headers; cookies, redirects, `raise_for_status` and the session's total timeout are handled outside it.
 
-Two habits of aiohttp matter here. It sends an idempotent request once more by itself when the connection broke,
-through all middlewares again, which would double every attempt: that second try is recognised, and ended with
-the failure of the first. And it sends a generator that was used up as an empty body: such a request is not repeated.
+Two habits of aiohttp matter here. When a connection breaks, it sends an idempotent request a second time, through
+all middlewares, which would double every attempt: the middleware recognises the second try, and ends it with the
+failure of the first. And it sends a consumed generator as an empty body: such a request is not repeated.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def resilience_middleware(
 ) -> Middleware:
     """Return a middleware that sends requests through a policy, for a session or for a single request.
 
-    :param policy: a policy, or what has one for each host (`resilience.integrations.http.standard()`). Shared by all
-        sessions, and all middlewares, that it is given to.
+    :param policy: a policy, or one for each host (`resilience.integrations.http.standard()`, `PerHost`). All sessions
+        and middlewares that use it share its state.
     :param rules: which statuses are failures, and which requests may be sent again.
     :param propagate_to: hosts that receive the time left; none by default.
-    :param read_body: whether an attempt ends with the whole body, which is in memory then, and not with the headers.
-        So a body that breaks off, or takes too long, is a failure like any other. Not for streams.
+    :param read_body: whether an attempt includes the whole body, read into memory, instead of ending with the headers.
+        Then a body that breaks off, or takes too long, is a failure like any other. Not for streams.
 
-    A status that says "not now" is a failure to the policy; where it is still the answer in the end, the session
-    gets the response as usual. An attempt is cut off where the time of its context ends, with `DeadlineExceeded`.
-    A body that is read after that has the same time (see `Rules`), and is not retried.
+    A status that means "not now" is a failure for the policy; if the last attempt ends with it, the session gets the
+    response as usual. An attempt is cut off at its deadline, with `DeadlineExceeded`. A body that is read after the
+    attempt has the same deadline (see `Rules`), and is not retried.
 
     >>> import aiohttp
     >>> from resilience import Retry
@@ -85,7 +85,7 @@ def resilience_middleware(
 
 
 class _Sending(TaskExchange):
-    """One request, or one hop of a redirect."""
+    """The exchange of one request, or of one hop of a redirect."""
 
     response_type = ClientResponse
     never_sent = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -105,7 +105,7 @@ class _Sending(TaskExchange):
 
     @override
     def _begin(self, ctx: Context) -> Attempt:
-        if not self._is_over and self._request.session.closed:  # in the wait before this attempt
+        if not self._is_over and self._request.session.closed:  # closed during the wait before this attempt
             raise RuntimeError("Session is closed")
         return super()._begin(ctx)
 
@@ -115,7 +115,7 @@ class _Sending(TaskExchange):
         if attempt.headers:
             request.headers.update(attempt.headers)
         if self._was_sent and hdrs.EXPECT in request.headers:
-            request.update_expect_continue()  # what waited for the server's consent has had it, or was cut off
+            request.update_expect_continue()  # each attempt needs a new future that waits for `100 Continue`
         self._was_sent = True
         if attempt.is_cut_off or attempt.left is None:
             return await self._response_to(request)
@@ -125,7 +125,7 @@ class _Sending(TaskExchange):
     async def _response_to(self, request: ClientRequest) -> ClientResponse:
         response = await self._handler(request)
         if self.settings.read_body:
-            await response.read()  # closes the response where that fails; a websocket has nothing to read here
+            await response.read()  # closes the response if reading fails; a websocket has no body to read
         return response
 
     @override
@@ -135,9 +135,9 @@ class _Sending(TaskExchange):
     @override
     def limit(self, response: ClientResponse) -> ClientResponse:
         if self.body_deadline == inf or response.content.is_eof() or response.connection is None:
-            return response  # all of it is here, read or not
+            return response  # the whole body has arrived
 
-        known = weakref.ref(response)  # who has closed it, and let it go, does not wait for the end of its time
+        known = weakref.ref(response)  # the timer does not keep a response alive that was closed and released
 
         def end() -> None:
             response = known()
@@ -147,7 +147,7 @@ class _Sending(TaskExchange):
 
         timer = asyncio.get_running_loop().call_later(max(0.0, self.body_deadline - clock.now()), end)
         response.content.on_eof(timer.cancel)
-        response.connection.add_callback(timer.cancel)  # it is given back, also of a body that is not read on
+        response.connection.add_callback(timer.cancel)  # called when it is released, even if the body is not read
         return response
 
     @override
@@ -156,14 +156,14 @@ class _Sending(TaskExchange):
         del self._request, self._handler
 
 
-#: Bodies that are in memory, and that aiohttp sends anew from where they stood.
+#: Bodies in memory, which aiohttp sends again from their position at the start.
 _IN_MEMORY = (payload.BytesPayload, payload.BytesIOPayload)
 
 
 def _body_in(body: Any) -> Body:
-    """Return what aiohttp reads while it sends this.
+    """Return the body that aiohttp reads while it sends this.
 
-    :raises NotRepeatable: for what it has sent before, in another request, and cannot send again.
+    :raises NotRepeatable: for a body that another request has consumed, and that cannot be sent again.
     """
     if not body or type(body) is payload.BytesPayload:
         return IN_MEMORY
@@ -175,7 +175,7 @@ def _body_in(body: Any) -> Body:
 
 
 def _payloads(body: Any) -> Iterator[Any]:
-    """Return the parts of a body, however deep they are."""
+    """Return the parts of a body, at any depth."""
     if not isinstance(body, aiohttp.MultipartWriter):
         yield body
         return
@@ -184,7 +184,7 @@ def _payloads(body: Any) -> Iterator[Any]:
 
 
 def _has_run_out(request: ClientRequest) -> bool:
-    """Whether aiohttp's total timeout is over, which is for all attempts and the body together."""
+    """Whether aiohttp's total timeout, which covers all attempts and the body, is over."""
     try:
         request._timer.assert_timeout()
     except TimeoutError:
@@ -194,15 +194,15 @@ def _has_run_out(request: ClientRequest) -> bool:
 
 # --- aiohttp's own second try ----------------------------------------------------------------
 
-#: What the last request of this task ended with, where aiohttp is about to send it again: the timer of its call of
-#: `ClientSession.request`, by which that is known, the request and the error.
+#: The failure of this task's last request, if aiohttp is about to send it again: the timer, which identifies the call
+#: of `ClientSession.request`, the request and the error.
 _ended: ContextVar[tuple[object, ClientRequest, Exception] | None] = ContextVar(f"{__name__}.ended", default=None)
 
 
 def _expect_second_try(request: ClientRequest, error: Exception) -> None:
-    """Remember a failure after which aiohttp sends the request again by itself, at once and in this task.
+    """Remember a failure after which aiohttp itself sends the request again, immediately and in this task.
 
-    Up to 3.12 also one whose body is used up, and newer versions do not: there it is remembered in vain.
+    Up to 3.12, aiohttp does so even if the body is consumed. With newer versions it is remembered in vain then.
     """
     if (
         isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))
@@ -214,10 +214,10 @@ def _expect_second_try(request: ClientRequest, error: Exception) -> None:
 
 
 def _end_second_try(request: ClientRequest) -> None:
-    """Raise the failure again that this very call of `ClientSession.request` has already had.
+    """Raise the failure of the first try, if this is the second try of a call of `ClientSession.request`.
 
-    aiohttp makes its second try with a request that it makes anew. The same one comes from another middleware that
-    tries again, which is its right.
+    aiohttp creates a new request for its second try. The same request comes from another middleware that retries,
+    which is allowed.
     """
     if (ended := _ended.get()) is None:
         return

@@ -1,1 +1,1 @@
-"""Leaves: one module for each third party, which the core never imports, each an optional extra of the same name."""
+"""Integrations: one for each third-party package, an optional extra of the same name. The core imports none of them."""

@@ -1,7 +1,7 @@
-"""The answers of a web service when a policy has refused a call, or the time is up.
+"""The answers of a web service if a policy has refused a call, or if the time is up.
 
-An application that raises is answered by the server with 500. Frameworks answer by themselves, before a middleware
-around them sees the error: Flask and Django send a signal then, which is listened to here.
+If an application raises, the server answers 500. Flask and Django answer an error themselves, before a middleware
+around them sees it. They send a signal then, which this module receives.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["Answer", "answer_to"]
 
 
 class Answer(NamedTuple):
-    """A whole response, in plain text.
+    """A complete response, in plain text.
 
-    :param retry_after: in seconds, for `Retry-After`; None to leave that out.
+    :param retry_after: the seconds for `Retry-After`; None to leave the header out.
     """
 
     status: int
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
         return headers if self.retry_after is None else [*headers, ("retry-after", str(self.retry_after))]
 
 
-#: Says what to answer to an error; None for one that is the application's own affair.
+#: Returns the answer to an error; None if the application has to handle it.
 Answering: TypeAlias = Callable[[Exception], "Answer | None"]
 
 TOO_LATE = Answer(504, "Gateway Timeout", "the deadline of the request has passed\n")
@@ -52,14 +52,14 @@ _REFUSED = Answer(503, "Service Unavailable", "the service is not available now\
 def answer_to(error: Exception) -> Answer | None:
     """Return 429 for a call over a rate, 503 for another refusal, 504 if the time is up; None for any other error.
 
-    A group is answered if each error in it is; the latest `Retry-After` holds. The body names nothing: what an error
-    says may be about the request of another caller.
+    A group is answered if each error in it is: a refusal precedes a timeout, and the longest `Retry-After` applies.
+    The body contains no details of an error, which may concern the request of another caller.
     """
     if isinstance(error, ExceptionGroup):
         answers = [answer_to(each) for each in error.exceptions]
         known = [each for each in answers if each is not None]
-        latest = max(known, key=lambda it: (it.status != 504, it.retry_after or 0), default=None)
-        return latest if len(known) == len(answers) else None
+        longest = max(known, key=lambda it: (it.status != 504, it.retry_after or 0), default=None)
+        return longest if len(known) == len(answers) else None
     if isinstance(error, Rejected):
         answer, wait = _TOO_MANY if isinstance(error, RateLimited) else _REFUSED, error.retry_after
         return answer if wait is None or not isfinite(wait) else answer._replace(retry_after=max(1, ceil(wait)))
@@ -71,44 +71,44 @@ def answer_to(error: Exception) -> Answer | None:
 # --- frameworks ------------------------------------------------------------------------------
 
 _FRAMEWORKS = frozenset({"flask.signals", "django.core.signals"})
-_heard: set[str] = set()  # those whose signal we are connected to: a framework may be imported late
-_noticed: ContextVar[Noticed | None] = ContextVar("resilience.noticed", default=None)
+_connected: set[str] = set()  # the frameworks whose signal is connected; a framework may be imported late
+_current: ContextVar[FrameworkErrors | None] = ContextVar("resilience.framework_errors", default=None)
 
 
 @final
-class Noticed:
-    """A block in which the errors are noticed that a framework answers by itself.
+class FrameworkErrors:
+    """A block that notes the answer to an error that a framework answers itself.
 
-    It keeps what is to be answered, and not the errors: they refer to frames, which refer to the request.
+    It does not keep the error, which refers to frames, which refer to the request.
     """
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
         self._answer: Answer | None = None
-        self._outer: Noticed | None = None
+        self._outer: FrameworkErrors | None = None
 
     def __enter__(self) -> None:
         for name in _FRAMEWORKS:
-            if name not in _heard and name in sys.modules:
-                sys.modules[name].got_request_exception.connect(_notice, weak=False)  # twice does no harm
-                _heard.add(name)
-        self._outer = _noticed.get()
-        _noticed.set(self)
+            if name not in _connected and name in sys.modules:
+                sys.modules[name].got_request_exception.connect(_receive, weak=False)  # connecting twice is harmless
+                _connected.add(name)
+        self._outer = _current.get()
+        _current.set(self)
 
     def __exit__(self, *_: object) -> None:
-        _noticed.set(self._outer)
+        _current.set(self._outer)
 
     def answer_in_place_of(self, status: int) -> Answer | None:
-        """Return what is to be answered where a framework answers with this status; None to let it."""
+        """Return the answer that replaces a framework's response with this status; None to keep the response."""
         return self._answer if status == 500 else None
 
     def note(self, error: Exception) -> None:
-        """Decide what is to be answered to an error that the framework has caught."""
+        """Determine the answer to an error that the framework has caught."""
         self._answer = self._answering(error)
 
 
-def _notice(sender: object = None, exception: Exception | None = None, **_: Any) -> None:
-    error = exception or sys.exc_info()[1]  # Flask hands it over, Django is just handling it
-    noticed = _noticed.get()
-    if noticed is not None and isinstance(error, Exception):
-        noticed.note(error)
+def _receive(sender: object = None, exception: Exception | None = None, **_: Any) -> None:
+    error = exception or sys.exc_info()[1]  # Flask passes the error; Django sends the signal while it handles it
+    errors = _current.get()
+    if errors is not None and isinstance(error, Exception):
+        errors.note(error)

@@ -1,9 +1,9 @@
-"""Middlewares for an ASGI application: the caller's deadline, ambient in the app; 503 and 504 for what policies raise.
+"""Middlewares for an ASGI application: the caller's deadline, ambient in the app; responses to the errors of policies.
 
-Pure ASGI: it knows no event loop. The budget holds for as long as the app runs for the
-request: streamed bodies, background tasks. The server's own code, behind `receive` and `send`, runs outside
-of it: servers begin the next request of a connection from there (uvicorn: a pipelined request, or the reader
-of a socket that a large body had stopped), and what is begun inherits the context that it is begun in.
+They are pure ASGI, for any event loop. The budget applies as long as the app runs for the request, and so includes
+streamed bodies and background tasks. The server's own code, behind `receive` and `send`, runs outside it: from there,
+servers begin the next request of a connection (uvicorn: a pipelined request, or the reader of a socket that a large
+body had stopped), and a new task inherits the context in which it is created.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resilience import checks
 from resilience.ambient import get_ambient
 from resilience.context import Context
 from resilience.errors import DeadlineExceeded
-from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
+from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 from resilience.runtimes.tasks import timer_until
 
@@ -66,8 +66,8 @@ class DeadlineMiddleware:
     :param app: any ASGI 3 application.
     :param headers: names of the headers that are read. `grpc-timeout` has its own grammar, all others are whole
         milliseconds. Repeated or unparsable headers are ignored; of several, the shortest time applies.
-    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
+    :param cap: the most seconds that a caller may ask for; as many as `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; as many as `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
     :param cut_off: cancel the app at the deadline. By default a budget cuts nothing off: the policies of the app
         respect it, and code that does not check it continues.
@@ -121,13 +121,13 @@ class DeadlineMiddleware:
 
 @final
 class _Server:
-    """The server of one request. Its two functions are called outside of the budget.
+    """The `receive` and `send` of one request, which call those of the server outside the budget.
 
-    :param answering: says what is answered to an error in the place of the app.
+    :param answering: returns the answer to an error of the app.
     """
 
-    _has_begun = False  # whether the server has been handed the start of a response
-    _is_replaced = False  # whether that was an answer, in the place of the framework's own
+    _has_begun = False  # whether the start of a response has been sent
+    _is_replaced = False  # whether an answer has replaced the response of a framework
 
     def __init__(self, receive: Receive, send: Send, answering: Answering, *, is_cut_off: bool = False) -> None:
         self._receive = receive
@@ -135,12 +135,12 @@ class _Server:
         self._answering = answering
         self._is_cut_off = is_cut_off
         self._outside = get_ambient()
-        self._noticed = Noticed(answering)
+        self._framework_errors = FrameworkErrors(answering)
 
     async def answer(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run the app, and answer what comes out of it."""
+        """Run the app, and answer the error that it raises."""
         try:
-            with self._noticed:
+            with self._framework_errors:
                 return await run()
         except Exception as error:
             answer = None if self._has_begun else self._answering(error)
@@ -154,10 +154,10 @@ class _Server:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            if self._is_cut_off:  # while it was shielded, as a handler in a thread is: not inside of the server now
+            if self._is_cut_off:  # a cancellation that was shielded (a handler in a thread) must not hit the server
                 await anyio.lowlevel.checkpoint_if_cancelled()
             self._has_begun = True
-            answer = self._noticed.answer_in_place_of(message["status"])
+            answer = self._framework_errors.answer_in_place_of(message["status"])
             if answer is not None:
                 self._is_replaced = True
                 with Steps(self._outside):

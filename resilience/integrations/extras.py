@@ -1,4 +1,4 @@
-"""What an integration needs, and how to install it."""
+"""The error of an integration whose third-party package is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["missing", "needed_by"]
 
 
 def missing(extra: str, needs: str) -> ModuleNotFoundError:
-    """Return the error for an integration whose third party is not installed."""
+    """Return the error for an integration that needs a package, which its extra installs."""
     return ModuleNotFoundError(
         f"resilience.integrations.{extra} needs {needs}: pip install 'resilience-pipeline[{extra}]'", name=needs
     )
@@ -17,9 +17,9 @@ def missing(extra: str, needs: str) -> ModuleNotFoundError:
 
 @contextmanager
 def needed_by(extra: str) -> Iterator[None]:
-    """Import in this block what an extra installs; where that is missing, the error says how to install it.
+    """Import the packages of an extra in this block. If one is missing, the error says how to install it.
 
-    :param extra: the extra, which is named as its module is.
+    :param extra: the extra, which has the same name as its integration.
     """
     try:
         yield

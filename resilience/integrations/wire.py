@@ -2,14 +2,14 @@
 
 An instant on this process's clock means nothing to another process. A request carries the remaining seconds; the
 receiving service opens a budget with them. The time on the network is not counted, so the receiver has slightly too
-much, never too little; a writer rounds down.
+much time, never too little; a writer rounds down.
 
-    x-envoy-expected-rq-timeout-ms    milliseconds; what Envoy sends to its upstreams. The default
+    x-envoy-expected-rq-timeout-ms    milliseconds; Envoy sends it to its upstreams. The default
     connect-timeout-ms                milliseconds, at most 10 digits (the Connect protocol)
     grpc-timeout                      at most 8 digits and a unit: H M S m u n (gRPC over HTTP/2)
 
-Headers of any other name are milliseconds too. A reader believes no more than the grammar: a sign, a
-fraction, too many digits or a repeated header are ignored.
+Headers of any other name are milliseconds, too. A reader accepts exactly this grammar: values with a sign, a fraction
+or too many digits are ignored, and so are repeated headers.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ ENVOY_EXPECTED_TIMEOUT: Final = "x-envoy-expected-rq-timeout-ms"
 GRPC_TIMEOUT: Final = "grpc-timeout"
 CONNECT_TIMEOUT: Final = "connect-timeout-ms"
 
-#: What a server reads by default.
+#: The headers that a server reads by default.
 HEADERS: Final = (ENVOY_EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONNECT_TIMEOUT)
 
-#: Seconds for a request that does not say, and the most that one may ask for, where a server has set neither.
+#: The seconds for a request without a header, and the most that a request may ask for, if a server sets neither.
 DEFAULT_SECONDS: Final = 60.0
 
 _MOST_MILLISECONDS = 9_999_999_999  # ten digits: 115 days
@@ -62,17 +62,17 @@ _MILLISECONDS = re.compile(r"[0-9]{1,10}")
 _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
 _GRPC_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
 _GRPC_PER_SECOND = {"u": 1_000_000.0, "m": 1_000.0, "S": 1.0, "M": 1 / 60, "H": 1 / 3600}
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what HTTP allows as the name of a header
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a valid name of an HTTP header
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/@?#*\s]+|\*)(:(?P<port>[0-9]{1,5}))?")
 DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 @final
 class OfHost(str):
-    """A name that holds a host, for errors and logs.
+    """A name that contains a host, for errors and logs.
 
-    :param common: the name without it, for metrics: a label must have few different values, and who can choose a URL
-        chooses the host.
+    :param common: the name without the host, for metrics: a label must have few different values, and users who can
+        choose a URL can choose the host.
 
     >>> OfHost("GET example.org", common="GET").common
     'GET'
@@ -83,13 +83,13 @@ class OfHost(str):
     common: str
 
     def __new__(cls, text: str, common: str) -> OfHost:
-        """Make a string with an attribute."""
+        """Create the string."""
         name = super().__new__(cls, text)
         name.common = common
         return name
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Keep it in a copy and a pickle."""
+        """Keep the attribute in copies and pickles."""
         return OfHost, (str(self), self.common)
 
 
@@ -99,8 +99,8 @@ class OfHost(str):
 def format_milliseconds(seconds: float) -> str:
     """Write whole milliseconds, rounded down, at most ten digits.
 
-    :raises DeadlineExceeded: for less than one millisecond: 0 would say "already over" or "no limit",
-        depending on who reads it, and no answer comes in less.
+    :raises DeadlineExceeded: for less than one millisecond: 0 would mean "already over" or "no limit", depending on
+        the reader, and no response arrives in less.
 
     >>> format_milliseconds(1.2345)
     '1234'
@@ -109,7 +109,7 @@ def format_milliseconds(seconds: float) -> str:
 
 
 def format_grpc_timeout(seconds: float) -> str:
-    """Write the value of a `grpc-timeout`: the finest unit that does with eight digits, rounded down.
+    """Write the value of a `grpc-timeout`: in the finest unit that needs at most eight digits, rounded down.
 
     :raises DeadlineExceeded: for less than one millisecond, as in `format_milliseconds`.
 
@@ -124,7 +124,7 @@ def format_grpc_timeout(seconds: float) -> str:
 
 
 def format_timeout(header: str, seconds: float) -> str:
-    """Write seconds as the value of that header."""
+    """Write seconds as the value of this header."""
     return format_grpc_timeout(seconds) if header.lower() == GRPC_TIMEOUT else format_milliseconds(seconds)
 
 
@@ -138,7 +138,7 @@ def _sendable(seconds: float) -> float:
 
 
 def parse_milliseconds(text: str) -> float | None:
-    """Read one to ten digits as milliseconds; return seconds, None for anything else. 0 is already over.
+    """Parse one to ten digits as milliseconds; return seconds, or None for anything else. 0 means "already over".
 
     >>> parse_milliseconds("1500"), parse_milliseconds("0"), parse_milliseconds("-1"), parse_milliseconds("1e3")
     (1.5, 0.0, None, None)
@@ -147,7 +147,7 @@ def parse_milliseconds(text: str) -> float | None:
 
 
 def parse_grpc_timeout(text: str) -> float | None:
-    """Read the value of a `grpc-timeout`; return seconds, None for anything else.
+    """Parse the value of a `grpc-timeout`; return seconds, or None for anything else.
 
     >>> parse_grpc_timeout("100m"), parse_grpc_timeout("2S"), parse_grpc_timeout("2 S"), parse_grpc_timeout("2")
     (0.1, 2.0, None, None)
@@ -157,26 +157,26 @@ def parse_grpc_timeout(text: str) -> float | None:
 
 
 def parse_timeout(header: str, text: str) -> float | None:
-    """Read the value of that header; return seconds, None for anything else."""
+    """Parse the value of this header; return seconds, or None for anything else."""
     return parse_grpc_timeout(text) if header.lower() == GRPC_TIMEOUT else parse_milliseconds(text)
 
 
-# --- the side that asks ----------------------------------------------------------------------
+# --- clients ---------------------------------------------------------------------------------
 
 
 @final
 class Propagation:
     """Which hosts get the time left, and in which header.
 
-    :param hosts: which hosts get it. A host (``"users.internal"``), a host and its port
+    :param hosts: each is a host (``"users.internal"``), a host and its port
         (``"localhost:8000"``, ``"[::1]:8000"``), all hosts below a domain (``"*.internal"``, not ``internal``
         itself), or ``"*"`` for all. Case does not matter.
     :param header: the name of the header. `grpc-timeout` is written in its own grammar, any other as
         whole milliseconds.
     :raises ValueError: for an invalid host or header name.
 
-    None by default, because the header reveals something about your service, and because a cache or
-    a signature may not expect it.
+    By default, clients send it to no host, because the header reveals something about your service, and because a cache
+    or a signature may not expect it.
 
     >>> from resilience import Context
     >>> internal = Propagation(["*.internal"])
@@ -193,7 +193,7 @@ class Propagation:
 
     @classmethod
     def to(cls, propagate_to: Propagation | Iterable[str] | None) -> Propagation:
-        """Return what a client's `propagate_to=` means: hosts for the default header, or a Propagation as it is."""
+        """Return the meaning of a client's `propagate_to=`: hosts for the default header, or a Propagation as it is."""
         if isinstance(propagate_to, Propagation):
             return propagate_to
         return cls(() if propagate_to is None else _hosts("propagate_to", propagate_to))
@@ -203,13 +203,13 @@ class Propagation:
         return f"Propagation({list(self.hosts)!r}{extra})"
 
     def reaches(self, url: str) -> bool:
-        """Whether the host of this URL (or this host, with or without a port) gets the time."""
+        """Whether the host of this URL (or this host, with or without a port) gets the time left."""
         if not self._patterns:
             return False
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
             host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme)
-        except ValueError:  # no URL; the client will say so
+        except ValueError:  # not a URL; the client will refuse it
             return False
         if not host:
             return False
@@ -219,10 +219,10 @@ class Propagation:
         return any((name, None) in self._patterns or (name, port) in self._patterns for name in names)
 
     def headers_for(self, url: str, ctx: Context) -> dict[str, str]:
-        """Return the header to add to a request, or nothing: for a host that is not listed, or without a deadline.
+        """Return the header to add to a request. It is empty for a host that is not listed, or without a deadline.
 
-        Call it for every attempt. Replace a header of that name that is already there: it may come from the request
-        that is being answered, and its value is then too large.
+        Call it for every attempt. Replace an existing header of that name: it may come from the request that is being
+        answered, and its value is then too large.
 
         :raises DeadlineExceeded: if less than a millisecond is left for a host that is listed.
         """
@@ -249,7 +249,7 @@ def _header_name(name: str, value: object) -> str:
 
 
 def _pattern(name: str, value: object) -> tuple[str, int | None]:
-    """Return a host as it is compared: name (or `*.suffix`, or `*`), and port."""
+    """Parse a host into its name (or `*.suffix`, or `*`) and port, as they are compared."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be strings, not {value!r}")
     text = value.lower()
@@ -260,7 +260,7 @@ def _pattern(name: str, value: object) -> tuple[str, int | None]:
     return wildcard + match["host"].strip("[]").removesuffix("."), int(match["port"]) if match["port"] else None
 
 
-# --- the side that answers -------------------------------------------------------------------
+# --- servers ---------------------------------------------------------------------------------
 
 
 @final
@@ -268,8 +268,8 @@ class Acceptance:
     """Which headers a server accepts, and the bounds of their values.
 
     :param headers: names of headers; if several are valid, the shortest time applies.
-    :param cap: the maximum of seconds that a request may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
+    :param cap: the most seconds that a request may ask for; as many as `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; as many as `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
     """
 
@@ -290,25 +290,25 @@ class Acceptance:
         for name, text in fields:
             if (known := name.lower()) in self.headers:
                 found.setdefault(known, []).append(text)
-        said = [parse_timeout(name, texts[0]) for name, texts in found.items() if len(texts) == 1]
-        return self.granted(min((seconds for seconds in said if seconds is not None), default=None))
+        parsed = [parse_timeout(name, texts[0]) for name, texts in found.items() if len(texts) == 1]
+        return self.granted(min((seconds for seconds in parsed if seconds is not None), default=None))
 
     def granted(self, asked: float | None) -> float:
-        """Return the seconds for a request that asks for so many, None if it does not say."""
+        """Return the seconds that a request gets if it asks for this number; None if it does not ask."""
         return self.default if asked is None else min(asked, self.cap)
 
 
 def budget(seconds: float) -> Context:
-    """Return the context of a request that has so many seconds from now; an ambient deadline that is earlier stays."""
+    """Return the context of a request that has this many seconds from now. An earlier ambient deadline is kept."""
     return block_context(deadline=clock.now() + seconds)
 
 
 def ran_out(error: Exception, ctx: Context) -> bool:
     """Whether a request failed because its time was over.
 
-    `DeadlineExceeded` says so. So does a client in the app that was given what was left as its own timeout, with
-    its own exception, once the time is over: a network error (`transient`), or gRPC's `DEADLINE_EXCEEDED`. A task
-    group raises a group of those; one of them that says something else is the reason.
+    `DeadlineExceeded` means that. After the deadline, so does a network error (`transient`) or `DEADLINE_EXCEEDED` of
+    gRPC: a client in the app that gets the time left as its timeout raises an exception of its own. A group of errors,
+    as a task group raises it, means that only if each of them does.
     """
     if isinstance(error, ExceptionGroup):
         return all(ran_out(each, ctx) for each in error.exceptions)
@@ -326,11 +326,11 @@ def _is_grpc_deadline(error: Any) -> bool:
 
 @final
 class Steps:
-    """Make `ctx` the ambient context, None for no context, of work that is done in steps: a body that is iterated.
+    """Make `ctx` the ambient context (None for no context) of work that is done in steps: a body that is iterated.
 
-    Each step is a `with` block. Between two steps the thread or task is the server's, which may begin another
-    request there. What a step leaves behind (a block inside a generator, held open across its `yield`) is there
-    again in the next, in whichever thread that is.
+    Each step is a `with` block. Between two steps, the thread or task belongs to the server, which may begin another
+    request in it. If a step leaves another context ambient (a block inside a generator, held open across its `yield`),
+    the next step restores it, in any thread.
     """
 
     __slots__ = ("_inside", "_outside")
@@ -346,6 +346,6 @@ class Steps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not GeneratorExit:  # then the collector, or another task, closes a coroutine: nothing here is ours
+        if kind is not GeneratorExit:  # raised by the collector or another task, in context variables of its own
             self._inside = get_ambient()
             set_ambient(self._outside)

@@ -1,8 +1,8 @@
-"""Middlewares for a WSGI application: the caller's deadline, ambient in the app; 503 and 504 for what policies raise.
+"""Middlewares for a WSGI application: the caller's deadline, ambient in the app; responses to the errors of policies.
 
-A WSGI body runs after the app has returned, when the server iterates it, and the server may do so in another
-thread. So the budget is made ambient for each step: the call of the app, each item, `close`. Between them the
-thread is the server's.
+A WSGI body runs after the app has returned, when the server iterates over it, perhaps in another thread. So the
+budget is made ambient for each step: the call of the app, each item, `close`. Between two steps, the thread belongs to
+the server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from resilience.integrations.answers import TOO_LATE, Answer, Answering, Noticed, answer_to
+from resilience.integrations.answers import TOO_LATE, Answer, Answering, FrameworkErrors, answer_to
 from resilience.integrations.wire import HEADERS, Acceptance, Steps, budget, ran_out
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class DeadlineMiddleware:
     :param app: any WSGI application.
     :param headers: names of the headers that are read. `grpc-timeout` has its own grammar, all others are whole
         milliseconds. Repeated or unparsable headers are ignored; of several, the shortest time applies.
-    :param cap: the maximum of seconds that a caller may ask for; that of `default` by default, infinity for no bound.
-    :param default: the seconds for a request without a header; that of `cap` by default, infinity for no limit. If
+    :param cap: the most seconds that a caller may ask for; as many as `default` by default, infinity for no bound.
+    :param default: the seconds for a request without a header; as many as `cap` by default, infinity for no limit. If
         neither is given, both are 60 seconds.
 
     The body is included: the budget is ambient in each step of an iterable that the app returns, and in its
-    `close`. A list or a tuple of bytes, and the file wrapper of the server, run no code of the app and are
-    handed on as they are, so that the server can still determine the length, or send the file by itself.
+    `close`. A list or a tuple of bytes, and the file wrapper of the server, run no code of the app. They are passed
+    on unchanged, so that the server can still determine the length, or send the file itself.
 
     A request whose time is already up is answered 504, and the app is not entered. 504 is also the answer if the app
     raises `DeadlineExceeded` or, after the deadline, a network error, before the server has sent the headers;
@@ -94,10 +94,10 @@ class DeadlineMiddleware:
 
 @final
 class _Request:
-    """One request, and what is answered in the place of the app.
+    """One request, and the answer to an error of the app.
 
-    :param answering: says what is answered to an error.
-    :param steps: the block in which each step of the app is run: the call of it, each item of its body, `close`.
+    :param answering: returns the answer to an error.
+    :param steps: the block in which each step of the app runs: its call, each item of its body, `close`.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class _Request:
         self._environ = environ
         self._start_response = start_response
         self.answering: Answering = answering
-        self._noticed = Noticed(answering)
-        self._replacement: Answer | None = None  # of a response in which a framework has answered an error by itself
+        self._framework_errors = FrameworkErrors(answering)
+        self._replacement: Answer | None = None  # for a framework's own response to an error
 
     def answer(self, app: App) -> Iterable[bytes]:
-        """Run the app, and answer what it raises."""
+        """Run the app, and answer the error that it raises."""
         try:
-            with self._noticed, self.steps:
+            with self._framework_errors, self.steps:
                 result = app(self._environ, self._start)
             if self._replacement is None:
                 return result if _is_plain(result, self._environ) else _Body(result, self)
@@ -136,11 +136,11 @@ class _Request:
             self._start_response(f"{answer.status} {answer.reason}", answer.headers, *arguments)
         finally:
             del error, arguments  # no cycle: traceback -> this frame -> traceback
-        # Not every server leaves out what an application returns for it; the client would read it as the next response.
+        # Not every server drops the body of a response to HEAD; the client would read it as the next response.
         return [] if self._environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 
     def _start(self, status: str, headers: Any, *error: Any) -> Any:
-        self._replacement = self._noticed.answer_in_place_of(int(status[:3]))
+        self._replacement = self._framework_errors.answer_in_place_of(int(status[:3]))
         if self._replacement is not None:
             return lambda data: None
         return self._start_response(status, headers, *error)
@@ -148,7 +148,7 @@ class _Request:
 
 @final
 class _Body:
-    """An iterable of the app's, run in steps."""
+    """The iterable that the app has returned, run in steps."""
 
     def __init__(self, result: Iterable[bytes], request: _Request) -> None:
         self._result: Iterable[bytes] | None = result
@@ -172,7 +172,7 @@ class _Body:
             answer = self._request.answering(error)
             if answer is None:
                 raise
-            # Raises the error again where the headers have been sent: then there is no second status.
+            # If the headers have been sent, this raises the error again: the status cannot change any more.
             response = self._request.respond(answer, sys.exc_info())
         self._items = iter(response)
         return next(self._items)
@@ -193,6 +193,6 @@ def _application(app: App) -> App:
 
 
 def _is_plain(result: object, environ: Environ) -> bool:
-    """Whether no code of the app runs when this is iterated."""
+    """Whether iterating over this result runs no code of the app."""
     wrapper = environ.get("wsgi.file_wrapper")
     return type(result) in (list, tuple) or (isinstance(wrapper, type) and isinstance(result, wrapper))

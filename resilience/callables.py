@@ -62,11 +62,12 @@ def require_callable(fn: object) -> None:
     """Raise if `fn` cannot be called, before a policy could count that as a failure of the call."""
     if callable(fn):
         return
-    hint = ""
     if is_awaitable(fn):
         close_coroutine(fn)
-        hint = "; hand over the function itself and its arguments, `policy.call(fetch, url)`, not what it returns"
-    raise ArgumentMisuse(f"a policy runs callables, not {fn!r}{hint}")
+    raise ArgumentMisuse(
+        f"a policy runs callables, not {fn!r}; pass the function and its arguments, `policy.call(fetch, url)`, not its "
+        "result"
+    )
 
 
 def is_generator_function(fn: object) -> bool:
@@ -192,8 +193,11 @@ def mismatch(
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
-        hint = "; use `call` or `acall` for a function that takes no context" if takes_context else ""
-        what = "the context" if takes_context else "these arguments"
+        what, hint = "these arguments", ""
+        if takes_context:
+            what, hint = "the context", "; use `call` or `acall` for a function that takes no context"
+        elif not args and not kwargs:
+            hint = "; use `execute` or `aexecute` for a function of the context"
         return ArgumentMisuse(f"{name_of(fn)} cannot be called with {what}: {error}{hint}")
     return None
 

@@ -231,7 +231,7 @@ def inherit(inner: Context, executed: Executed, ctx: Context | None) -> Record |
     :param ctx: the context that the caller passed in, if any.
     """
     if ctx is not None and not isinstance(ctx, Context):
-        raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}")
+        raise ArgumentMisuse(f"ctx must be a Context, not {ctx!r}; use `call` or `acall` to pass arguments")
     outer = innermost_open(get_ambient())
     source = ctx or outer or inner
     inner.deadline = source.deadline if outer is None else min(source.deadline, outer.deadline)

@@ -563,6 +563,7 @@ def test_what_cannot_be_called_is_refused_and_no_policy_takes_it_for_an_outcome(
         ENTRIES[entry](policy, fn)
     assert "callable" in str(caught.value)
     assert repr(fn) in str(caught.value)
+    assert ("`policy.call(fetch, url)`" in str(caught.value)) is (entry != "decorator")
     assert seen == []
 
 
@@ -582,6 +583,7 @@ def test_what_is_no_context_is_refused(entry: str, ctx: Any) -> None:
             getattr(policy, entry)(lambda ctx: "fine", ctx)
     assert "ctx" in str(caught.value)
     assert repr(ctx) in str(caught.value)
+    assert "use `call` or `acall`" in str(caught.value)
 
 
 @pytest.mark.parametrize("seconds", [-1, NAN, INF, "1", True, None], ids=repr)

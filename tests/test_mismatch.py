@@ -98,6 +98,16 @@ async def test_a_call_with_wrong_arguments(world: World, args: tuple[Any, ...], 
     assert it.breaker.state is CLOSED
 
 
+async def test_a_function_of_the_context_is_for_execute(world: World) -> None:
+    """As the opposite mistake, it is answered with what to write instead; a call with arguments means `call`."""
+    fn, hint = blocking_name(world, takes_one), "use `execute` or `aexecute` for a function of the context"
+    with pytest.raises(Misuse, match=hint):
+        await call(world, Retry(), fn)
+    with pytest.raises(Misuse) as caught:
+        await call(world, Retry(), fn, 1, 2)
+    assert hint not in str(caught.value)
+
+
 async def test_a_partial_with_wrong_arguments(world: World) -> None:
     it, fn = Counted(), functools.partial(blocking_name(world, takes_one), 1)
     with pytest.raises(Misuse, match="takes_one cannot be called with these arguments"):

@@ -162,6 +162,13 @@ _EQUIVALENT: dict[str, list[tuple[str, str, str]]] = {
         ("@overload", "", "the definition that follows takes its place"),
         (_VALUE, "pass", _QUICK_WAY),
     ],
+    "policies/retry_state.py": [
+        (
+            "if self.attempt > 1 and isinstance(failed, Exception):",
+            "if self.attempt > 0 and isinstance(failed, Exception):",
+            "what is called then asks the same",
+        ),
+    ],
     "policies/attempts.py": [
         ("return False", "pass", _FALSE_ANYWAY),
         ("return None", "pass", _RETURNS_NONE),

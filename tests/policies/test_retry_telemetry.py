@@ -93,10 +93,13 @@ class StatusError(Exception):
         self.response = response
 
 
-async def test_the_response_that_a_discarded_error_carries_is_closed(world: World, clock: FakeClock) -> None:
-    """The one of the error that comes out is not."""
+@pytest.mark.parametrize("delay", [0, 1])
+async def test_the_response_that_a_discarded_error_carries_is_closed(
+    world: World, clock: FakeClock, delay: float
+) -> None:
+    """The response of the error that is raised is not."""
     responses = [Response(), Response(), Response()]
-    await run(world, Retry(on=StatusError, backoff=[1]), Script(*[StatusError(it) for it in responses]))
+    await run(world, Retry(on=StatusError, backoff=[delay]), Script(*[StatusError(it) for it in responses]))
     assert [response.closed for response in responses] == [1, 1, 0]
 
 

@@ -272,6 +272,41 @@ async def test_what_the_items_raise_comes_out_last(world: World, ordered: bool) 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
+async def test_no_item_is_read_after_the_items_have_raised(world: World, ordered: bool) -> None:
+    """Even from an iterator that could go on."""
+
+    class Source:
+        read = 0
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> int:
+            self.read += 1
+            if self.read == 2:
+                raise Boom
+            if self.read == 9:
+                raise StopIteration
+            return self.read
+
+    async def work(number: int) -> int:
+        await world.sleep(0.01)
+        return number
+
+    source = Source()
+    block = each(Retry(1), world.native(work), source, limit=2, ordered=ordered)
+    with pytest.raises(Boom):
+        if world.blocking:
+            with block as pairs:
+                list(pairs)
+        else:
+            async with block as apairs:
+                async for _ in apairs:
+                    pass
+    assert source.read == 2
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 async def test_a_misuse_is_no_outcome(world: World, ordered: bool) -> None:
     async def task(number: int, other: int) -> None:
         raise AssertionError

@@ -155,7 +155,11 @@ class AdaptiveLimit(Policy[Never]):
             except Exception as error:
                 self._failed(error, period, began, ctx)
                 raise
-            self._ended(period, began, ctx)
+            try:
+                self._ended(period, began, ctx)
+            except BaseException:  # no caller will see the result
+                await ctx.runtime.close(result)
+                raise
             return result
         finally:
             free += ONE_PERMIT

@@ -198,7 +198,11 @@ class Cache(Policy[Never]):
                         raise
                 else:
                     self._misses.add()
-                    self._keep_value(key, result)
+                    try:
+                        self._keep_value(key, result)
+                    except BaseException:  # no caller will see the result
+                        await ctx.runtime.close(result)
+                        raise
                     return flight.publish(result)
         finally:
             flight.__exit__(None, None, None)  # again: see `Flight`

@@ -132,7 +132,11 @@ class RateLimiter(Policy[Never]):
                 self._pause_after(error)
             raise
         if self._reads_results:
-            self._read_result(result, costs, began)
+            try:
+                self._read_result(result, costs, began)
+            except BaseException:  # no caller will see the result
+                await ctx.runtime.close(result)
+                raise
         return result
 
     def turn(self, *costs: float) -> TurnBlock:

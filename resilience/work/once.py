@@ -132,7 +132,12 @@ class Once(Policy[Never]):
         except Exception:
             await self._end(ctx, "give_up", key, token)
             raise
-        await self._end(ctx, "finish", key, token, self._as_text(result), self._keep)
+        try:
+            text = self._as_text(result)
+        except BaseException:  # no caller will see the result
+            await ctx.runtime.close(result)
+            raise
+        await self._end(ctx, "finish", key, token, text, self._keep)
         return result
 
     def _key_of(self, ctx: Context) -> str:

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from resilience import (
+    AdaptiveLimit,
     AdaptiveThrottle,
     Bulkhead,
     BulkheadFull,
+    Cache,
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
@@ -28,6 +30,8 @@ from resilience import (
     Fallback,
     Hedge,
     Policy,
+    Rate,
+    RateLimiter,
     Rejected,
     Retry,
     Timeout,
@@ -37,6 +41,7 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from resilience.policy import Call
+from resilience.work import Once
 from tests.conftest import Boom, Virtual, World
 
 SHORT, LONG = 0.02, 60.0
@@ -124,6 +129,11 @@ ASKED: dict[str, Callable[[], Policy[Any]]] = {
     "breaker, a probe": lambda: probing(on_result=broken),
     "throttle": lambda: AdaptiveThrottle(on_result=broken),
     "hedge, alone": lambda: Hedge(on_result=broken),
+    "what a limiter is told": lambda: RateLimiter(10, told=broken),
+    "units of a limiter": lambda: RateLimiter(Rate(10, actual=broken)),
+    "an algorithm": lambda: AdaptiveLimit(type("Own", (), {"update": broken, "reset": print})(), min_samples=1),
+    "a cache": lambda: Cache(broken, key=lambda ctx: 1),
+    "serializer": lambda: Once({}, key=lambda ctx: 1),
     "hedge": lambda: Hedge(0.1, on_result=broken),
 }
 
@@ -137,7 +147,7 @@ async def test_a_result_that_no_caller_will_see_is_closed(anywhere: Virtual, wha
         return type("Response", (), {"close": lambda self: closed.append(self)})()
 
     error = await anywhere.attempt(ASKED[what](), fetch)
-    assert (type(error), len(closed)) == (Broken, 1)
+    assert (type(error), len(closed)) == (TypeError if what == "serializer" else Broken, 1)
 
 
 async def test_a_listener_that_blocks_holds_up_nobody_else(world: World) -> None:

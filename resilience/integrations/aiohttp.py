@@ -202,7 +202,7 @@ _ended: ContextVar[tuple[object, ClientRequest, Exception] | None] = ContextVar(
 def _expect_second_try(request: ClientRequest, error: Exception) -> None:
     """Remember a failure after which aiohttp itself sends the request again, immediately and in this task.
 
-    Up to 3.12, aiohttp does so even if the body is consumed. With newer versions it is remembered in vain then.
+    Up to 3.12, aiohttp does so even if the body is consumed. Newer versions do not, so the failure is never read.
     """
     if (
         isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError))

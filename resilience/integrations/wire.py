@@ -294,7 +294,7 @@ class Acceptance:
         return self.granted(min((seconds for seconds in parsed if seconds is not None), default=None))
 
     def granted(self, asked: float | None) -> float:
-        """Return the seconds that a request gets if it asks for this number; None if it does not ask."""
+        """Return the seconds that a request gets. `asked` is None if the request does not ask for any."""
         return self.default if asked is None else min(asked, self.cap)
 
 

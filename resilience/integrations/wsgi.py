@@ -112,7 +112,7 @@ class _Request:
         self._start_response = start_response
         self.answering: Answering = answering
         self._framework_errors = FrameworkErrors(answering)
-        self._replacement: Answer | None = None  # for a framework's own response to an error
+        self._replacement: Answer | None = None  # replaces a framework's own response to an error
 
     def answer(self, app: App) -> Iterable[bytes]:
         """Run the app, and answer the error that it raises."""

@@ -87,7 +87,7 @@ class Body:
 
 STILL_READ: Final = "its body is still being read by an earlier attempt"
 
-#: The body of a request that needs no rewinding, and of most requests.
+#: A body in memory, which most requests have.
 IN_MEMORY: Final = Body()
 
 

@@ -4,7 +4,7 @@ An exchange is the function that the policy calls. Each call is one attempt, and
 
     _begin          Check that there is time left and that the request may be sent (again). Rewind the body.
     send            Let the client send the request, within the time left.
-    _note_failure   Find out from an error whether the server may have the request, and whether its time was over.
+    _note_failure   Find out from an error whether the server may have the request, and whether the time was over.
     _judge          Decide by the status whether the response is a result or a failure (`TransientStatus`).
 
 Finally the response that the policy chose is returned, open and with a time limit on its body. All other responses are
@@ -13,13 +13,13 @@ closed: those that a fallback replaced, those inside errors, and those that came
 A subclass describes a client: how it sends, what its errors mean, and how it limits the time of a body.
 
 Sending a request twice can execute it twice. As soon as an attempt begins, the request counts as sent, because a
-`Timeout` that cuts the attempt off leaves this open; an error of the client may prove the opposite. The exchange
+`Timeout` may cut the attempt off at any point; an error of the client may prove that nothing was sent. The exchange
 reports this in the two places that a Retry checks: on the failure (`repeatable`), and on itself, the called function.
 A request with an idempotency key, from the caller or from an `IdempotencyKey` in the policy, may be repeated.
 
 Attempts can overlap: a thread that a `Timeout` has abandoned continues, and a policy may hedge. So each attempt has its
 own data (`Attempt`), a lock guards the list of open responses, and an abandoned attempt no longer decides whether the
-request may be sent again. The exchange closes its response on arrival; it knows when the attempt's time was over.
+request may be sent again. If its response arrives later, the exchange closes it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Exchange:
     #: The deadline of the response's body, if a policy sets another one than that of the attempt.
     body_may_last_until: float | None = None
 
-    _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed names the policy it chose, for the limiters inside
+    _resilience_asks_for_chosen: ClassVar[bool] = True  # a Keyed records its chosen policy, for the limiters in it
     _in_tasks: ClassVar[bool]
     _is_over = False
     _why_not_again: str | None = None
@@ -146,7 +146,7 @@ class Exchange:
         return None
 
     def was_never_sent(self) -> bool:
-        """Whether the client knows that an attempt, which was cut off, had not begun to send."""
+        """Whether the client knows that an attempt that was cut off had not begun to send."""
         return False
 
     def why_not_now(self) -> str | None:

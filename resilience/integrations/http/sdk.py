@@ -84,7 +84,7 @@ def protected_copy(client: Any, policy: Policies, sdk: SDK) -> Any:
 
 
 def _protect(client: Any, settings: Settings, sdk: SDK) -> Any:
-    """Wrap the requests of this client, which is changed, and of all copies of it."""
+    """Wrap the method `request` of this client, in place, and of all copies of it."""
     send = client.request
     make_copy = client.copy
     parse = client._process_response

@@ -43,8 +43,8 @@ def _attempt_is_late() -> DeadlineExceeded:
 class _Timeouts(dict[str, Any]):
     """The timeouts of one attempt: those of the client, each shortened to the time left when it is read.
 
-    Each limits one wait, and httpcore reads it when that wait begins: the wait for a free connection may have taken
-    most of the time before that.
+    Each limits one wait, and httpcore reads it when that wait begins. The wait before it, for a free connection, may
+    have taken most of the time.
 
     :param given: the timeouts of the client.
     :param left: seconds from now until `deadline`.

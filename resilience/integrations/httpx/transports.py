@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Protected:
-    """The transport that sends: the given one, or one for each library, created for its first request."""
+    """The inner transport, which sends: the given one, or one for each library, created for its first request."""
 
     _kind: ClassVar[str]
     _method: ClassVar[str]

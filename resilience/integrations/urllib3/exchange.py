@@ -46,7 +46,7 @@ class Urllib3Exchange(BlockingExchange):
         return int(match[1]) if match else None
 
     def reason(self, error: Any) -> object:
-        """Return the inner error: "unable to connect to proxy" also stands for a proxy that received the request."""
+        """Return the wrapped error. "Unable to connect to proxy" may mean that the proxy has received the request."""
         if isinstance(error, errors.MaxRetryError):
             error = error.reason
         return error.original_error if isinstance(error, errors.ProxyError) else error

@@ -69,7 +69,7 @@ class ResiliencePoolManager(PoolManager):
         """Send a request, and follow its redirects; `request` calls this."""
         body = body_of(kw.get("body"), kw.get("body_pos"))
         if not body.can_be_sent_again:
-            kw["body"] = OneShot.of(kw["body"])  # a redirect must not send its empty rest
+            kw["body"] = OneShot.of(kw["body"])  # otherwise a redirect would send an empty body
         elif body.start is not None:
             kw["body_pos"] = body.start  # for a redirect: urllib3 does not keep the position at which a file began
         return super().urlopen(method, url, redirect, **kw)

@@ -48,7 +48,7 @@ def bounded(timeout: TimeoutLike, left: float) -> Timeout:
 
 
 def limit_body(response: Any, timeout: TimeoutLike, deadline: float, late: Callable[[], Exception]) -> None:
-    """Let the body of a response be read until `deadline`, by any of its methods.
+    """Set the deadline for reading the body of a response, with any of its methods.
 
     :param timeout: the user's own timeout, which still applies to each wait.
     :param late: creates the error for a body that is not read by then.

@@ -49,7 +49,7 @@ POLICIES: list[type[Policy[Any]]] = [
 ]
 PARTS = ["About", "Usage", "Defaults", "What happens", "What it promises", "Telemetry", "Patterns", "Anti-patterns"]
 #: Parameters with a default of their own, by which the policy sees whether they were given, mean this.
-MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None}
+MEANT: dict[tuple[str, str], Any] = {("Fallback", "value"): None, ("RateLimiter", "more"): ()}
 
 
 def page_of(policy: type[Policy[Any]]) -> str:

@@ -231,6 +231,30 @@ def _(left: str, right: str) -> None:
     assert isinstance(our.end.__cause__, OSError)
 
 
+@row("tenacity", "`error.last_attempt.exception()`")
+def _(left: str, right: str) -> None:
+    their = theirs(tenacity_with("stop=stop_after_attempt(3)"), *FAILS).end
+    our = ours(Retry(3, on=OSError, backoff=[0], wrap=True), *FAILS).end
+    assert isinstance(eval(code_in(left), {"error": their}), OSError)  # the page is our own writing
+    assert isinstance(eval(code_in(right), {"error": our}), OSError)
+    assert (their.last_attempt.attempt_number, our.attempts) == (3, 3)
+
+
+@row("tenacity", "`attempt.retry_state.attempt_number`")
+def _(left: str, right: str) -> None:
+    def numbers(attempts: Any, number: str) -> list[int]:
+        found = []
+        for attempt in attempts:
+            with attempt:
+                found.append(eval(number, {"attempt": attempt}))  # the page is our own writing
+                if len(found) < 3:
+                    raise OSError
+        return found
+
+    again = tenacity.Retrying(stop=tenacity.stop_after_attempt(3))
+    assert numbers(again, code_in(left)) == numbers(Retry(3, on=OSError, backoff=[0]).attempts(), code_in(right))
+
+
 @row("tenacity", "`for attempt in Retrying(...): with attempt:`")
 def _(left: str, right: str) -> None:
     def their(function: Callable[[], Any]) -> Callable[[], Any]:

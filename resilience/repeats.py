@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from resilience import checks, forks
@@ -153,27 +154,31 @@ class Cap:
     :param outer: the cap around it; each repeat is taken from both.
     """
 
-    __slots__ = ("_left", "_outer")
+    __slots__ = ("_numbers", "_outer", "_repeats", "_returned")
 
     def __init__(self, repeats: int, outer: Cap | None = None) -> None:
-        self._left = [None] * repeats  # a list, because `pop` and `append` are atomic
+        self._repeats = repeats
         self._outer = outer
+        self._numbers = count()  # as `next` is atomic, and so are `pop` and `append`, no lock is needed
+        self._returned: list[None] = []
 
     def take(self) -> bool:
         """Take a repeat; return false if there is none."""
         if self._outer is not None and not self._outer.take():
             return False
         try:
-            self._left.pop()
+            self._returned.pop()
+            return True
         except IndexError:
-            if self._outer is not None:
-                self._outer.give_back()
-            return False
-        return True
+            if next(self._numbers) < self._repeats:
+                return True
+        if self._outer is not None:
+            self._outer.give_back()
+        return False
 
     def give_back(self) -> None:
         """Return a repeat that was taken and not made."""
-        self._left.append(None)
+        self._returned.append(None)
         if self._outer is not None:
             self._outer.give_back()
 

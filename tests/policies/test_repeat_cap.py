@@ -50,6 +50,13 @@ async def test_each_call_has_a_cap_of_its_own(world: World, clock: FakeClock) ->
         assert script.calls == 2
 
 
+async def test_a_cap_may_be_of_any_size(world: World) -> None:
+    """It takes no memory for repeats that are not made."""
+    script = Script(Boom())
+    await run(world, RepeatCap(10**400).wrap(LAYER), script)
+    assert script.calls == 3
+
+
 async def test_a_cap_inside_a_cap_counts_for_both(world: World, clock: FakeClock) -> None:
     """The tighter one holds, whichever that is."""
     for outer, inner in ((2, 5), (5, 2)):

@@ -1,4 +1,4 @@
-"""AdaptiveLimit: permits as a bulkhead's, with a limit that learns; and what that does to a server under load."""
+"""AdaptiveLimit: its permits, the limit that it learns, and the goodput of a server under load."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from tests.policies.test_machines import Call
 
 
 class Recording:
-    """An algorithm that answers what it was given, and remembers what it was asked."""
+    """An algorithm that returns the given limits and records its samples."""
 
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[float, Sample]] = []
+    def __init__(self, *results: Any) -> None:
+        self.results = list(results)
+        self.updates: list[tuple[float, Sample]] = []
         self.resets = 0
 
     def update(self, limit: float, sample: Sample) -> Any:
-        self.asked.append((limit, sample))
-        return self.answers.pop(0) if self.answers else limit
+        self.updates.append((limit, sample))
+        return self.results.pop(0) if self.results else limit
 
     def reset(self) -> None:
         self.resets += 1
 
 
-async def takes(world: World, clock: FakeClock, limit: Policy[Any], seconds: float, ending: Any = "fine") -> Any:
-    """Make a call that takes so long."""
+async def call_lasting(world: World, clock: FakeClock, limit: Policy[Any], seconds: float, ending: Any = "fine") -> Any:
+    """Make a call that takes `seconds`."""
 
     async def fn(ctx: Context) -> Any:
         clock.advance(seconds)
@@ -63,15 +63,15 @@ async def takes(world: World, clock: FakeClock, limit: Policy[Any], seconds: flo
 
 
 def counts(limit: AdaptiveLimit) -> tuple[int, int, int, int]:
-    it = limit.stats()
-    return it.limit, it.in_flight, it.queued, it.rejected
+    stats = limit.stats()
+    return stats.limit, stats.in_flight, stats.queued, stats.rejected
 
 
 # --- permits -------------------------------------------------------------------------------------
 
 
-async def test_at_most_so_many_run_at_once(world: World) -> None:
-    """One more is turned away, and told the limit."""
+async def test_a_call_beyond_the_limit_is_refused(world: World) -> None:
+    """The error carries the name and the limit; the function is not called."""
     limit = AdaptiveLimit(60, initial=2, name="search")
     script = Script("fine")
     async with beside(world) as group:
@@ -86,8 +86,7 @@ async def test_at_most_so_many_run_at_once(world: World) -> None:
     assert counts(limit) == (2, 0, 0, 1)
 
 
-async def test_a_few_may_wait(world: World) -> None:
-    """For a permit, or until `max_wait`, the deadline or a timeout."""
+async def test_a_queued_call_waits_until_a_permit_max_wait_its_deadline_or_a_timeout(world: World) -> None:
     limit = AdaptiveLimit(60, initial=1, queue=1, max_wait=0.01)
     fine = Script("fine").function()
     async with beside(world) as group:
@@ -101,20 +100,16 @@ async def test_a_few_may_wait(world: World) -> None:
     assert counts(limit)[:3] == (1, 0, 0)
 
 
-async def test_a_cancelled_call_gives_its_permit_back_and_counts_for_nothing(tasks_world: World) -> None:
-    import anyio
-
+async def test_a_cancelled_call_releases_its_permit_and_is_no_sample(tasks_world: World) -> None:
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=1)
     with anyio.move_on_after(0.001):
         await limit.aexecute(lambda ctx: anyio.sleep(10))
     assert counts(limit) == (1, 0, 0, 0)
-    assert algorithm.asked == []
+    assert algorithm.updates == []
 
 
-async def test_a_block_that_is_cancelled_where_it_waits_or_runs_leaves_nothing_behind(tasks_world: World) -> None:
-    import anyio
-
+async def test_a_block_that_is_cancelled_while_it_waits_or_runs_holds_no_permit(tasks_world: World) -> None:
     limit = AdaptiveLimit(60, initial=1, queue=1)
     async with limit.slot():
         with anyio.move_on_after(0.001):
@@ -127,7 +122,7 @@ async def test_a_block_that_is_cancelled_where_it_waits_or_runs_leaves_nothing_b
     assert counts(limit) == (1, 0, 0, 0)
 
 
-async def test_a_block_holds_a_permit_and_is_timed(world: World, clock: FakeClock) -> None:
+async def test_a_block_holds_a_permit_and_its_latency_is_sampled(world: World, clock: FakeClock) -> None:
     algorithm = Recording(3)
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=3, on=Boom)
 
@@ -150,12 +145,12 @@ async def test_a_block_holds_a_permit_and_is_timed(world: World, clock: FakeCloc
         with pytest.raises(type(error)):
             await block(2.0, error)
     await block(3.0)
-    assert [sample.latency for _, sample in algorithm.asked] == [3.0]
-    assert algorithm.asked[0][1].dropped
+    assert [sample.latency for _, sample in algorithm.updates] == [3.0]
+    assert algorithm.updates[0][1].dropped
     assert counts(limit) == (3, 0, 0, 0)
 
 
-def test_a_block_is_refused_as_a_call_is() -> None:
+def test_a_block_beyond_the_limit_is_refused() -> None:
     limit = AdaptiveLimit(60, initial=1)
     slot = limit.slot()
     with slot:
@@ -166,19 +161,21 @@ def test_a_block_is_refused_as_a_call_is() -> None:
     assert counts(limit) == (1, 0, 0, 1)
 
 
-# --- what is learned -----------------------------------------------------------------------------
+# --- the learned limit ---------------------------------------------------------------------------
 
 
-async def test_it_rises_while_calls_are_quick_and_falls_while_they_are_slow(world: World, clock: FakeClock) -> None:
-    """By one where at least half of it was used; to nine tenths."""
+async def test_the_limit_rises_while_calls_are_fast_and_falls_while_they_are_slow(
+    world: World, clock: FakeClock
+) -> None:
+    """It rises by one if at least half of it was used, and falls to nine tenths."""
     changes: list[events.LimitChanged] = []
     limit = AdaptiveLimit(0.3, initial=2, min_samples=5, on_change=changes.append, name="search")
     for _ in range(5):
-        await takes(world, clock, limit, 0.1)
+        await call_lasting(world, clock, limit, 0.1)
     assert limit.stats().limit == 3
     clock.advance(1)
     for _ in range(5):
-        await takes(world, clock, limit, 0.5)
+        await call_lasting(world, clock, limit, 0.5)
     assert limit.stats().limit == 2
     assert [(it.policy, it.old, it.new, it.reason) for it in changes] == [
         ("search", 2, 3, "room"),
@@ -186,33 +183,31 @@ async def test_it_rises_while_calls_are_quick_and_falls_while_they_are_slow(worl
     ]
 
 
-async def test_the_first_look_is_when_enough_have_ended_and_the_next_after_the_window(
-    world: World, clock: FakeClock
-) -> None:
-    """Samples gather until both hold; twice the quickest call, if that is longer."""
+async def test_the_limit_is_updated_after_min_samples_and_the_window(world: World, clock: FakeClock) -> None:
+    """The window is twice the shortest latency, if that is longer."""
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, min_samples=3, window=10)
-    looks = []
+    updated_after = []
     for number, seconds in enumerate([1, 1, 1, 2, 2, 2, 2, 2, 8, 8, 8, 8]):
-        await takes(world, clock, limit, seconds)
-        if len(algorithm.asked) > len(looks):
-            looks.append(number)
-    assert looks == [2, 7, 10]
+        await call_lasting(world, clock, limit, seconds)
+        if len(algorithm.updates) > len(updated_after):
+            updated_after.append(number)
+    assert updated_after == [2, 7, 10]
 
 
-async def test_what_a_sample_says(world: World, clock: FakeClock) -> None:
+async def test_a_sample_summarizes_the_calls_of_its_period(world: World, clock: FakeClock) -> None:
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=7, min_samples=10, on=Boom)
     for seconds in (1, 2, 3, 4, 5, 6, 7, 8):
-        await takes(world, clock, limit, seconds)
-    await takes(world, clock, limit, 100, KeyError())  # says nothing
-    await takes(world, clock, limit, 9, Boom())
-    await takes(world, clock, limit, 10)
-    assert algorithm.asked == [(7.0, Sample(10.0, 1, False, True, pytest.approx(9 / 154), 10.0))]
+        await call_lasting(world, clock, limit, seconds)
+    await call_lasting(world, clock, limit, 100, KeyError())  # neither a success nor in `on`: no sample
+    await call_lasting(world, clock, limit, 9, Boom())
+    await call_lasting(world, clock, limit, 10)
+    assert algorithm.updates == [(7.0, Sample(10.0, 1, False, True, pytest.approx(9 / 154), 10.0))]
 
 
 @pytest.mark.parametrize("queue", [0, 1])
-async def test_it_is_full_where_a_call_was_turned_away_or_waits(world: World, queue: int) -> None:
+async def test_a_sample_is_full_after_a_refusal_or_while_a_call_waits(world: World, queue: int) -> None:
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=1, queue=queue)
     async with beside(world) as group:
@@ -226,54 +221,56 @@ async def test_it_is_full_where_a_call_was_turned_away_or_waits(world: World, qu
         if queue:
             second.let_go()
             assert await second.result() == "fine"
-    assert [sample.full for _, sample in algorithm.asked][:1] == [True]
+    assert [sample.full for _, sample in algorithm.updates][:1] == [True]
 
 
-async def test_a_call_of_an_earlier_limit_counts_in_no_comparison(world: World, clock: FakeClock) -> None:
-    """It ends under another one than it began under."""
+async def test_a_call_that_began_under_an_earlier_limit_is_left_out_of_the_latency(
+    world: World, clock: FakeClock
+) -> None:
+    """It counts in `latency_of_all` only."""
     algorithm = Recording(21)
     limit = AdaptiveLimit(algorithm, min_samples=1, headroom=100)
     async with beside(world) as group:
         call = await group.inside(limit)
-        await takes(world, clock, limit, 0.1)
+        await call_lasting(world, clock, limit, 0.1)
         assert limit.stats().limit == 21
         clock.advance(50)
         call.let_go()
         await call.result()
-    assert len(algorithm.asked) == 1
-    await takes(world, clock, limit, 0.2)
-    assert algorithm.asked[1][1].latency == pytest.approx(0.2)
-    assert algorithm.asked[1][1].latency_of_all > 50
+    assert len(algorithm.updates) == 1
+    await call_lasting(world, clock, limit, 0.2)
+    assert algorithm.updates[1][1].latency == pytest.approx(0.2)
+    assert algorithm.updates[1][1].latency_of_all > 50
 
 
 @pytest.mark.parametrize(
-    ("answers", "limits"),
+    ("results", "limits"),
     [
         ([1000], [10]),
         ([0], [2]),
         ([-5.0], [2]),
         ([7.9, 7.2], [7, 7]),
-        ([(6, "said so")], [6]),
+        ([(6, "a reason")], [6]),
         ([float("inf")], [10]),
         ([5], [5]),
     ],
 )
-async def test_the_limit_keeps_its_bounds(
-    world: World, clock: FakeClock, answers: list[Any], limits: list[int]
+async def test_the_limit_stays_within_least_and_most(
+    world: World, clock: FakeClock, results: list[Any], limits: list[int]
 ) -> None:
-    """The limit in use is the floor of what was learned."""
-    limit = AdaptiveLimit(Recording(*answers), initial=5, least=2, most=10, min_samples=1, headroom=100)
+    """The limit in use is the integer part of the learned one."""
+    limit = AdaptiveLimit(Recording(*results), initial=5, least=2, most=10, min_samples=1, headroom=100)
     seen = []
     for _ in limits:
-        await takes(world, clock, limit, 1)
+        await call_lasting(world, clock, limit, 1)
         clock.advance(10)
         seen.append(limit.stats().limit)
     assert seen == limits
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_calls_that_wait_begin_as_soon_as_the_limit_is_higher(backend: str) -> None:
-    """Not one after another, as permits come back."""
+def test_a_raised_limit_admits_waiting_calls_at_once(backend: str) -> None:
+    """They do not wait until running calls release their permits."""
     limit = AdaptiveLimit(Recording(3), initial=1, queue=5, min_samples=1)
     began: list[float] = []
 
@@ -292,37 +289,39 @@ def test_calls_that_wait_begin_as_soon_as_the_limit_is_higher(backend: str) -> N
         anyio.run(main, backend=backend)
 
 
-async def test_one_that_is_far_beyond_what_is_used_comes_down_by_one(world: World, clock: FakeClock) -> None:
-    """Until it is `headroom` times that."""
+async def test_a_limit_far_above_the_usage_falls_by_one_in_each_update(world: World, clock: FakeClock) -> None:
+    """It falls until it is `headroom` times the most calls that ran at once."""
     limit = AdaptiveLimit(60, initial=8, min_samples=1, headroom=5)
     seen = []
     for _ in range(6):
-        await takes(world, clock, limit, 1)
+        await call_lasting(world, clock, limit, 1)
         clock.advance(10)
         seen.append(limit.stats().limit)
     assert seen == [7, 6, 5, 5, 5, 5]
 
 
 @pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), (None, TypeError)])
-async def test_an_algorithm_that_answers_rubbish_is_told(
+async def test_an_algorithm_that_returns_no_number_is_a_clear_error(
     world: World, clock: FakeClock, wrong: Any, error: type[Exception]
 ) -> None:
-    """No permit is lost, and the next look is made."""
+    """No permit is lost, and the next update takes place."""
     algorithm = Recording(wrong, 6)
     limit = AdaptiveLimit(algorithm, initial=5, min_samples=1)
-    told = await takes(world, clock, limit, 1)
-    assert type(told) is error
-    assert "update(limit, sample)" in str(told)
+    raised = await call_lasting(world, clock, limit, 1)
+    assert type(raised) is error
+    assert "update(limit, sample)" in str(raised)
     clock.advance(10)
-    assert await takes(world, clock, limit, 1) == "fine"
-    assert counts(limit) == (5, 0, 0, 0)  # 6 is more than five times what ran
+    assert await call_lasting(world, clock, limit, 1) == "fine"
+    assert counts(limit) == (5, 0, 0, 0)  # 6 is above the headroom: five times the one call that ran
 
 
-async def test_it_can_be_told_to_forget(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """Calls that run keep their permits, and nothing is announced."""
+async def test_reset_restores_the_initial_limit_and_keeps_the_permits_of_running_calls(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """No `LimitChanged` event is sent for it."""
     algorithm = Recording(2)
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=1)
-    await takes(world, clock, limit, 1)
+    await call_lasting(world, clock, limit, 1)
     assert limit.stats().limit == 2
     before = algorithm.resets
     async with beside(world) as group:
@@ -335,11 +334,11 @@ async def test_it_can_be_told_to_forget(world: World, clock: FakeClock, heard: l
     assert [(it.old, it.new, it.reason) for it in heard if isinstance(it, events.LimitChanged)] == [(3, 2, "Recording")]
 
 
-async def test_an_algorithm_that_cannot_be_reset_leaves_no_waiter_behind(world: World, clock: FakeClock) -> None:
-    """The limit is the initial one all the same, and whom it has room for is woken."""
+async def test_an_error_of_the_algorithms_reset_leaves_no_call_waiting(world: World, clock: FakeClock) -> None:
+    """The limit is the initial one anyway, and the waiting calls that fit are admitted."""
     algorithm = Recording(1)
     limit = AdaptiveLimit(algorithm, initial=2, queue=1, min_samples=1)
-    await takes(world, clock, limit, 1)
+    await call_lasting(world, clock, limit, 1)
     algorithm.reset = broken  # type: ignore[method-assign]
     async with beside(world) as group:
         running, waiting = await group.inside(limit), await group.queued(limit)
@@ -356,96 +355,92 @@ def broken() -> None:
     raise Boom
 
 
-def test_what_was_learned_before_a_reset_is_dropped() -> None:
-    """Also where the algorithm was being asked."""
-
+def test_an_update_that_overlaps_a_reset_is_discarded() -> None:
     class Resetting(Recording):
         def update(self, limit: float, sample: Sample) -> Any:
-            it.reset()
+            adaptive.reset()
             return 9
 
-    it = AdaptiveLimit(Resetting(), initial=3, min_samples=1, headroom=100)
-    it.call(int)
-    assert it.stats().limit == 3
+    adaptive = AdaptiveLimit(Resetting(), initial=3, min_samples=1, headroom=100)
+    adaptive.call(int)
+    assert adaptive.stats().limit == 3
 
 
-def test_a_thread_that_comes_to_ask_after_another_one_does_not_ask_again() -> None:
-    """That one has taken the calls which were noted."""
+def test_the_second_of_two_threads_that_are_due_to_update_does_nothing() -> None:
+    """The first one has used the samples."""
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=3, min_samples=2, window=1e-9)
     limit.call(int)
     limit.call(int)
     limit._evaluate(limit._period, process_clock.now(), Context())
-    assert len(algorithm.asked) == 1
+    assert len(algorithm.updates) == 1
 
 
-def test_one_look_at_a_time() -> None:
-    """What ends while the algorithm is asked does not ask as well."""
-
+def test_a_call_that_ends_during_an_update_starts_no_second_update() -> None:
     class Nesting(Recording):
         def update(self, limit: float, sample: Sample) -> Any:
-            self.asked.append((limit, sample))
-            if len(self.asked) < 5:
-                it.call(int)
+            self.updates.append((limit, sample))
+            if len(self.updates) < 5:
+                adaptive.call(int)
             return limit
 
     algorithm = Nesting()
-    it = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9)
-    it.call(int)
-    assert len(algorithm.asked) == 1
+    adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9)
+    adaptive.call(int)
+    assert len(algorithm.updates) == 1
 
 
-def test_a_call_that_is_refused_while_the_algorithm_is_asked_counts_for_the_next_limit(clock: FakeClock) -> None:
+def test_a_call_that_fails_during_an_update_counts_in_the_next_sample(clock: FakeClock) -> None:
     def fails() -> None:
         raise Boom
 
     class Nesting(Recording):
         def update(self, limit: float, sample: Sample) -> Any:
-            if not self.asked:
+            if not self.updates:
                 with pytest.raises(Boom):
-                    it.call(fails)
+                    adaptive.call(fails)
             return super().update(limit, sample)
 
     algorithm = Nesting(4)
-    it = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9, on=Boom, headroom=100)
+    adaptive = AdaptiveLimit(algorithm, initial=3, min_samples=1, window=1e-9, on=Boom, headroom=100)
     clock.advance(1)
-    it.call(int)
-    assert it.stats().limit == 4
+    adaptive.call(int)
+    assert adaptive.stats().limit == 4
     clock.advance(1)
-    it.call(int)
-    assert [sample.dropped for _, sample in algorithm.asked] == [False, True]
+    adaptive.call(int)
+    assert [sample.dropped for _, sample in algorithm.updates] == [False, True]
 
 
-# --- shadow mode, and what is told ---------------------------------------------------------------
+# --- observe_only, descriptions and arguments ----------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", [0, 5])
-async def test_one_that_only_observes_refuses_nothing_and_learns(
+async def test_observe_only_refuses_no_call_and_learns(
     world: World, clock: FakeClock, heard: list[Any], queue: int
 ) -> None:
-    """A call without a permit counts for nothing; but that there was one says that the limit is full."""
+    """A call without a permit is no sample, but marks the next one as full."""
     algorithm = Recording()
     limit = AdaptiveLimit(algorithm, initial=1, min_samples=1, queue=queue, observe_only=True)
     async with beside(world) as group:
         call = await group.inside(limit)
-        assert await takes(world, clock, limit, 5) == "fine"
+        assert await call_lasting(world, clock, limit, 5) == "fine"
         if world.blocking:
             with limit.slot():
                 assert counts(limit) == (1, 1, 0, 2)
         else:
             async with limit.slot():
                 assert counts(limit) == (1, 1, 0, 2)
-        assert algorithm.asked == []
+        assert algorithm.updates == []
         call.let_go()
         assert await call.result() == "fine"
-    assert [sample.full for _, sample in algorithm.asked] == [True]
-    told = [(it.reason, it.shadow) for it in heard if isinstance(it, events.CallRejected)]
-    assert told == [("LimitExceeded", True)] * 2
+    assert [sample.full for _, sample in algorithm.updates] == [True]
+    rejected = [(it.reason, it.shadow) for it in heard if isinstance(it, events.CallRejected)]
+    assert rejected == [("LimitExceeded", True)] * 2
     assert counts(limit) == (1, 0, 0, 2)
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "description"),
     [
         (
             AdaptiveLimit(0.3, initial=5, name="search"),
@@ -458,33 +453,33 @@ async def test_one_that_only_observes_refuses_nothing_and_learns(
         ),
     ],
 )
-def test_it_is_described(limit: AdaptiveLimit, told: str) -> None:
-    assert limit.describe() == told
+def test_the_description_names_the_limits_the_algorithm_and_the_queue(limit: AdaptiveLimit, description: str) -> None:
+    assert limit.describe() == description
 
 
-def test_it_is_shown() -> None:
+def test_repr_shows_the_arguments_and_stats_the_initial_limit() -> None:
     assert repr(AdaptiveLimit(2)) == "AdaptiveLimit(slower_than=2.0)"
     assert AdaptiveLimit(2).stats() == LimitStats(20, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    ("numbers", "message"),
     [
         ({"initial": 5, "least": 6}, "initial must be at least 6"),
         ({"initial": 5, "most": 4}, "initial must be at most 4"),
         ({"least": 5, "most": 4}, "most must be at least 5"),
     ],
 )
-def test_bounds_that_contradict_one_another_are_refused(numbers: dict[str, int], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_contradictory_bounds_are_refused(numbers: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         AdaptiveLimit(0.3, **numbers)
 
 
-# --- many at once --------------------------------------------------------------------------------
+# --- concurrency ---------------------------------------------------------------------------------
 
 
-def test_no_permit_is_lost_and_none_too_many_given_by_threads_at_once() -> None:
-    """While the limit goes up and down at each look; refusals are counted exactly."""
+def test_threads_never_exceed_a_moving_limit_and_lose_no_permit() -> None:
+    """Refusals are counted exactly."""
     rng = random.Random(1)
 
     class Jumping(Recording):
@@ -523,8 +518,8 @@ def test_no_permit_is_lost_and_none_too_many_given_by_threads_at_once() -> None:
     assert (limit.stats().in_flight, limit.stats().rejected) == (0, refused)
 
 
-class InUse(RuleBasedStateMachine):
-    """Calls that come and go in any order under a limit that an algorithm moves as it likes."""
+class AnyOrder(RuleBasedStateMachine):
+    """Calls that begin and end in any order, under a limit that the algorithm sets at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -544,8 +539,8 @@ class InUse(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(limit=st.integers(1, 4))
-    def will_answer(self, limit: int) -> None:
-        self.algorithm.answers = [limit]
+    def set_next_limit(self, limit: int) -> None:
+        self.algorithm.results = [limit]
 
     @rule()
     def begin(self) -> None:
@@ -567,14 +562,14 @@ class InUse(RuleBasedStateMachine):
         call.end(endings.get(how))
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def statistics_are_exact(self) -> None:
         stats = self.policy.stats()
         assert stats.in_flight == len(self.calls)
         assert stats.rejected == self.rejected
         assert 1 <= stats.limit <= 4
         assert stats.limit == (self.changes[-1].new if self.changes else 2)
-        for one, other in zip(self.changes, self.changes[1:], strict=False):
-            assert one.new == other.old
+        for change, following in zip(self.changes, self.changes[1:], strict=False):
+            assert change.new == following.old
 
     def teardown(self) -> None:
         for call in self.calls:
@@ -583,15 +578,15 @@ class InUse(RuleBasedStateMachine):
         self.patch.undo()
 
 
-TestInUse = InUse.TestCase
-TestInUse.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
 # --- a server under load -------------------------------------------------------------------------
 
 
-def test_overload_without_a_limit_is_a_collapse_and_with_one_is_none() -> None:
-    """At twice the capacity the server works only on what nobody waits for any more."""
+def test_a_limit_prevents_the_collapse_of_an_overloaded_server() -> None:
+    """Without it, at twice the capacity, the server works only for clients that have given up."""
     assert overloaded(None, 2.0, 30).share < 0.05
     with_limit = overloaded(AdaptiveLimit(0.3), 2.0, 40)
     assert with_limit.share >= 0.95
@@ -601,7 +596,7 @@ def test_overload_without_a_limit_is_a_collapse_and_with_one_is_none() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("load", [1.2, 2.0, 4.0])
-def test_it_holds_at_any_load(load: float, seed: int) -> None:
+def test_goodput_stays_near_capacity_at_any_load(load: float, seed: int) -> None:
     result = overloaded(AdaptiveLimit(0.3), load, 120, seed=seed)
     assert result.share >= 0.95
     assert result.mean <= 0.2
@@ -609,16 +604,16 @@ def test_it_holds_at_any_load(load: float, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
-def test_a_server_that_has_become_slow_is_not_starved(seed: int) -> None:
-    """For two minutes everything takes twice as long, at a load of 0.9: fewer calls at once do not help."""
+def test_a_server_that_becomes_slower_keeps_its_goodput(seed: int) -> None:
+    """At a load of 0.9 every call takes twice as long for two minutes, for which a lower limit is no remedy."""
     shifted = overloaded(AdaptiveLimit(0.3), 0.9, 480, lambda now: 2.0 if 120 <= now < 240 else 1.0, seed=seed)
     assert shifted.share >= 0.7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_seeking_finds_the_number_of_workers_and_does_not_drift(seed: int) -> None:
-    """There are ten. (Gradient algorithms drift up under a modest overload: Netflix/concurrency-limits, issue 134.)"""
+def test_seeking_stays_near_the_number_of_workers(seed: int) -> None:
+    """There are ten. Gradient algorithms drift up under a modest overload: Netflix/concurrency-limits, issue 134."""
     result = overloaded(AdaptiveLimit(Seeking()), 1.5, 300, seed=seed)
     assert result.share > 0.8
     assert max(result.limits[100:]) < 30

@@ -1,4 +1,4 @@
-"""Hedge: cancelled at every point, losers that resist, results that come too late, and what is left behind."""
+"""Hedge: cancellation at every point, losers that resist it, late results, and resources that must be released."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-# --- cancelled by the caller -----------------------------------------------------------------------
+# --- cancellation by the caller ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [0.05, 0.1, 0.15, 0.2, 0.205])
-async def test_a_caller_that_leaves_takes_all_attempts_along(anywhere: Virtual, after: float) -> None:
-    """Before a hedge begins, while two run, while the first waits for the second, and while the loser unwinds."""
+async def test_cancelling_the_caller_cancels_all_attempts(anywhere: Virtual, after: float) -> None:
+    """It may come before a hedge begins, while two attempts run, at the end of one, and while the loser unwinds."""
     bulkhead = Bulkhead(5)
     ended: list[int] = []
 
@@ -69,17 +69,17 @@ async def test_a_caller_that_leaves_takes_all_attempts_along(anywhere: Virtual, 
         return "second"
 
     began = anywhere.now()
-    ended_with = await anywhere.attempt(Policy.wrap(Timeout(after), Hedge(0.1), bulkhead), fn)
+    outcome = await anywhere.attempt(Policy.wrap(Timeout(after), Hedge(0.1), bulkhead), fn)
     assert bulkhead.stats().in_flight == 0
     if not anywhere.blocking:
         assert sorted(ended) == ([0] if after < 0.1 else [0, 1]) or after == 0.1
         assert round(anywhere.now() - began, 3) <= round(after + 0.021, 3)
-    assert ended_with == "second" or isinstance(ended_with, TimeoutError)
+    assert outcome == "second" or isinstance(outcome, TimeoutError)
 
 
 @pytest.mark.parametrize("after", [0.05, 0.15, 0.25, 0.315])
-def test_cancelled_in_asyncio(after: float) -> None:
-    """Its accounting is right: the caller is cancelled once, and no more."""
+def test_the_caller_is_cancelled_exactly_once_in_asyncio(after: float) -> None:
+    """`Task.cancelling()` is 1 if the cancellation came before the result, else 0."""
     ended: list[tuple[int, bool]] = []
 
     async def fn(ctx: Context) -> str:
@@ -109,8 +109,8 @@ def test_cancelled_in_asyncio(after: float) -> None:
     assert sorted(it for it in ended if after != 0.315 or it[0]) == cut_off[after]
 
 
-def test_cancelled_in_asyncio_while_a_loser_unwinds() -> None:
-    """The cancellation waits for the loser, and then takes hold; the answer is closed."""
+def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_asyncio() -> None:
+    """The winner's result is closed."""
     answer = Response()
     ended: list[float] = []
 
@@ -129,7 +129,7 @@ def test_cancelled_in_asyncio_while_a_loser_unwinds() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         task = asyncio.create_task(Hedge(0.1).aexecute(fn))
-        for seconds in (0.3, 0.1, 0.1):  # from 0.2 to 0.7 it unwinds
+        for seconds in (0.3, 0.1, 0.1):  # the loser unwinds from 0.2 to 0.7
             await asyncio.sleep(seconds)
             task.cancel()
         await asyncio.wait([task])
@@ -140,13 +140,13 @@ def test_cancelled_in_asyncio_while_a_loser_unwinds() -> None:
         loser = 1
         assert round(asyncio.run(main()), 6) == 0.7
         assert (len(ended), answer.closed) == (1, 1)
-        loser = 0  # it cleans up in the caller's own task, which is cancelled
+        loser = 0  # the loser runs in the caller's own task, so the cancellation ends its clean-up
         assert round(asyncio.run(main()), 6) == 0.5
         assert (len(ended), answer.closed) == (1, 2)
 
 
-def test_cancelled_in_trio_while_a_loser_unwinds() -> None:
-    """The race waits for it, shielded."""
+def test_a_cancellation_while_a_loser_unwinds_is_raised_after_it_in_trio() -> None:
+    """The race waits for the loser, shielded."""
     ended: list[float] = []
 
     async def fn(ctx: Context) -> str:
@@ -164,7 +164,7 @@ def test_cancelled_in_trio_while_a_loser_unwinds() -> None:
     async def main() -> None:
         with trio.move_on_after(0.3) as scope:
             await Hedge(0.1).aexecute(fn)
-            raise AssertionError("it was cancelled")
+            raise AssertionError("the call was not cancelled")
         assert scope.cancelled_caught
         assert len(ended) == 1
 
@@ -172,8 +172,8 @@ def test_cancelled_in_trio_while_a_loser_unwinds() -> None:
         trio.run(main)
 
 
-async def test_a_loser_that_resists_is_waited_for(anywhere: Virtual) -> None:
-    """Its result comes too late, and is closed; the caller gets the other one, and no cancellation is left."""
+async def test_a_loser_that_swallows_its_cancellation_is_awaited_and_its_result_closed(anywhere: Virtual) -> None:
+    """The caller gets the winner's result, and no cancellation is left."""
     late = Response()
     resisted: list[int] = []
 
@@ -190,15 +190,15 @@ async def test_a_loser_that_resists_is_waited_for(anywhere: Virtual) -> None:
     for loser in (0, 1):  # noqa: B007 (the function reads it)
         assert await anywhere.execute(Hedge(0.1), fn) == "answer"
         await anywhere.sleep(0)
-    if anywhere.blocking:  # it is walked away from, and comes by itself
+    if anywhere.blocking:  # a thread is abandoned, and ends later
         await anywhere.sleep(6)
         wait_until(lambda: late.closed == 2)
     else:
         assert (resisted, late.closed) == ([0, 1], 2)
 
 
-async def test_cut_off_while_a_result_is_closed_it_closes_the_others(anywhere: Virtual) -> None:
-    """Four results that are not good enough come at once. To close one takes longer than there is time, in a task."""
+async def test_a_timeout_while_one_result_is_closed_still_closes_the_others(anywhere: Virtual) -> None:
+    """Four bad results come at once; in tasks, closing one takes longer than the time that is left."""
     made: list[Slow] = []
 
     class Slow:
@@ -221,8 +221,8 @@ async def test_cut_off_while_a_result_is_closed_it_closes_the_others(anywhere: V
     assert [it.closed for it in made if it is not answer] == [1] * (3 if anywhere.blocking else 4)
 
 
-def test_a_swallowed_cancellation_of_the_caller_is_not_lost() -> None:
-    """Both were meant for the same task: the function swallowed one, which stood for two."""
+def test_a_cancellation_of_the_caller_is_not_lost_if_the_function_swallows_it() -> None:
+    """The race and the caller cancel the same task, and the function sees only one cancellation."""
 
     async def fn(ctx: Context) -> str:
         if ctx.hedge:
@@ -246,15 +246,15 @@ def test_a_swallowed_cancellation_of_the_caller_is_not_lost() -> None:
         asyncio.run(main())
 
 
-# --- what is no outcome ------------------------------------------------------------------------------
+# --- errors that are no outcome ----------------------------------------------------------------------
 
 
 class Stop(BaseException):
-    """What no policy answers."""
+    """A `BaseException`, which no policy handles."""
 
 
-async def test_what_is_no_outcome_comes_out_of_any_attempt(anywhere: Virtual) -> None:
-    """Of the caller's, and of one beside it; the others are cut off."""
+async def test_a_base_exception_of_any_attempt_is_raised_at_once(anywhere: Virtual) -> None:
+    """The other attempts are cut off, and release their permits."""
     bulkhead = Bulkhead(5)
     for place in (0, 1):
         service = Service(anywhere, *[(0.2 if number == place else 5, Stop()) for number in range(2)])
@@ -264,8 +264,8 @@ async def test_what_is_no_outcome_comes_out_of_any_attempt(anywhere: Virtual) ->
         assert bulkhead.stats().in_flight == 0
 
 
-async def test_a_listener_that_raises_changes_nothing(anywhere: Virtual) -> None:
-    """As everywhere; what a budget of the user's raises comes out, and the first attempt is cut off."""
+async def test_errors_of_listeners_are_ignored_and_errors_of_the_budget_are_raised(anywhere: Virtual) -> None:
+    """An error of the budget cuts off the first attempt."""
 
     def broken(event: object) -> None:
         raise LookupError
@@ -287,11 +287,11 @@ async def test_a_listener_that_raises_changes_nothing(anywhere: Virtual) -> None
     assert (type(error), seconds) == (Broken, 0.1)
 
 
-# --- threads ---------------------------------------------------------------------------------------------
+# --- threads -----------------------------------------------------------------------------------------
 
 
-def test_policies_stay_in_the_callers_thread(threads: World) -> None:
-    """Functions alone go to workers, and see a copy of the caller's variables, and their own context."""
+def test_policies_run_in_the_callers_thread_and_functions_in_workers(threads: World) -> None:
+    """A function sees a copy of the caller's context variables, and its own `Context`."""
     seen: list[threading.Thread] = []
     here = threading.current_thread()
 
@@ -310,8 +310,8 @@ def test_policies_stay_in_the_callers_thread(threads: World) -> None:
     assert seen == [here, here]
 
 
-def test_a_function_that_was_walked_away_from_is_counted(threads: World) -> None:
-    """In `Timeout.abandoned()`; at the cap no hedge begins, and no first attempt either."""
+def test_an_abandoned_loser_counts_towards_max_abandoned(threads: World) -> None:
+    """At the cap neither a hedge nor a first attempt begins."""
     heard: list[Any] = []
     release = threading.Event()
     before = Timeout.abandoned()
@@ -336,12 +336,12 @@ def test_a_function_that_was_walked_away_from_is_counted(threads: World) -> None
     wait_until(lambda: Timeout.abandoned() == before)
 
 
-def test_a_race_that_is_cut_off_leaves_nothing_to_the_collector(threads: World) -> None:
+def test_a_race_that_is_cut_off_leaves_no_reference_cycle(threads: World) -> None:
     class Argument:
         pass
 
     let_go, argument = threading.Event(), Argument()
-    known = weakref.ref(argument)
+    reference = weakref.ref(argument)
     with no_collector():
         try:
             Policy.wrap(Timeout(0.01), Hedge(5)).call(lambda argument: let_go.wait(5), argument)
@@ -349,11 +349,11 @@ def test_a_race_that_is_cut_off_leaves_nothing_to_the_collector(threads: World) 
             pass
         del argument
         let_go.set()
-        wait_until(lambda: known() is None)
+        wait_until(lambda: reference() is None)
 
 
-async def test_a_hedged_call_leaves_nothing_to_the_collector(anywhere: Virtual) -> None:
-    """A race knows the context variables of its caller."""
+async def test_a_hedged_call_leaves_no_reference_cycle(anywhere: Virtual) -> None:
+    """A race refers to the context variables of its caller, and releases them."""
 
     class Value:
         pass
@@ -362,22 +362,22 @@ async def test_a_hedged_call_leaves_nothing_to_the_collector(anywhere: Virtual) 
         await anywhere.sleep(0.1)
         return ctx.hedge
 
-    known_here: ContextVar[Value | None] = ContextVar("known_here", default=None)
+    context_variable: ContextVar[Value | None] = ContextVar("context_variable", default=None)
     with no_collector():
         value = Value()
-        known, token = weakref.ref(value), known_here.set(value)
+        reference, token = weakref.ref(value), context_variable.set(value)
         assert await anywhere.attempt(Hedge(0.05), fn) == 0
-        known_here.reset(token)
+        context_variable.reset(token)
         del value, token
         await anywhere.sleep(0.1)
         if anywhere.blocking:
-            wait_until(lambda: known() is None)
-        assert known() is None
+            wait_until(lambda: reference() is None)
+        assert reference() is None
 
 
-def test_at_the_cap_nothing_begins_beside_the_first_attempt(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That one goes on."""
-
+def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fn(ctx: Context) -> int:
         monkeypatch.setattr(pool, "most", lambda: 0)
         time.sleep(0.25)
@@ -386,8 +386,7 @@ def test_at_the_cap_nothing_begins_beside_the_first_attempt(threads: World, monk
     assert Hedge(0.2, budget=None).execute(fn) == 0
 
 
-def test_an_interrupt_in_a_policy_leaves_nothing_held(threads: World) -> None:
-    """In the first attempt, in another one, and while all wait."""
+def test_an_interrupt_in_a_policy_of_any_attempt_releases_all_permits(threads: World) -> None:
     bulkhead = Bulkhead(5)
 
     class Interrupting(Policy):
@@ -402,8 +401,7 @@ def test_an_interrupt_in_a_policy_leaves_nothing_held(threads: World) -> None:
         assert bulkhead.stats().in_flight == 0
 
 
-def test_an_interrupt_of_the_wait_leaves_nothing_held(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ctrl-C does it, where the calling thread waits for its workers."""
+def test_ctrl_c_in_the_waiting_thread_releases_all_permits(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.clock import clock
 
     bulkhead = Bulkhead(5)
@@ -426,8 +424,8 @@ def test_an_interrupt_of_the_wait_leaves_nothing_held(threads: World, monkeypatc
     assert bulkhead.stats().in_flight == 0
 
 
-def test_what_no_longer_counts_in_a_race_is_passed_over(threads: World) -> None:
-    """The limit of an attempt that ended before it, and that of a wait in a queue which was over before."""
+def test_timers_of_ended_attempts_and_ended_waits_are_ignored(threads: World) -> None:
+    """A Timeout of an attempt that has ended, and the `max_wait` of a call that has left the queue."""
     bulkhead = Bulkhead(1, queue=5, max_wait=0.05)
 
     def fn(ctx: Context) -> str:
@@ -441,8 +439,8 @@ def test_what_no_longer_counts_in_a_race_is_passed_over(threads: World) -> None:
     assert Hedge(0.01, budget=None).wrap(retry, bulkhead).execute(fn) == "fine"
 
 
-def test_where_a_race_cannot_wait_its_attempts_are_closed(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clean-ups wait for does not come."""
+def test_an_error_of_the_race_itself_closes_its_attempts(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clean-ups cannot wait either."""
     from resilience.clock import clock
 
     ended: list[int] = []
@@ -469,9 +467,7 @@ def test_where_a_race_cannot_wait_its_attempts_are_closed(threads: World, monkey
     assert sorted(ended) == [0, 1]
 
 
-async def test_a_loser_that_fails_late_says_nothing(anywhere: Virtual) -> None:
-    """It was cut off, and raises something else for it."""
-
+async def test_an_error_that_a_loser_raises_on_cancellation_is_ignored(anywhere: Virtual) -> None:
     async def fn(ctx: Context) -> str:
         if ctx.hedge:
             return "second"
@@ -484,8 +480,8 @@ async def test_a_loser_that_fails_late_says_nothing(anywhere: Virtual) -> None:
     assert await anywhere.execute(Hedge(0.1), fn) == "second"
 
 
-def test_stop_iteration_comes_out_as_itself(threads: World) -> None:
-    """Of a hedged call and of one that is not; and predicates see it as itself."""
+def test_a_stop_iteration_is_raised_unchanged(threads: World) -> None:
+    """Of a call with a delay, of one whose delay is not known yet, and where it is in `on`."""
 
     def fn(ctx: Context) -> int:
         raise StopIteration(5)
@@ -495,8 +491,8 @@ def test_stop_iteration_comes_out_as_itself(threads: World) -> None:
             hedge.execute(fn)
 
 
-def test_misuse_in_an_attempt_comes_out(threads: World) -> None:
-    """An awaitable from a plain function, arguments that do not fit, and a policy that awaits something else."""
+def test_misuse_in_an_attempt_is_raised(threads: World) -> None:
+    """An awaitable from a plain function, arguments that do not fit, a policy that suspends, and a generator."""
 
     async def forgotten() -> None: ...
 
@@ -520,11 +516,11 @@ def test_misuse_in_an_attempt_comes_out(threads: World) -> None:
         Hedge(1).execute(generate)
 
 
-# --- tasks -----------------------------------------------------------------------------------------------
+# --- tasks -------------------------------------------------------------------------------------------
 
 
 async def test_the_first_attempt_runs_in_the_callers_own_task(tasks_world: World) -> None:
-    """What it sets in its variables is set for the caller; others have a copy."""
+    """Its changes to context variables reach the caller; other attempts have a copy of them."""
 
     async def fn(ctx: Context) -> int:
         seen.append(variable.get())
@@ -539,8 +535,8 @@ async def test_the_first_attempt_runs_in_the_callers_own_task(tasks_world: World
     variable.set(0)
 
 
-async def test_a_win_leaves_no_cancellation_behind(in_asyncio: World) -> None:
-    """The caller's task was cancelled to cut off the first attempt, and that has been taken back."""
+async def test_a_win_of_a_hedge_leaves_no_cancellation_in_the_callers_task(in_asyncio: World) -> None:
+    """The race cancels that task to cut off the first attempt, and uncancels it."""
 
     async def fn(ctx: Context) -> int:
         await asyncio.sleep(0.05 if ctx.hedge == 0 else 0)
@@ -553,8 +549,7 @@ async def test_a_win_leaves_no_cancellation_behind(in_asyncio: World) -> None:
     assert task.cancelling() == 0
 
 
-def test_many_races_of_a_trio_run_share_one_task() -> None:
-    """Which holds on to none of those that are over."""
+def test_the_races_of_a_trio_run_share_one_task_that_keeps_no_finished_race() -> None:
     from resilience.runtimes.races.trio_race import ringer_of
 
     async def quick(ctx: Context) -> None:
@@ -569,11 +564,11 @@ def test_many_races_of_a_trio_run_share_one_task() -> None:
     trio.run(main)
 
 
-# --- nothing is left -------------------------------------------------------------------------------------
+# --- concurrency -------------------------------------------------------------------------------------
 
 
-def test_exact_totals_in_threads_and_two_loops() -> None:
-    """One Hedge, one budget, one bulkhead: no permit is lost, and no repeat made that was not paid for."""
+def test_permits_and_budget_are_exact_in_threads_and_two_event_loops() -> None:
+    """No permit is lost, and the budget pays for each hedge."""
     budget = RetryBudget(0.2, saved=5)
     bulkhead = Bulkhead(1000)
     started: list[Any] = []

@@ -1,7 +1,7 @@
-"""A real HTTP server on loopback that fails by a script, so that every run sees the same failures.
+"""A real HTTP server on loopback that fails according to a script, so that every run sees the same failures.
 
-The first part of a path names a script: what happens to the first request for that path, to the second,
-and so on; the last step repeats. So `/flaky/trio` and `/flaky/threads` follow the same script independently.
+The first part of a path is the name of a script, with one step for each request for that path; the last step repeats.
+So `/flaky/trio` and `/flaky/threads` follow the same script independently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 
 class Step(enum.Enum):
-    """What happens to one request."""
+    """The answer to one request."""
 
     ANSWER = "200 with a body"
     SLOWLY = "the same, after a moment"
@@ -41,7 +41,7 @@ BODY = b"sunny"
 
 
 class FlakyServer(ThreadingHTTPServer):
-    """Serves inside its `with` block, and counts the requests."""
+    """Serves in its `with` block, and counts the requests."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -49,28 +49,28 @@ class FlakyServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.outage = False  # set it, and every request gets a 503
-        self.requests: Counter[str] = Counter()  # path -> how many
-        self.at_once = 0  # slow answers that are running ...
-        self.most_at_once = 0  # ... and the most there ever were
+        self.outage = False  # if true, every request gets a 503
+        self.requests: Counter[str] = Counter()  # path -> number of requests
+        self.at_once = 0  # slow answers in progress
+        self.most_at_once = 0  # the most of them at any time
         self.counting = threading.Lock()
         self.closing = threading.Event()
 
     @override
     def __enter__(self) -> Self:
-        for name in ("NO_PROXY", "no_proxy"):  # no proxy for what is on this machine
+        for name in ("NO_PROXY", "no_proxy"):  # no proxy for loopback
             os.environ[name] = "127.0.0.1"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     @override
     def __exit__(self, *exc: object) -> None:
-        self.closing.set()  # ends the requests that hang
+        self.closing.set()  # ends hanging requests
         self.shutdown()
         self.server_close()
 
     def next_step(self, path: str) -> Step:
-        """Count a request, and return what is to happen to it."""
+        """Count a request, and return its step."""
         with self.counting:
             number = self.requests[path]
             self.requests[path] += 1
@@ -80,7 +80,7 @@ class FlakyServer(ThreadingHTTPServer):
         return script[min(number, len(script) - 1)]
 
     def take_a_moment(self) -> None:
-        """Answer slowly, and record how many requests do so at once."""
+        """Wait for a moment, and record how many requests do so at once."""
         with self.counting:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -118,4 +118,4 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: the clients print what happens."""
+        """Print nothing, because the clients print what happens."""

@@ -1,4 +1,4 @@
-"""A queue of SQS as a source of the worker beside: SQS redelivers, and files dead letters in a queue of their own."""
+"""An SQS queue as a source for `worker.py`: SQS redelivers messages, and a second queue takes the dead letters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from worker import Message
 
 
 class SqsQueue:
-    """A queue, by a client of boto3. What is not deleted within the visibility timeout of the queue comes again.
+    """A queue, used through a boto3 client. A message that is not deleted within its visibility timeout is redelivered.
 
-    Let its redrive policy allow more deliveries than the worker does: then the worker says why a message is dead.
+    Let the queue's redrive policy allow more deliveries than the worker, which stores the error with a dead letter.
     """
 
     away = (BotoCoreError, ClientError)
@@ -41,5 +41,5 @@ class SqsQueue:
 
     def dead_letter(self, message: Message, error: Exception) -> None:
         body = json.dumps({**message.body, "id": message.id, "error": repr(error)})
-        self._client.send_message(QueueUrl=self._dead, MessageBody=body)  # twice, if the process dies here
+        self._client.send_message(QueueUrl=self._dead, MessageBody=body)  # sent again if the process dies now
         self.ack(message)

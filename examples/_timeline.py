@@ -1,4 +1,4 @@
-"""What the quickstart prints: each call as one line of what happened to it, then sums and promises."""
+"""The output of the quickstart: one line for each call, then sums and promises."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from resilience.events import (
 
 COLOURS = {"threads": "cyan", "asyncio": "magenta", "trio": "blue"}
 CHART = 48  # columns
-LONGEST_STEP = 36  # columns, more or less
+LONGEST_STEP = 36  # columns, approximately
 
-#: Why a retry gave up, where it is not for want of time.
+#: The reasons for which a retry gives up, except lack of time.
 GAVE_UP = {"attempts": "no attempts left", "circuit_open": "no retry into an open circuit"}
 
 
 @dataclass(eq=False)
 class Visit:
-    """One call: where it is made, with how much time, and what happened to it."""
+    """One call: its runtime, its time budget, its events and its outcome."""
 
     runtime: str
     url: str
@@ -54,13 +54,13 @@ class Visit:
         return "/" + self.url.split("/")[3]
 
     def begin(self) -> Context:
-        """Start the clock, and return what travels with the call: its budget, its name and this visit itself."""
+        """Start the clock, and return the context of the call, with its budget, its name and this visit."""
         self.began = time.monotonic()
         self.ctx = Context(timeout=self.budget, operation=f"GET {self.path}", properties={"visit": self})
         return self.ctx
 
     def enter(self) -> str:
-        """Record when the pipeline first lets the call through to the client, and return what to fetch."""
+        """Record when the pipeline first lets the call through to the client, and return the URL to fetch."""
         self.entered = min(self.entered, time.monotonic())
         return self.url
 
@@ -72,7 +72,7 @@ class Visit:
 
     @property
     def late(self) -> float:
-        """Seconds by which the call outlived its deadline, by our own clock."""
+        """Seconds by which the call ended after its deadline, measured here."""
         return max(0.0, self.ended - (self.began + self.budget))
 
     @property
@@ -85,7 +85,7 @@ class Visit:
 
     @property
     def answered(self) -> bool:
-        """Whether the server itself answered in the end."""
+        """Whether the answer is from the server."""
         return self.answer is not None and not self.fell_back
 
     def count(self, kind: type[Event]) -> int:
@@ -93,12 +93,12 @@ class Visit:
 
 
 class Timeline:
-    """Prints, in colours on a terminal and as plain text elsewhere, and keeps the calls and the promises."""
+    """Prints the calls, in colours on a terminal and as plain text elsewhere, and stores them with the promises."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
         if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
-            console.width = 120  # a pipe has no width, and rich would take it to have 80 columns
+            console.width = 120  # a pipe has no width, for which rich would assume 80 columns
         self._console = console
         self._plain = not console.is_terminal or console.options.ascii_only
         self._began = time.monotonic()
@@ -107,7 +107,7 @@ class Timeline:
         self._promises: list[tuple[bool, str]] = []
 
     def hear(self, event: Event) -> None:
-        """Listen to the library: an event belongs to the visit that travels with its execution."""
+        """Add an event of the library to the visit that travels with its execution."""
         visit = event.properties.get("visit")
         if isinstance(visit, Visit):
             visit.events.append(event)
@@ -125,8 +125,8 @@ class Timeline:
     def heading(self) -> None:
         self.say(f"{'at':>5}  {'runtime':<7}  {'path':<11}  {'tries':>5}  {'took':>6}  {'left':>6}  what happened")
 
-    def tell(self, visits: Iterable[Visit]) -> None:
-        """Print what happened to each of these, in the order in which they began."""
+    def show(self, visits: Iterable[Visit]) -> None:
+        """Print the lines of these visits, in the order in which they began."""
         for visit in sorted(visits, key=lambda visit: visit.began):
             self.visits.append(visit)
             line = Text(f"{visit.began - self._began:5.2f}  ")
@@ -138,7 +138,7 @@ class Timeline:
                 line = Text(" " * indent)
 
     def chart(self, visits: list[Visit]) -> None:
-        """Draw when each call waited and when it ran, one row a call."""
+        """Draw when each call waited and when it ran, in one row for each call."""
         self.visits += visits
         first, last = min(visit.began for visit in visits), max(visit.ended for visit in visits)
         wait, work = (".", "#") if self._plain else ("·", "█")
@@ -157,7 +157,7 @@ class Timeline:
             self._console.print(row)
 
     def _folded(self, steps: Iterable[Text], start: int, indent: int) -> Iterator[Text]:
-        """Lay out steps in rows that fit between column `start`, later `indent`, and the edge; no step is broken."""
+        """Lay out steps in rows from column `start`, later `indent`, to the edge; break only between steps."""
         arrow = Text(" > " if self._plain else " → ", style="dim")
         row = Text()
         for step in steps:
@@ -172,13 +172,13 @@ class Timeline:
     # --- the end ---
 
     def promise(self, text: str, evidence: str, held: bool) -> None:
-        """Record a promise, and what shows that it was kept or broken."""
+        """Record a promise, the evidence, and whether it was kept."""
         self._promises.append((held, f"{text}: {evidence}"))
         if not held:
             self.broken.append(f"{text}: {evidence}")
 
     def summary(self) -> None:
-        """Print the sums of each runtime, and which promises were kept."""
+        """Print the sums for each runtime, and which promises were kept."""
         self.act("Summary", f"{len(self.visits)} calls in {time.monotonic() - self._began:.1f} s.")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="" if self._plain else "dim")
         for heading in ("runtime", "calls", "answered", "fell back", "tries", "waits", "cut off", "refused", "longest"):
@@ -195,14 +195,14 @@ class Timeline:
                 f"{max(visit.ctx.elapsed for visit in visits):.2f} s",
             )
         self._console.print(table)
-        self.act("Promises", "Checked against what the server and the clients saw.")
+        self.act("Promises", "Checked against the records of the server and the clients.")
         for held, text in self._promises:
             mark = ("kept  " if held else "BROKEN") if self._plain else ("✔" if held else "✘")
             self._console.print(Text.assemble((f"{mark} ", "green" if held else "bold red"), text))
 
 
 def _steps(visit: Visit) -> Iterator[Text]:
-    """Return what happened to a call, and how it ended."""
+    """Yield the steps of a call, and how it ended."""
     for event in _outcome_first(visit.events):
         text, style = _in_words(event)
         if text:
@@ -214,7 +214,7 @@ def _steps(visit: Visit) -> Iterator[Text]:
 
 
 def _outcome_first(events: list[Event]) -> list[Event]:
-    """Put a failed attempt before the change of the circuit: the breaker is inside the retry and reports first."""
+    """Put a failed attempt before a change of the circuit: the breaker is inside the retry, and reports first."""
     ordered = list(events)
     for at, (event, after) in enumerate(pairwise(events)):
         if isinstance(event, CircuitChanged) and isinstance(after, AttemptFailed):
@@ -223,7 +223,7 @@ def _outcome_first(events: list[Event]) -> list[Event]:
 
 
 def _in_words(event: Event) -> tuple[str, str]:
-    """Return what an event says in the line of its call, and in which style; nothing if another event says it."""
+    """Return the text of an event, and its style; no text if another event says the same."""
     match event:
         case AttemptFailed(outcome=outcome):
             cut_off = isinstance(outcome, Failure) and isinstance(outcome.error, TimeoutExceeded)
@@ -243,7 +243,7 @@ def _in_words(event: Event) -> tuple[str, str]:
 
 
 def _reason(outcome: Outcome[object] | None) -> str:
-    """Return what a call failed with, in a word or two."""
+    """Return the failure of a call, in a word or two."""
     if not isinstance(outcome, Failure):
         return "nothing"
     status = getattr(getattr(outcome.error, "response", None), "status_code", None)

@@ -1,4 +1,4 @@
-"""The policies as blocks, where the code to protect is no function: loops, `with`, and `async with`.
+"""The policies as blocks, for code that is not a function: loops, `with`, and `async with`.
 
 Look at each block and the line that it prints: the retry runs its block again, the breaker refuses to enter its block,
 the bulkhead makes the third of three tasks wait, and the deadline ends a loop. Tasks have the same forms with `async`.

@@ -1,8 +1,8 @@
 """A crawler: many pages of several hosts, a few at a time, politely, with a progress bar.
 
-Look at `polite`: `Keyed` has a bulkhead and a breaker for each host, and `each` reads no more addresses than there is
-room for. The hosts are servers on loopback: one answers, one is slow, one is down. What they have seen is compared with
-what was promised.
+Look at `polite`: `Keyed` has a bulkhead and a breaker for each host, and `each` reads only a few addresses ahead. The
+hosts are servers on loopback: one answers, one is slow, one is down. At the end, the requests that they got are
+compared with the promises.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_ONCE = 3
 
 
 class Host:
-    """A server on loopback, and what it has seen."""
+    """A server on loopback that counts its requests."""
 
     def __init__(self, name: str, status: int = 200, seconds: float = 0.0) -> None:
         self.name, self.requests, self.inside, self.most = name, 0, 0, 0
@@ -105,8 +105,8 @@ def main() -> bool:
     down = hosts[-1]
     kept = {
         "every page of the hosts that answer": came["good", "pages"] == came["slow", "pages"] == PAGES,
-        f"at most {AT_ONCE} at once to each host": max(host.most for host in hosts) <= AT_ONCE,
-        "the one that is down is left alone": down.requests <= 5 + AT_ONCE,
+        f"at most {AT_ONCE} requests at once to each host": max(host.most for host in hosts) <= AT_ONCE,
+        "the host that is down is left alone": down.requests <= 5 + AT_ONCE,
         "at most 16 addresses read ahead": ahead <= 16,
         "each address once": len(read) == taken == sum(came.values()) == PAGES * len(hosts),
     }

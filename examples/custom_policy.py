@@ -1,7 +1,7 @@
-"""A policy of your own: one coroutine, and it runs in threads, asyncio and trio, and keeps one state for all three.
+"""A policy of your own: one coroutine, which runs in threads, asyncio and trio, with one state for all three.
 
-Look at `Spaced`: it is the whole policy. Then at the output: threads, asyncio and trio make three calls each through
-the same object, and all nine take turns, a tenth of a second apart.
+Look at `Spaced`, which is the whole policy. Then look at the output: threads, asyncio and trio make three calls each
+through the same object, and all nine take turns, a tenth of a second apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Spaced(Policy):
-    """Let calls begin one every `gap` seconds, in threads, asyncio and trio together."""
+    """Let one call begin every `gap` seconds, in threads, asyncio and trio together."""
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
@@ -43,7 +43,7 @@ begun: list[float] = []
 
 def note(runtime: str) -> None:
     begun.append(time.monotonic() - started)
-    sys.stdout.write(f"{begun[-1]:.1f} s  {runtime}\n")  # in one piece: three threads do this
+    sys.stdout.write(f"{begun[-1]:.1f} s  {runtime}\n")  # in one piece, because three threads write
 
 
 async def anote(runtime: str) -> None:

@@ -1,4 +1,4 @@
-"""Listen to events: those of every pipeline go to `logging`, and those of one pipeline to a counter.
+"""Listen to events: the events of all pipelines go to `logging`, those of one pipeline to a counter.
 
 Look at `to_log`: a listener is a plain function of one event. The code that makes the calls does not change. Without a
 listener, no event is built.
@@ -17,7 +17,7 @@ counted: Counter[str] = Counter()
 
 
 def to_log(event: events.Event) -> None:
-    """One line for each event: its kind, where, and the numbers of its kind."""
+    """Log one line for each event, with the numbers of its kind."""
     match event:
         case events.RetryScheduled(attempt=attempt, delay=delay):
             log.warning("%s: attempt %d failed, next in %.2f s", event.operation, attempt, delay)
@@ -40,12 +40,12 @@ pipeline = Policy.wrap(
     Retry(3, backoff=[0.01]),
     CircuitBreaker(3, name="depot"),
     name="stock",
-    listeners=[count],  # of this pipeline alone
+    listeners=[count],  # for this pipeline only
 )
 
 
 class Depot:
-    """Answers once, and then no more."""
+    """Answers the first call, and fails all others."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,8 +1,8 @@
-"""A client of language models: two providers, budgets of tokens, and answers that come word by word.
+"""A client of language models: two providers, token budgets, and answers that are streamed word by word.
 
-Look at `provider` and `answer`. Each provider has its own limits, retries and breaker; where the first one cannot
-answer, the second one does. The budget is taken by an estimate, and corrected by what the answer says. The providers
-are fakes on loopback, which refuse with 429 what exceeds their limit, and are down for a while.
+Look at `provider` and `main`. Each provider has its own limits, retries and breaker; if the first one cannot answer,
+the second one does. An estimate is taken from the budget, and corrected when the answer is known. The providers are
+fakes on loopback, which refuse requests above their limit with 429, and are down for a while.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import httpx
 from resilience import CircuitBreaker, Context, Fallback, Outcome, Policy, Rate, RateLimiter, Retry, Timeout
 from resilience.integrations.http import TransientStatus, retry_after
 
-TOKENS = 400  # in a second, of each provider
+TOKENS = 400  # per second, for each provider
 
 
 class Provider:
-    """A fake. It answers with as many words as it is asked for, and counts the tokens of the last second."""
+    """A fake. It answers with the requested number of words, and counts the tokens of the last second."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_down, self.breaks_off = name, False, 0
@@ -48,7 +48,7 @@ class Provider:
                 self.send_header("Retry-After", "0.2")
                 if status == 200 and provider.breaks_off:
                     provider.breaks_off -= 1
-                    self.send_header("Content-Length", "1000")  # and none of it comes
+                    self.send_header("Content-Length", "1000")  # but sends no body
                     words = 0
                 self.end_headers()
                 if status == 200:
@@ -71,7 +71,7 @@ def checked(response: httpx.Response) -> httpx.Response:
 
 
 def budget(name: str) -> RateLimiter:
-    """A third is kept for what is late on its way. The estimate is 60 tokens, and the answers have 20 to 50."""
+    """A third of the provider's limit stays free for late requests. We estimate 60 tokens; answers have 20 to 50."""
     return RateLimiter(Rate(TOKENS, per=1, cost=lambda ctx: 60, actual=lambda text: len(text.split())), name=name)
 
 
@@ -117,7 +117,7 @@ async def main() -> bool:
                     for word in piece.split():
                         yield word
 
-        # Made again only before the first word has come.
+        # Retried only until the first word has been delivered.
         words = [word async for word in Retry(3, backoff=[0.02]).streaming(first=5, idle=2)(words_of)(30)]
     for it in (first, second):
         it.server.shutdown()
@@ -128,7 +128,7 @@ async def main() -> bool:
         "the first provider was enough while it was up": with_first == 20,
         "the second one answered while it was down": second.answered >= 20,
         "budgets kept both under their limits": first.refused + second.refused <= 2,
-        "the stream was made again, and came once": words == [f"w{number}" for number in range(30)],
+        "the stream was retried, and delivered once": words == [f"w{number}" for number in range(30)],
     }
     for what, is_so in kept.items():
         print(f"{'kept' if is_so else 'BROKEN'}: {what}")

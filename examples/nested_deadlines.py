@@ -1,8 +1,8 @@
-"""A deadline travels with the call: whatever is nested inside inherits it, and can only shorten it.
+"""A deadline travels with the call: all nested calls inherit it, and can only shorten it.
 
-Look at the numbers that each function prints. No function passes a timeout to the next one: `current_context()` has
-it, through pipelines, tasks and threads. At the end a budget is used up: no further attempt begins, and `async with`
-cancels its block.
+Look at the numbers that each function prints. No function passes a timeout to the next one: `current_context()` returns
+the deadline, through pipelines, tasks and threads. At the end, a budget is used up: no further attempt begins, and
+`async with` cancels its block.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import anyio
 
 from resilience import Context, DeadlineExceeded, Retry, Timeout, current_context, deadline
 
-depot = Timeout(5.0, name="depot")  # long, if nothing outside is shorter
-prices = Timeout(0.2, name="prices")  # never has more than this
+depot = Timeout(5.0, name="depot")  # longer than the deadlines around it
+prices = Timeout(0.2, name="prices")  # shorter than all of them
 patient = Retry(10, on=ConnectionError, backoff=[0.3], name="patient")
 
 
-def say(who: str) -> None:
+def say(name: str) -> None:
     remaining = current_context().remaining()
-    print(f"{who:<24} {'no limit' if remaining == float('inf') else f'{remaining:.1f} s left'}")
+    print(f"{name:<24} {'no limit' if remaining == float('inf') else f'{remaining:.1f} s left'}")
 
 
 def stock(ctx: Context) -> int:
@@ -37,7 +37,7 @@ def price(ctx: Context) -> int:
 
 def checkout() -> None:
     say("checkout")
-    time.sleep(0.3)  # some work of its own first
+    time.sleep(0.3)  # does some work first
     depot.execute(stock)
 
 
@@ -66,9 +66,9 @@ if __name__ == "__main__":
 
     print("-- a later deadline inside an earlier one")
     with deadline(1.0), deadline(60.0):
-        say("the earlier one holds")
+        say("the earlier one applies")
 
-    print("-- no wait that ends after the deadline")
+    print("-- no wait beyond the deadline")
     began = time.monotonic()
     try:
         with deadline(0.8):

@@ -4,8 +4,8 @@
 
 Look at the policies and the two functions at the top: your program needs nothing more. Then read the timeline. Each
 line is one call: how many attempts it made, how long it took, how much of its budget was left, and what happened to it.
-The server (`_flaky_server.py`) is real, and fails by a script, so every run shows the same. At the end the promises are
-checked; a broken one makes the exit status 1. You can break them:
+The server (`_flaky_server.py`) is real, and fails according to a script, so every run shows the same. At the end, the
+promises are checked; if one is broken, the exit status is 1. You can break them:
 
     python examples/quickstart.py --break breaker       # or: fallback, retry, bulkhead, timeout
 """
@@ -41,7 +41,7 @@ def temporary(error: Exception) -> bool:
     return transient(error) or getattr(getattr(error, "response", None), "status_code", 0) >= 500
 
 
-fallback = Fallback("yesterday's forecast")  # when all else has failed
+fallback = Fallback("yesterday's forecast")  # if everything else fails
 retry = Retry(3, on=temporary, backoff=Exponential(0.1), rng=Random(42))  # waits of up to 0.1 and 0.2 s
 bulkhead = Bulkhead(4, queue=16)  # four calls at once, over all threads, tasks and event loops
 breaker = CircuitBreaker(5, on=temporary, open_for=1.5)  # after five failures in a row, stop calling the server
@@ -67,8 +67,8 @@ async def afetch(client: httpx2.AsyncClient, url: str) -> str:
 
 # --- threads, asyncio and trio ---------------------------------------------------------------
 
-# Each makes its calls at the same time, through a pipeline, and records the outcomes. `ready` is called when the client
-# is ready; it returns when all the runtimes that take part are.
+# Each runtime makes its calls at the same time, through a pipeline, and records the outcomes. `ready` is called when
+# the client is ready, and returns when all runtimes are.
 
 
 def in_threads(through: Policy[str], visits: list[Visit], ready: Callable[[], object]) -> None:
@@ -120,7 +120,7 @@ GRACE = 0.4  # seconds by which a loaded machine may react late
 
 
 class Story:
-    """Seven acts, and what has to be true after each."""
+    """Seven acts, with the promises to check after each."""
 
     def __init__(self, server: FlakyServer, timeline: Timeline, pipelines: dict[str, Policy[str]]) -> None:
         self.server = server
@@ -161,7 +161,7 @@ class Story:
     def a_hang(self) -> None:
         self.timeline.act("A hang", "The server hangs. Each attempt has half a second; the second one succeeds.")
         visits = self.all_at_once("/hangs-once")
-        self.timeline.tell(visits)
+        self.timeline.show(visits)
         self.timeline.promise(
             "the hang was cut off, and retried",
             f"in {_each(f'{visit.ctx.elapsed:.2f} s' for visit in visits)}",
@@ -226,7 +226,7 @@ class Story:
         )
         visits = self.all_at_once("/hangs", budget=0.25)
         self.abandoned = Timeout.abandoned()
-        self.timeline.tell(visits)
+        self.timeline.show(visits)
         self.timeline.promise(
             "no retry began without time for it",
             f"attempts {_each(visit.ctx.attempts for visit in visits)}",
@@ -268,11 +268,11 @@ class Story:
     def one(self, path: str, runtime: str) -> Visit:
         visit = Visit(runtime, f"{self.server.url}{path}/{runtime}", BUDGET)
         RUNTIMES[runtime](self.pipelines[runtime], [visit], lambda: None)
-        self.timeline.tell([visit])
+        self.timeline.show([visit])
         return visit
 
     def all_at_once(self, path: str, each: int = 1, budget: float = BUDGET) -> list[Visit]:
-        """Let each runtime make so many calls; they arrive in turn, a few milliseconds apart."""
+        """Let each runtime make `each` calls; they begin in turn, a few milliseconds apart."""
         ready = threading.Barrier(len(RUNTIMES), timeout=5.0).wait
         arrivals = [
             Visit(runtime, f"{self.server.url}{path}/{runtime}", budget, delay=0.01 * number)
@@ -305,7 +305,7 @@ def _retries_of_an_open_circuit(visit: Visit) -> int:
 # --- breaking promises on purpose ------------------------------------------------------------
 
 
-#: One of the five policies, made wrong, so that a promise is broken.
+#: Each policy, and a wrong version of it that breaks a promise.
 SABOTAGE: dict[str, tuple[Policy[Any], Callable[[], Policy[Any]]]] = {
     "fallback": (fallback, lambda: Fallback("nothing", on=KeyError)),  # for an error that never occurs
     "retry": (retry, lambda: Retry(3, on=(Exception, CircuitOpen), backoff=[0.05], retry_after=False)),  # also refusals
@@ -316,7 +316,7 @@ SABOTAGE: dict[str, tuple[Policy[Any], Callable[[], Policy[Any]]]] = {
 
 
 def sabotaged(what: str) -> Policy[str]:
-    """Return a pipeline like ours with one policy made wrong."""
+    """Return the pipeline with one policy replaced by its wrong version."""
     victim, culprit = SABOTAGE[what]
     return Policy.wrap(*[culprit() if policy is victim else policy for policy in pipeline.policies])
 
@@ -327,7 +327,7 @@ def main() -> int:
         "--break", dest="sabotage", choices=SABOTAGE, help="break one policy, to see which promise breaks"
     )
     sabotage = parser.parse_args().sabotage
-    faulthandler.dump_traceback_later(19, exit=True)  # it always ends, and a hang shows where it stood
+    faulthandler.dump_traceback_later(19, exit=True)  # ends a hanging run, and shows where it hangs
 
     timeline = Timeline()
     pipelines = {runtime: sabotaged(sabotage) if sabotage else pipeline for runtime in RUNTIMES}

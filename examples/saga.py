@@ -1,8 +1,8 @@
-"""A saga: flight, hotel and payment are booked one after another; what was done is undone where a later step fails.
+"""A saga: flight, hotel and payment are booked one after another. If a step fails, the earlier ones are undone.
 
-Look at `compensate`: each compensation has its own `Retry` and its own deadline, and runs also where the time of the
-saga is over or its caller is gone. The services fail now and then, the compensations too; at the end the books are
-compared with what the callers were told.
+Look at `compensate`: each compensation has its own `Retry` and its own deadline, and runs even if the time of the
+saga is over or its caller is gone. The services sometimes fail, and so do the compensations. At the end, the bookings
+are compared with the answers that the customers got.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Declined(Exception):
 
 
 class Service:
-    """Books; its answer is lost now and then. It knows the key of a repeated request again."""
+    """Books orders. Some of its answers are lost. A repeated request, with the same key, books the same order."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Service:
         await anyio.sleep(0.001)
         if rng.random() < 0.3:
             raise ConnectionError("reset")
-        self.booked.pop(order, None)  # also where nothing is booked
+        self.booked.pop(order, None)  # does nothing if nothing is booked
 
 
 async def compensate(function: Callable[[str], Awaitable[None]], order: str) -> None:
@@ -59,7 +59,7 @@ async def compensate(function: Callable[[str], Awaitable[None]], order: str) -> 
 async def book(order: str, services: list[Service]) -> None:
     async with AsyncExitStack() as compensations:
         for service in services:
-            # Before the step: an answer may be lost, and `cancel` copes with nothing to undo.
+            # Before the step, because its answer may be lost; `cancel` does nothing if there is no booking.
             compensations.push_async_callback(compensate, service.cancel, order)
             await step.aexecute(lambda ctx, it=service: it.book(ctx, order))  # type: ignore[misc]
         compensations.pop_all()
@@ -67,16 +67,16 @@ async def book(order: str, services: list[Service]) -> None:
 
 async def main() -> bool:
     services = [Service("flight"), Service("hotel"), Service("payment")]
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
 
     async def customer(order: str) -> None:
         try:
             with anyio.move_on_after(0.05 if order.startswith("gone") else 60):
                 async with deadline(20):
                     await book(order, services)
-                told[order] = "booked"
+                results[order] = "booked"
         except (Declined, ConnectionError, TimeoutExceeded) as error:
-            told[order] = type(error).__name__
+            results[order] = type(error).__name__
 
     async with anyio.create_task_group() as group:
         for number in range(10):
@@ -84,12 +84,12 @@ async def main() -> bool:
                 group.start_soon(customer, f"{kind}-{number}")
     async with anyio.create_task_group() as group:
         group.start_soon(customer, "gone-slow")
-    print(f"the one whose customer has gone was told: {told.get('gone-slow', 'nothing')}")
+    print(f"the customer who is gone got: {results.get('gone-slow', 'nothing')}")
     booked = {it.name: set(it.booked) for it in services}
-    expected = {order for order, answer in told.items() if answer == "booked"}
+    expected = {order for order, answer in results.items() if answer == "booked"}
     for kind in ("fine", "broke", "slow"):
-        answers = sorted({answer for order, answer in told.items() if order.startswith(kind)})
-        print(f"{kind:6} orders were told: {', '.join(answers)}")
+        answers = sorted({answer for order, answer in results.items() if order.startswith(kind)})
+        print(f"{kind:6} orders got: {', '.join(answers)}")
     for name, orders in booked.items():
         print(f"{name:8} has booked {len(orders)} orders, {len(orders ^ expected)} of them wrongly")
     right = len(expected) == 10 and all(orders == expected for orders in booked.values())

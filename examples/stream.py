@@ -1,9 +1,9 @@
-"""A stream under policies: what fails before the first item is made again, what fails after it goes on, or comes out.
+"""A stream under policies: a failure before the first item is retried; after a later one, the stream is resumed.
 
 Look at `policy.streaming(...)`. An HTTP server on loopback sends a text word by word, as a language model does. The
-first request is refused, the second one breaks off in the middle, and the third one goes on where that has stopped: the
-server knows the number of each word, as with `Last-Event-ID`. The permit of the bulkhead is held until the last word,
-and an idle limit notices when no further word comes.
+first request is refused, the second one breaks off in the middle, and the third one continues after the last word that
+was delivered: each word has a number, as with `Last-Event-ID`. The permit of the bulkhead is held until the last word,
+and an idle limit ends a stream whose next word does not arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS = "Four hundred and two kinds of moss grow on this roof".split()
 
 
 class Words(BaseHTTPRequestHandler):
-    """`/text?after=3` sends the words after the third one; `/hangs` sends one, and then nothing."""
+    """`/text?after=3` sends the words after number 3; `/hangs` sends one word, and then nothing."""
 
     requests = 0
 
@@ -43,7 +43,7 @@ class Words(BaseHTTPRequestHandler):
                 time.sleep(0.5)
                 return
             if path == "/text" and Words.requests == 2 and number == 4:
-                self.connection.close()  # in the middle
+                self.connection.close()  # in the middle of the text
                 return
 
     def log_message(self, *args: object) -> None:
@@ -65,7 +65,7 @@ policy = Policy.wrap(Retry(4, on=httpx.HTTPError, backoff=[0.02]), pool, name="w
 
 
 def read(client: httpx.Client, path: str, *, after: int | None = None) -> Iterator[tuple[int, str]]:
-    """Bring each word with its number."""
+    """Yield each word with its number."""
     with client.stream("GET", path, params={} if after is None else {"after": after}) as response:
         response.raise_for_status()
         for line in response.iter_lines():
@@ -80,14 +80,14 @@ if __name__ == "__main__":
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}") as client:
-        print("a text that breaks off, and goes on:")
+        print("a text that breaks off, and is resumed:")
         words = policy.streaming(first=5.0, idle=2.0, resume={"after": lambda item: item[0]})
         text = " ".join(word for _, word in words.call(read, client, "/text"))
         print(f"    {text}")
-        assert text == " ".join(WORDS), "no word is missing, none came twice"
+        assert text == " ".join(WORDS), "a word is missing, or was delivered twice"
         assert pool.stats().in_flight == 0
 
-        print("a text that stands still:")
+        print("a text that hangs:")
         with closing(policy.streaming(first=5.0, idle=0.1).call(read, client, "/hangs")) as stream:
             print(f"    {next(stream)[1]} ... while {pool.stats().in_flight} stream is open")
             try:

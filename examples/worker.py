@@ -1,14 +1,14 @@
-"""A worker over Redis streams: ack, retry, dead letters, a graceful stop; and it may be killed at any moment.
+"""A worker for Redis streams: ack, retry, dead letters, a graceful stop. It may be killed at any moment.
 
-Look at `Worker`, which is all the machinery that there is: Redis redelivers, the policies do the rest. `Once` makes
-redelivered jobs harmless, `Gate` lets the process end when its jobs are done. What is cut off in the middle is made
-again (at least once), so the ledger has a unique key for each job, as a table would have. A source for queues of SQS is
+Look at `Worker`, which is the whole worker: Redis redelivers jobs, and policies do the rest. `Once` skips redelivered
+jobs that are done or in progress, and `Gate` lets the process end when its jobs are done. A job that is cut off is
+repeated (at least once), so the ledger has a unique key for each job, as a table would have. A source for SQS queues is
 in `_sqs.py`.
 
     python examples/worker.py --kills 5            # kills worker processes at random points, then counts
-    python examples/worker.py --kills 5 --store    # and the store as well
+    python examples/worker.py --kills 5 --store    # kills the store as well
 
-It needs `redis-server`, which it starts by itself.
+It needs `redis-server`, and starts it itself.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ import redis
 from resilience import Policy, Rejected, Retry, Timeout
 from resilience.work import Gate, Once
 
-# --- the worker: nothing in it knows Redis -----------------------------------------------------------------
+# --- the worker, which does not depend on Redis ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a source hands out. The same one may be handed out again, with the same `id`."""
+    """A job from a source. It may be delivered several times, with the same `id`."""
 
     id: str
     body: Mapping[str, str]
-    receipt: str = ""  # what some brokers want to have back
-    deliveries: int = 1  # how often it was handed out, where the broker counts that
+    receipt: str = ""  # which some brokers need for the acknowledgement
+    deliveries: int = 1  # how often it was delivered, if the broker counts that
 
 
 class Source(Protocol):
-    """A broker's queue. It redelivers what was received and never acknowledged."""
+    """A broker's queue. It redelivers messages that were not acknowledged."""
 
     @property
-    def away(self) -> Any: ...  # the exceptions that it raises where the broker cannot be asked
+    def away(self) -> Any: ...  # the exceptions that it raises if the broker is not available
 
     def receive(self) -> Message | None: ...
     def ack(self, message: Message) -> None: ...
-    def retry(self, message: Message) -> int: ...  # it will come again; how often it has failed
+    def retry(self, message: Message) -> int: ...  # lets it be redelivered; returns how often it has failed
     def dead_letter(self, message: Message, error: Exception) -> None: ...
 
 
 class Worker:
-    """Hand messages to a function, under a policy, until it is stopped."""
+    """Calls a function with each message, under a policy, until it is stopped."""
 
     def __init__(
         self, source: Source, handler: Callable[[Message], object], policy: Policy[Any], *, max_failures: int = 3
@@ -69,7 +69,7 @@ class Worker:
         self.gate = Gate()
         self._handle = self.gate.wrap(policy)(handler)
         self._max_failures = max_failures
-        # The source is a service like any other: it may be away for a while.
+        # The source is a service like any other, and may be unavailable for a while.
         self.ask = Retry(None, on=source.away, backoff=[0.05]).call
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ class Worker:
         try:
             self._handle(message)
         except (Rejected, *self.source.away):
-            return  # another one works on it, or we stop, or the store is away: no fault of its own. It will come again
+            return  # another worker has the job, this one stops, or the store is unavailable: it will be redelivered
         except Exception as error:
             if self.ask(self.source.retry, message) >= self._max_failures:
                 self.ask(self.source.dead_letter, message, error)
@@ -96,7 +96,7 @@ STREAM, GROUP, FAILURES, DEAD = "jobs", "workers", "jobs:failures", "jobs:dead"
 
 
 class RedisStream:
-    """A consumer group of a stream. What is not acknowledged within `visible_after` seconds goes to another one."""
+    """A consumer group of a stream. A message not acknowledged within `visible_after` seconds is delivered again."""
 
     away = (redis.RedisError,)
 
@@ -118,7 +118,7 @@ class RedisStream:
         return int(self._client.hincrby(FAILURES, message.id, 1))
 
     def dead_letter(self, message: Message, error: Exception) -> None:
-        with self._client.pipeline(transaction=True) as both:  # filed and acknowledged, or neither
+        with self._client.pipeline(transaction=True) as both:  # both steps, or neither
             both.xadd(DEAD, {**message.body, "id": message.id, "error": repr(error)})
             both.xack(STREAM, GROUP, message.id)
             both.execute()
@@ -128,8 +128,8 @@ class RedisStream:
 
 
 def work(port: int) -> None:
-    """Work with two threads until SIGTERM comes; then finish what was begun."""
-    logging.disable()  # that the store was away is no news here
+    """Work with two threads until SIGTERM; then finish the jobs in progress."""
+    logging.disable()  # failures of the store are expected here
     client = connect(port)
     once = Once(client, key=lambda message: message.id, lease=1.5, name="jobs")
 
@@ -137,8 +137,8 @@ def work(port: int) -> None:
         client.hincrby("calls", message.id, 1)
         time.sleep(float(message.body["seconds"]))
         if "poison" in message.body:
-            raise ValueError("nothing can be made of this")
-        client.hsetnx("ledger", message.id, message.body["amount"])  # a unique key: made twice, it counts once
+            raise ValueError("this job cannot be done")
+        client.hsetnx("ledger", message.id, message.body["amount"])  # a unique key: a repeated job counts once
 
     workers = [
         Worker(RedisStream(client, f"{os.getpid()}-{n}", visible_after=0.3), handle, once.wrap(Timeout(1.0)))
@@ -163,11 +163,11 @@ def connect(port: int) -> Any:
     return redis.Redis(port=port, decode_responses=True, socket_timeout=5)
 
 
-# --- the story: kill, and count --------------------------------------------------------------------------------
+# --- the test: kill, and count ---------------------------------------------------------------------------------
 
 
 class Store:
-    """A redis-server that keeps what it has answered, also when it is killed."""
+    """A redis-server that loses no acknowledged write when it is killed."""
 
     def __init__(self, folder: str) -> None:
         with socket.socket() as free:
@@ -193,7 +193,7 @@ def wait_until_at_work(client: Any, process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_done(client: Any) -> None:
-    """Wait until every job was handed out and none is pending; give up where nothing moves any more."""
+    """Wait until all jobs were delivered and none is pending; give up after 30 seconds without progress."""
     seen, patience = None, 0.0
     while True:
         group = client.xinfo_groups(STREAM)[0]
@@ -207,7 +207,7 @@ def wait_until_done(client: Any) -> None:
         time.sleep(0.05)
 
 
-def tell(kills: int, seed: int, kills_store: bool) -> bool:
+def kill_and_count(kills: int, seed: int, kills_store: bool) -> bool:
     rng = random.Random(seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -221,7 +221,7 @@ def tell(kills: int, seed: int, kills_store: bool) -> bool:
         killed = {"worker": 0, "store": 0}
         try:
             for _ in range(kills):
-                wait_until_at_work(client, processes[0])  # kill what works, not what has yet to begin
+                wait_until_at_work(client, processes[0])  # do not kill a worker that has not begun
                 for _ in range(15):
                     amount = rng.randrange(1, 100)
                     sent[client.xadd(STREAM, {"amount": amount, "seconds": rng.uniform(0, 0.02)})] = amount
@@ -253,11 +253,11 @@ def tell(kills: int, seed: int, kills_store: bool) -> bool:
     again = sum(int(calls[it]) - 1 for it in sent if it in calls)
     lost = [it for it in sent if it not in ledger]
     wrong = [it for it, amount in sent.items() if it in ledger and int(ledger[it]) != amount]
-    # What each kill may cut off in the middle: two threads of a worker, or those of both with the store.
+    # The jobs that a kill may cut off: those of two threads of a worker, or of both workers with the store.
     most_again = 2 * killed["worker"] + 4 * killed["store"]
     print(f"killed {killed['worker']} workers and the store {killed['store']} times")
     print(f"{len(sent)} jobs sent, {len(ledger)} in the ledger, {len(lost)} lost, {len(wrong)} wrong")
-    print(f"{again} jobs were begun again, at most {most_again} can have been cut off")
+    print(f"{again} jobs were repeated, at most {most_again} can have been cut off")
     print(f"{len({it['id'] for it in dead})} of {poison} poisonous jobs are dead letters, {pending} are pending")
     print(f"graceful stop: {'yes' if ended == [0, 0] else ended}; {time.monotonic() - began:.1f} s")
     fine = not lost and not wrong and not pending and ended == [0, 0] and again <= most_again
@@ -275,5 +275,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.work:
         work(options.work)
-    elif not tell(options.kills, options.seed, options.store):
+    elif not kill_and_count(options.kills, options.seed, options.store):
         sys.exit(f"broken with --seed {options.seed}")

@@ -33,23 +33,23 @@ pipeline = Policy.wrap(
 
 
 def blocking(url: str) -> None:
-    """The named methods are protected, everything else is unchanged."""
+    """Protect the named methods. Everything else is unchanged."""
     session = pipeline.proxy(requests.Session(), "get", "post")
-    with session:  # enters the client, returns the proxy
+    with session:  # enters the client, and returns the proxy
         print("requests.Session")
         print(f"    {session.get(f'{url}/flaky/threads').text}")
         print(f"    still a Session: {isinstance(session, requests.Session)}")
 
 
 async def asynchronous(url: str) -> None:
-    """The same call for an asynchronous client, whose methods are `async def`."""
+    """Use the same call for an asynchronous client, whose methods are `async def`."""
     async with pipeline.proxy(httpx2.AsyncClient(), "get", "post") as client:
         print("httpx2.AsyncClient")
         print(f"    {(await client.get(f'{url}/flaky/asyncio')).text}")
 
 
 class Completions:
-    """Like many generated clients: a plain method that returns an awaitable, deep in a namespace."""
+    """As in many generated clients, a plain method in a nested namespace returns an awaitable."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -76,7 +76,7 @@ class Assistant:
 
 
 async def in_namespaces() -> None:
-    """`aproxy` awaits what the method returns, and dotted names reach into namespaces."""
+    """Use `aproxy`, which awaits the result of the method, and dotted names, which reach into namespaces."""
     retry = Retry(3, backoff=[0.02], on_retry=show_retry)
     assistant = retry.aproxy(Assistant(), "chat.completions.create")
     print("chat.completions.create")
@@ -91,4 +91,4 @@ if __name__ == "__main__":
     try:
         pipeline.proxy(requests.Session(), "gte")
     except AttributeError as error:
-        print(f"a name that is not there: {error}")
+        print(f"a name that does not exist: {error}")

@@ -181,7 +181,7 @@ def nested_deadlines(it: Run) -> None:
         r"depot +0\.[0-7] s left",
         r"asks its client to take at most 0\.[0-7] s",
         r"prices +0\.[012] s left",
-        r"the earlier one holds +(1\.0|0\.9) s left",
+        r"the earlier one applies +(1\.0|0\.9) s left",
         r"attempt +0\.[78] s left",
         r"gave up after 0\.\d s: resilience: [123] attempts? in 0\.\d+ s, failed with ConnectionError",
         r"DeadlineExceeded: the block did not end within 0\.2 s",
@@ -222,7 +222,7 @@ def stream(it: Run) -> None:
 
 
 def saga(it: Run) -> None:
-    it.shows("gone was told: nothing", "fine .*: booked$", "broke .*: Declined$", "slow .*: TimeoutExceeded$")
+    it.shows("gone got: nothing", "fine .*: booked$", "broke .*: Declined$", "slow .*: TimeoutExceeded$")
     it.shows(*(f"{name} +has booked 10 orders, 0 of them wrongly" for name in ("flight", "hotel", "payment")))
     it.shows("every order is booked everywhere or nowhere")
 

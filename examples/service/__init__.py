@@ -1,1 +1,1 @@
-"""Two services, and a deadline that goes from one to the other: `python -m examples.service`."""
+"""Two services, and a deadline that is passed from one to the other: `python -m examples.service`."""

@@ -1,11 +1,11 @@
 """Two services, a dependency that fails, and a pipeline between them.
 
     python -m examples.service              runs for a few seconds, and checks its promises
-    python -m examples.service --serve      keeps running: look at the dashboard
+    python -m examples.service --serve      keeps running, so that you can look at the dashboard
 
 The customers call the shop, the shop calls the depot, and the depot fails in all the usual ways (`depot.py`). Look at
-`shop.py`: your service needs only the first lines of its constructor. Indented lines are the telemetry, as it would be
-in your log. A broken promise makes the exit status 1. You can break them:
+`shop.py`: your service needs only the first lines of its constructor. Indented lines are the telemetry, as it would
+appear in your log. If a promise is broken, the exit status is 1. You can break them:
 
     python -m examples.service --break wire         # or: bulkhead, breaker
 """
@@ -32,9 +32,9 @@ from .serving import serving
 from .shop import Shop
 from .story import BUDGET, HEADER, Story
 
-#: One thing made wrong, so that a promise is broken.
+#: Wrong arguments for the shop, each of which breaks a promise.
 SABOTAGE: dict[str, dict[str, Any]] = {
-    "wire": {"tell": False},
+    "wire": {"propagate": False},
     "bulkhead": {"at_once": 100},
     "breaker": {"opens_after": 1000},
 }
@@ -56,16 +56,16 @@ async def tell_story(shop: Shop, depot: Depot, url: str) -> Story:
 
 
 async def keep_busy(depot: Depot, url: str) -> None:
-    """Simulate customers for ever, with the depot in one mood after another."""
+    """Simulate customers for ever, while the mood of the depot changes."""
 
-    async def come() -> None:
+    async def order() -> None:
         while True:
             await customer.get(f"/offer/{random.randrange(10**6)}", headers={HEADER: f"{BUDGET * 1000:.0f}"})
             await asyncio.sleep(random.expovariate(4))
 
     async with httpx2.AsyncClient(base_url=url, timeout=10, trust_env=False) as customer, asyncio.TaskGroup() as tasks:
         for _ in range(12):
-            tasks.create_task(come())
+            tasks.create_task(order())
         while True:
             for mood, seconds in ((Mood.FAIR, 12), (Mood.FLAKY, 8), (Mood.SLOW, 10), (Mood.HANGING, 6), (Mood.DOWN, 8)):
                 depot.mood = mood
@@ -104,7 +104,7 @@ def main() -> int:
                     asyncio.run(keep_busy(depot, url))
                 except KeyboardInterrupt:
                     return 0
-            faulthandler.dump_traceback_later(25, exit=True)  # it always ends, and a hang shows where it stood
+            faulthandler.dump_traceback_later(25, exit=True)  # ends a hanging run, and shows where it hangs
             show_telemetry()
             began = time.monotonic()
             print(shop.pipeline.describe())

@@ -1,7 +1,7 @@
 """The depot: the second service. It knows what is in stock, and it fails.
 
-Look at the end of the constructor: the middleware opens the deadline that the caller has sent. With `cut_off=True` the
-work is cancelled then, because the caller has left.
+Look at the end of the constructor: the middleware opens the deadline that the caller has sent. With `cut_off=True`, the
+work is cancelled at the deadline, because the caller has left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilience.integrations.asgi import DeadlineMiddleware
 
 
 class Mood(enum.Enum):
-    """What happens to requests at present."""
+    """The current behaviour of the depot."""
 
     FAIR = "answers at once"
     FLAKY = "the first two requests for each item get a 503"
@@ -31,7 +31,7 @@ class Mood(enum.Enum):
 
 
 class Depot:
-    """An ASGI application, and what it has seen."""
+    """An ASGI application that records its requests."""
 
     MOMENT = 0.12  # seconds
     HANG = 5.0
@@ -39,8 +39,8 @@ class Depot:
     def __init__(self) -> None:
         self.mood = Mood.FAIR
         self.requests = 0
-        self.given: list[float] = []  # seconds that each caller would wait; infinity if it sent no deadline
-        self.worked: list[float] = []  # seconds that were spent on each request
+        self.given: list[float] = []  # seconds left for each request; infinity if the caller sent no deadline
+        self.worked: list[float] = []  # seconds spent on each request
         self.at_once = 0
         self.most_at_once = 0
         self._asked: Counter[str] = Counter()

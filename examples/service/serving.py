@@ -1,4 +1,4 @@
-"""An ASGI application served by uvicorn on a free port of this machine, in its own thread and event loop."""
+"""An ASGI application, served by uvicorn on a free port of loopback, in its own thread and event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop: the first service. It calls the depot, through a pipeline.
+"""The shop: the first service. It calls the depot through a pipeline.
 
 Look at the first lines of the constructor: your service needs nothing more. The client runs every request through the
 pipeline, and sends the time left to the depot. The middleware opens the deadline that the shop's own caller has sent;
@@ -32,11 +32,11 @@ YESTERDAY = {"left": "a few, as of yesterday"}
 class Shop:
     """An ASGI application that answers `/offer/{item}`, and shows its state at `/metrics` and `/resilience/`."""
 
-    ATTEMPT = 0.4  # seconds that the depot has for one answer
-    AT_ONCE = 6  # calls of the depot
+    ATTEMPT = 0.4  # seconds for one attempt
+    AT_ONCE = 6  # concurrent calls of the depot
 
     def __init__(
-        self, depot: str, *, tell: bool = True, at_once: int = AT_ONCE, opens_after: int = 5, open_for: float = 1.0
+        self, depot: str, *, propagate: bool = True, at_once: int = AT_ONCE, opens_after: int = 5, open_for: float = 1.0
     ) -> None:
         self.breaker = CircuitBreaker(opens_after, open_for=open_for, name="depot")
         self.pipeline = Policy.wrap(
@@ -47,7 +47,7 @@ class Shop:
             Timeout(self.ATTEMPT, name="attempt"),
             name="stock",
         )
-        hosts = [urlsplit(depot).netloc] if tell else []
+        hosts = [urlsplit(depot).netloc] if propagate else []
         transport = AsyncResilienceTransport(self.pipeline, propagate_to=hosts)
         self._client = httpx2.AsyncClient(base_url=depot, transport=transport)
         self._or_yesterday = Fallback(YESTERDAY, name="yesterday")
@@ -62,7 +62,7 @@ class Shop:
                     Route("/metrics", self._metrics),
                     Mount("/resilience", self.dashboard),
                 ],
-                lifespan=self._living,
+                lifespan=self._lifespan,
             )
         )
 
@@ -81,6 +81,6 @@ class Shop:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     @contextlib.asynccontextmanager
-    async def _living(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with self._client:
             yield

@@ -1,4 +1,4 @@
-"""What happens to the two services, and what has to be true after each part of it."""
+"""The story of the two services, and the promises that are checked after each part."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GRACE = 0.4  # seconds by which a loaded machine may react late
 
 @dataclass(frozen=True)
 class Order:
-    """What a customer asked for, and got."""
+    """An order of a customer, and the answer."""
 
     item: str
     status: int
-    fresh: bool | None  # None where there was no offer
+    fresh: bool | None  # None if there was no offer
     took: float
     late: float  # seconds after the customer's own deadline
 
@@ -205,7 +205,7 @@ class Story:
             self.finished.append(event)
 
     def attempts(self, orders: int) -> int:
-        """How many attempts the last orders took, of which there are `orders`."""
+        """How many attempts the last `orders` orders took."""
         return sum(it.attempts for it in self.finished[-orders:])
 
 

@@ -1,1 +1,1 @@
-"""How fast it is, side by side with other libraries and with hand-written code: `python -m benchmarks`."""
+"""The speed of this library, beside other libraries and hand-written code: `python -m benchmarks`."""

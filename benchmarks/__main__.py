@@ -17,8 +17,8 @@ from benchmarks.timing import SMOKE, Effort
 
 DESCRIPTION = """
 Measure this library side by side with hand-written code and with other libraries
-(pip install -r benchmarks/requirements.txt; whatever is missing is left out).
-In brackets behind a time: ours / theirs, the median of the ratios within each round.
+(pip install -r benchmarks/requirements.txt; missing packages are left out).
+In brackets after a time: ours / theirs, the median of the ratios within each round.
 """
 
 
@@ -38,12 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=DESCRIPTION)
-    parser.add_argument("--smoke", action="store_true", help="see in a few seconds that everything runs; no numbers")
-    parser.add_argument("--rounds", type=int, help=f"how many samples of each contestant (default {Effort.rounds})")
-    parser.add_argument("--only", metavar="PATTERN", default="*", help="only cells with this in their names: 'sync, *'")
+    parser.add_argument("--smoke", action="store_true", help="check in a few seconds that everything runs; no numbers")
+    parser.add_argument("--rounds", type=int, help=f"the number of samples per contestant (default {Effort.rounds})")
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="only cells whose names match: 'sync, *'")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples to this file")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the picture (needs matplotlib)")
-    parser.add_argument("--page", metavar="FILE", type=Path, help="renew the tables on this Markdown page")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="replace the tables on this Markdown page")
     parser.add_argument("--read", metavar="FILE", type=Path, nargs="+", default=[], help="show earlier runs instead")
     return parser
 
@@ -74,7 +74,7 @@ def _shown(about: dict[str, Any], results: Iterable[Result], *, judged: bool) ->
         run.results.extend(group)
         print(f"\n{report.table(group)}", flush=True)
     if not judged:
-        print("\nA smoke run: everything was done once, and no number above means anything.")
+        print("\nA smoke run: the numbers above are meaningless.")
     elif run.verdicts:
         print(f"\n{report.bars(run.verdicts)}")
     return run

@@ -1,4 +1,4 @@
-"""The bars: how much of somebody else's time ours may take, cell by cell."""
+"""The bars: limits on our results, mostly relative to other contestants, for single cells."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.libraries import HAND_WRITTEN, HAND_WRITTEN_COUNTING, OURS, STAC
 class Bar:
     """A limit.
 
-    :param cell: the name of the result that it looks at.
-    :param against: a contestant, "best unified peer" or "best peer" (any library): then the median over the rounds
-        of ours / theirs is looked at. Or "itself": then it is the median of our own numbers.
-    :param limit: what that may be, at most.
-    :param at_least: whether it is a lower limit instead.
-    :param contestant: whose numbers are ours.
-    :param unit: of the limit.
+    :param cell: the name of the result to check.
+    :param against: a contestant, "best unified peer" or "best peer" (any library) to check the median over the rounds
+        of ours / theirs; or "itself" to check the median of our own samples.
+    :param limit: the largest permitted value.
+    :param at_least: whether `limit` is the smallest permitted value instead.
+    :param contestant: the contestant that counts as ours.
+    :param unit: the unit of the limit.
     """
 
     cell: str
@@ -108,9 +108,9 @@ BARS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a bar was met.
+    """The measured value of a bar.
 
-    :param opponent: who it was in the end.
+    :param opponent: the contestant that ours was compared with.
     :param value: the ratio, or our own median.
     """
 
@@ -124,7 +124,7 @@ class Verdict:
 
 
 def judge(results: Iterable[Result]) -> Iterator[Verdict]:
-    """Judge the bars whose cells were measured, with somebody to compare with."""
+    """Judge the bars whose cells were measured, and whose opponents took part."""
     by_name = {result.name: result for result in results}
     for bar in BARS:
         result = by_name.get(bar.cell)

@@ -1,4 +1,4 @@
-"""What is measured: a cell is one job in one world, with everybody who can do it."""
+"""The cells: a cell is one job in one world, with all contestants that can do it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from benchmarks.functions import ANSWER, FAILURE, FAILURES, answering, failing
 from benchmarks.libraries import OURS, Library, Protect
 from benchmarks.timing import SYNC, Effort, outcome
 
-#: Sets a contestant up in a world, and gives the function that is timed.
+#: Sets up a contestant in a world, and yields the function that is timed.
 Setting: TypeAlias = Callable[[Protect, str], AbstractAsyncContextManager[Callable[[], Any]]]
 
-#: Says whether a cell is wanted.
+#: Whether a cell of this name is to be measured.
 Wanted: TypeAlias = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a cell.
+    """The result of a cell.
 
-    :param group: the table in which it stands.
-    :param cell: its column there.
-    :param unit: of the samples.
-    :param samples: by contestant, one number per round.
+    :param group: the table of the cell.
+    :param cell: its column in the table.
+    :param unit: the unit of the samples.
+    :param samples: one number per round, by contestant.
     """
 
     group: str
@@ -51,7 +51,7 @@ class Result:
         return statistics.median(map(truediv, self.samples[ours], self.samples[theirs]))
 
     def best(self, contestants: Iterable[str]) -> str | None:
-        """Return the contestant with the smallest median, None if none of them took part."""
+        """Return the contestant with the smallest median; None if none of them took part."""
         return min((it for it in contestants if it in self.samples), key=self.median, default=None)
 
 
@@ -63,12 +63,12 @@ def name_of(group: str, cell: str) -> str:
 class Cell:
     """One job in one world.
 
-    :param group: the table in which it stands.
-    :param name: its column there.
-    :param world: where it runs.
-    :param entry: the entry of the libraries that does it.
-    :param setting: what is done with that.
-    :param expected: what each call has to return. What returns something else is not timed.
+    :param group: the table of the cell.
+    :param name: its column in the table.
+    :param world: the world in which it runs.
+    :param entry: the entry of the libraries that does the job.
+    :param setting: makes the timed function of an entry.
+    :param expected: what each call must return; otherwise the cell raises an error.
     """
 
     group: str
@@ -79,12 +79,12 @@ class Cell:
     expected: object = field(default=ANSWER)
 
     def contestants(self, libraries: Iterable[Library]) -> dict[str, Protect]:
-        """Return who takes part, by name."""
+        """Return the contestants, by name."""
         key = self.entry, self.world
         return {library.name: library.entries[key] for library in libraries if key in library.entries}
 
     def measure(self, libraries: Iterable[Library], effort: Effort) -> Result:
-        """Time everybody who can do the job."""
+        """Time all contestants that can do the job."""
         contestants = self.contestants(libraries)
 
         async def main() -> dict[str, list[float]]:
@@ -102,7 +102,7 @@ class Cell:
 
 
 async def check(name: str, world: str, function: Callable[[], Any], expected: object = ANSWER) -> None:
-    """Raise for a function that does not return what it has to."""
+    """Raise an error unless a function returns the expected value."""
     for _ in range(3):
         result = await outcome(world, function)
         if result != expected:
@@ -112,7 +112,7 @@ async def check(name: str, world: str, function: Callable[[], Any], expected: ob
 def measure_each(
     cells: Iterable[Cell], libraries: Iterable[Library], effort: Effort, wanted: Wanted
 ) -> Iterator[Result]:
-    """Measure the cells that are wanted, and in which we take part."""
+    """Measure the cells that are wanted, if our library takes part in them."""
     for cell in cells:
         if wanted(name_of(cell.group, cell.name)) and OURS in cell.contestants(libraries):
             yield cell.measure(libraries, effort)
@@ -123,12 +123,12 @@ def measure_each(
 
 @asynccontextmanager
 async def fine(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
-    """Everything is fine: the function answers."""
+    """Protect a function that succeeds."""
     yield protect(answering(world))
 
 
 def with_function(function: Callable[[str], Callable[..., Any]]) -> Setting:
-    """Protect some other function, made for the world."""
+    """Protect another function, made for the world."""
 
     @asynccontextmanager
     async def setting(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
@@ -139,7 +139,7 @@ def with_function(function: Callable[[str], Callable[..., Any]]) -> Setting:
 
 @asynccontextmanager
 async def opened(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
-    """A circuit that failures have opened refuses a call, and the caller catches that."""
+    """Open a circuit with failures, so that it refuses each call; the caller catches the error."""
     protected = protect(failing(world))
     for _ in range(FAILURES):
         await _error_of(world, protected)
@@ -149,7 +149,7 @@ async def opened(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any
 
 
 def raising(function: Callable[[str], Callable[..., Any]], kind: type[Exception]) -> Setting:
-    """Protect a function of which an exception comes out, and the caller catches that."""
+    """Protect a function whose exception reaches the caller, who catches it."""
 
     @asynccontextmanager
     async def setting(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
@@ -160,7 +160,7 @@ def raising(function: Callable[[str], Callable[..., Any]], kind: type[Exception]
 
 @asynccontextmanager
 async def full(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
-    """A bulkhead whose only permit is taken refuses a call, and the caller catches that."""
+    """Take the only permit of a bulkhead, so that it refuses each call; the caller catches the error."""
     async with _held(protect, world) as protected:
         error = await _error_of(world, protected)
         yield _catching(world, protected, type(error))
@@ -213,7 +213,7 @@ async def _error_of(world: str, protected: Callable[..., Any]) -> Exception:
 
 
 def _catching(world: str, protected: Callable[..., Any], kind: type[Exception]) -> Callable[[], Any]:
-    """Do as a caller does who expects to be refused."""
+    """Return a function that makes the call, and catches the expected exception."""
 
     def refused() -> int:
         try:

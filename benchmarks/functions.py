@@ -1,4 +1,4 @@
-"""What is called: functions that cost next to nothing, and the numbers that every contestant is set to."""
+"""The functions that contestants call, which cost almost nothing, and the settings of all contestants."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from benchmarks.timing import SYNC
 
 ANSWER: Final = 42
 
-#: Every library is built with these.
+#: The settings of every library.
 ATTEMPTS: Final = 3
-FAILURES: Final = 5  # in a row open a circuit
+FAILURES: Final = 5  # failures in a row that open a circuit
 OPEN_FOR: Final = 600.0  # seconds; longer than any cell takes
-LIMIT: Final = 64  # calls at once
-RATE: Final = 10**9  # calls a second: none waits
-SECONDS: Final = 5.0  # that a call may take
-KEEP_FOR: Final = 600.0  # seconds that a value is kept; longer than any cell takes
-TOO_SHORT: Final = 1e-6  # seconds, where it is to be cut off
+LIMIT: Final = 64  # concurrent calls
+RATE: Final = 10**9  # calls per second, so that none waits
+SECONDS: Final = 5.0  # the time limit of a call
+KEEP_FOR: Final = 600.0  # seconds for which a value is cached; longer than any cell takes
+TOO_SHORT: Final = 1e-6  # the time limit of a call that is to be cut off, in seconds
 
-#: What policies handle that are to handle nothing here.
+#: The exception of policies that must not handle the failure of the function.
 OTHER_FAILURE: Final = LookupError
 
-#: What is tried again. The wait grows from `BASE` seconds, doubling, to `CAP`, with full jitter where there is one.
+#: The exception that is retried. Delays double from `BASE` to `CAP` seconds, with full jitter if the library has it.
 FAILURE: Final = ConnectionError
 BASE: Final = 0.1
 CAP: Final = 10.0
@@ -39,12 +39,12 @@ async def answer_later(ctx: object = None) -> int:
 
 
 def answering(world: str) -> Callable[..., Any]:
-    """Return a function that answers."""
+    """Return a function that succeeds."""
     return answer if world == SYNC else answer_later
 
 
 def failing(world: str) -> Callable[..., Any]:
-    """Return a function that fails each time."""
+    """Return a function that always fails."""
 
     def fail(ctx: object = None) -> int:
         raise FAILURE("reset")
@@ -56,12 +56,12 @@ def failing(world: str) -> Callable[..., Any]:
 
 
 def failing_once(world: str) -> Callable[..., Any]:
-    """Return a function that fails, then answers, and begins anew."""
+    """Return a function that alternately fails and succeeds."""
     return _failing((True, False), world)
 
 
 def failing_twice(world: str) -> Callable[..., Any]:
-    """Return a function that fails twice, then answers, and begins anew."""
+    """Return a function that fails twice, then succeeds, and so on."""
     return _failing((True, True, False), world)
 
 
@@ -80,7 +80,7 @@ def _failing(turns: tuple[bool, ...], world: str) -> Callable[..., Any]:
 
 
 def never_answering(world: str) -> Callable[..., Any]:
-    """Return a function that is cut off before it has slept its fill, in asyncio."""
+    """Return a function for asyncio that sleeps for longer than the timeout that cuts it off."""
 
     async def sleep(ctx: object = None) -> int:
         await asyncio.sleep(SECONDS)

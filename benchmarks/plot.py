@@ -1,4 +1,4 @@
-"""The picture of a run, or of several: what a call under four and five policies costs, and what a layer adds."""
+"""The picture of one or several runs: the cost of a call under four and five policies, and of each layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PANELS = (
 
 CHAINS = "chains of one to ten policies, blocking"
 
-#: Ours stands out, and hand-written code; the others are one shade.
+#: Our library and hand-written code have their own colours, all others the same one.
 COLOURS = {OURS: "#0b6e4f", HAND_WRITTEN: "#555555", HAND_WRITTEN_COUNTING: "#555555"}
 OTHERS = "#b8b8b8"
 
@@ -28,7 +28,7 @@ SHORT = {STACK: "tenacity + ..."}
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Write the picture: one column of panels per run."""
+    """Write the picture, with one column of panels per run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def draw(runs: list[Run], path: Path) -> None:
 
 
 def _figure(runs: list[Run]) -> Any:
-    """Lay out one column per run, under the version of its Python."""
+    """Lay out one column per run, headed by the version of its Python."""
     from matplotlib import pyplot
 
     height = len(PANELS) + 1

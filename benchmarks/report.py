@@ -1,4 +1,4 @@
-"""What is said about a run: tables for people (they are Markdown), and one JSON object for machines."""
+"""Reports of a run: Markdown tables for people, and one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from benchmarks.libraries import OURS, Library
 
 @dataclass(frozen=True)
 class Run:
-    """All that came out of one run.
+    """The results of one run.
 
-    :param about: the machine, the interpreter, the versions, how many rounds.
-    :param results: of the cells, in the order in which they were measured.
+    :param about: the machine, the interpreter, the versions, the number of rounds.
+    :param results: the results of the cells, in the order in which they were measured.
     """
 
     about: dict[str, Any]
@@ -64,12 +64,12 @@ class Run:
 
 
 def rounded(value: float) -> float:
-    """Return four significant digits: more would be noise."""
+    """Round to four significant digits, because more would be noise."""
     return float(f"{value:.4g}")
 
 
 def about(libraries: Iterable[Library], missing: list[str], rounds: int) -> dict[str, Any]:
-    """Return where and with what it was measured."""
+    """Return the machine, the interpreter and the versions of a run."""
     packages = dict.fromkeys(package for library in libraries for package in library.packages)
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -94,7 +94,7 @@ def _processor() -> str:
 
 
 def introduction(about: dict[str, Any]) -> str:
-    """Return the table that says where and with what it was measured."""
+    """Return the table of the machine, the interpreter and the versions."""
     rows = [["measured", ""], ["Python", about["python"]], ["machine", about["machine"]]]
     rows += [["rounds", str(about["rounds"])], *([package, version] for package, version in about["versions"].items())]
     if about["missing"]:
@@ -103,7 +103,7 @@ def introduction(about: dict[str, Any]) -> str:
 
 
 def table(results: list[Result]) -> str:
-    """Return the table of one group: a row for each contestant, and in brackets ours / theirs."""
+    """Return the table of one group: a row for each contestant, with ours / theirs in brackets."""
     contestants = dict.fromkeys(name for result in results for name in result.samples)
     rows = [[results[0].group, *(result.cell for result in results)]]
     rows += [[name, *(_entry(result, name) for result in results)] for name in contestants]
@@ -122,7 +122,7 @@ def bars(verdicts: Iterable[Verdict]) -> str:
 
 
 def refreshed(page: str, runs: Sequence[Run]) -> str:
-    """Return a Markdown page with its tables as they are now: those of the last run, and the bars of each in turn."""
+    """Return a Markdown page with new tables: those of the last run, and the bars of each run in turn."""
     shown = runs[-1]
     tables = [introduction(shown.about), *map(table, grouped(shown.results))]
     by_heading = {_heading(it): it for it in tables}
@@ -136,7 +136,7 @@ def refreshed(page: str, runs: Sequence[Run]) -> str:
 
 
 def grouped(results: Iterable[Result]) -> Iterator[list[Result]]:
-    """Put the results of each table together; they come one after another."""
+    """Group the results by table; those of one table are adjacent."""
     return (list(group) for _, group in itertools.groupby(results, key=lambda result: result.group))
 
 
@@ -155,7 +155,7 @@ def _entry(result: Result, name: str) -> str:
 
 def _quantity(value: float, unit: str) -> str:
     if unit != "ns":
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # the column says of what
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # the heading names the unit
     for limit, scale, name in ((1e3, 1, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
         if value < limit:
             return f"{value / scale:.3g} {name}"

@@ -1,14 +1,12 @@
-"""The timing core: interleaved rounds, each sample the fastest of a few short batches.
+"""The timing core: interleaved rounds, in which each sample is the fastest of a few short batches.
 
-A busy machine is slow for seconds at a time. So contestants are not timed one after another: each
-round times every one of them once, in an order that is shuffled anew, and what is reported is the
-median over the rounds, and the median of the ratios within a round. A disturbance then falls on all
-of them, or on a round that the median leaves out.
+A busy machine is slow for seconds at a time. So contestants are not timed one after another: each round times every
+contestant once, in a new random order. The report shows the median over the rounds, and the median of the ratios within
+a round. A disturbance then affects all contestants, or only a round that the median leaves out.
 
-A sample is nanoseconds per call: the call itself, what the function returns at once, and the `for`
-loop around it (about 10 ns) are in it, for everybody. Garbage collection stays on, as in the programs
-that will use these libraries; what exists before the first round is frozen, so that nobody pays for
-what others have imported.
+A sample is nanoseconds per call. For all contestants, it includes the call itself, the function, which returns at once,
+and the `for` loop around it (about 10 ns). Garbage collection stays on, as in the programs that use these libraries.
+All objects that exist before the first round are frozen, so that no contestant pays for the imports of another.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ T = TypeVar("T")
 #: The worlds: blocking code in one thread, and the two event loops.
 SYNC, ASYNCIO, TRIO = "sync", "asyncio", "trio"
 
-#: Those that are installed.
+#: The worlds that are installed.
 WORLDS = (SYNC, ASYNCIO, TRIO) if find_spec("trio") else (SYNC, ASYNCIO)
 
-#: Tasks are given back to their loop after so many calls, outside the timing: where calls arm timers, cancelled
-#: ones pile up until the loop runs. In real programs it runs at least once per call.
+#: The number of calls after which a task yields to its event loop, outside the timing: cancelled timers of the calls
+#: accumulate until the loop runs. In real programs, it runs at least once per call.
 CALLS_BETWEEN_CHECKPOINTS = 250
 
 
@@ -41,10 +39,10 @@ CALLS_BETWEEN_CHECKPOINTS = 250
 class Effort:
     """How much time to spend.
 
-    :param rounds: how many samples of each contestant.
-    :param batches: a sample is the fastest of so many batches.
-    :param batch: nanoseconds that a batch takes, about.
-    :param clock: counts them.
+    :param rounds: the number of samples per contestant.
+    :param batches: the number of batches of which a sample is the fastest.
+    :param batch: the approximate duration of a batch, in nanoseconds.
+    :param clock: returns nanoseconds.
     """
 
     rounds: int = 25
@@ -57,7 +55,7 @@ SMOKE = Effort(rounds=2, batches=1, batch=50_000)
 
 
 def run(world: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `async def main()` to its end in a world. In the blocking one nothing in it ever suspends."""
+    """Run `async def main()` to its end in a world. In the blocking world, nothing in it ever suspends."""
     if world == ASYNCIO:
         return asyncio.run(main())
     if world == TRIO:
@@ -72,7 +70,7 @@ def run(world: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def outcome(world: str, function: Callable[[], Any]) -> Any:
-    """Call `function` as one does in a world."""
+    """Call `function`, and await the result except in the blocking world."""
     return function() if world == SYNC else await function()
 
 
@@ -87,7 +85,7 @@ async def checkpoint(world: str) -> None:
 
 
 async def interleaved(world: str, functions: Mapping[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:
-    """Return nanoseconds per call, for each function one sample per round. To be awaited in its world."""
+    """Return nanoseconds per call, one sample per round for each function. Must be awaited in its world."""
     loops = {name: _Loop(world, function, effort.clock) for name, function in functions.items()}
     for loop in loops.values():
         await loop.calibrate(effort.batch)
@@ -106,7 +104,7 @@ async def interleaved(world: str, functions: Mapping[str, Callable[[], Any]], ef
 
 
 class _Loop:
-    """One function, and how many calls of it make a batch."""
+    """One function, and the number of its calls in a batch."""
 
     def __init__(self, world: str, function: Callable[[], Any], clock: Callable[[], int]) -> None:
         self._world = world
@@ -117,15 +115,15 @@ class _Loop:
         self._calls = 1
 
     async def calibrate(self, enough: int) -> None:
-        """Find how many calls take long enough.
+        """Find the number of calls for which a batch takes long enough.
 
-        By the fastest of a few batches, because the first call may compile, import or start a thread.
+        It uses the fastest of a few batches, because the first call may compile, import or start a thread.
         """
         while await self._fastest(3) < enough and self._calls < self._most:
             self._calls = min(2 * self._calls, self._most)
 
     async def sample(self, batches: int) -> float:
-        """Return nanoseconds per call, of the fastest of some batches."""
+        """Return nanoseconds per call in the fastest of some batches."""
         return await self._fastest(batches) / self._calls
 
     async def _fastest(self, batches: int) -> int:
@@ -140,18 +138,18 @@ class _Loop:
         return took
 
 
-#: Frames between the batches of a sample. CPython's stack is made of chunks, and where one ends in the middle of a
-#: call, that call takes ten times as long. Whom this hits depends on how deep it is called, so batches are called at
-#: different depths. (In tasks that cannot be arranged.)
+#: The difference in stack depth between the batches of a sample, in frames. CPython allocates its stack in chunks, and
+#: a call that crosses the end of a chunk takes ten times as long. Which contestant this affects depends on the depth;
+#: so batches are called at different depths. (In tasks, this is impossible.)
 DEPTHS = 20
 
 
 def at_depth(frames: int, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function below so many more frames."""
+    """Call a function below this number of additional frames."""
     return at_depth(frames - 1, function, *arguments) if frames else function(*arguments)
 
 
-#: Calls a function so many times, and returns the nanoseconds that it took; in a task, an awaitable of them.
+#: Calls a function several times, and returns the nanoseconds that this took; in a task, an awaitable of them.
 Spin: TypeAlias = Callable[[Callable[[], Any], int, Callable[[], int]], Any]
 
 
@@ -170,5 +168,5 @@ async def _spin_awaiting(function: Callable[[], Any], calls: int, clock: Callabl
 
 
 def _own_copy(spin: Any) -> Spin:
-    """Copy a function with its code: CPython specializes each call site to what it has called there."""
+    """Copy a function with its code, because CPython specializes each call site for the functions called there."""
     return FunctionType(spin.__code__.replace(), spin.__globals__, spin.__name__)

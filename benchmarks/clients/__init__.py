@@ -1,7 +1,7 @@
-"""Clients of servers: what a user really installs, one module per client.
+"""Clients of servers, as users install them, one module per client.
 
-A module names its clients: how a call is made without us, with our integration, and with what else there is for that
-client. The families put other libraries around the first of these by themselves.
+A module registers its clients. For each, it yields functions that make a call without us, with our integration, and
+with other packages for that client. The family `clients` adds other libraries around the first of these functions.
 
     @entry("httpx, asyncio", ASYNCIO)
     @asynccontextmanager
@@ -9,7 +9,7 @@ client. The families put other libraries around the first of these by themselves
         ...
         yield {ALONE: get, OURS: get_protected, "httpx-retries": get_retried}
 
-Each of the functions makes one call, and returns the answer.
+Each function makes one call, and returns the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AROUND = "the same policies around the call"
 
 Functions: TypeAlias = Mapping[str, Callable[[], Any]]
 
-#: Sets a client up, and gives its contestants.
+#: Sets up a client, and yields its contestants.
 Setting: TypeAlias = Callable[[Servers], AbstractAsyncContextManager[Functions]]
 
 _PACKAGES = ("httpx", "httpx_retries", "requests", "aiohttp", "aiohttp_retry", "redis", "grpc", "sqlalchemy")
@@ -41,7 +41,7 @@ _MODULES = ("httpx", "requests", "aiohttp", "redis", "grpc", "sqlalchemy", "asgi
 class Client:
     """A client in a world.
 
-    :param policy: makes what ours runs under, for the contestant that has it around the call instead.
+    :param policy: makes the policies of our integration, for the contestant that has them around the call instead.
     """
 
     name: str
@@ -54,7 +54,7 @@ _clients: list[Client] = []
 
 
 def entry(name: str, world: str, policy: Callable[[], Policy[Any]] | None = None) -> Callable[[Setting], Setting]:
-    """Enter a client."""
+    """Register a client."""
 
     def register(setting: Setting) -> Setting:
         _clients.append(Client(name, world, policy, setting))
@@ -72,5 +72,5 @@ def load() -> list[Client]:
 
 
 def missing() -> list[str]:
-    """Return the names of the packages that are not, and without which a client, or a contestant, is left out."""
+    """Return the names of the packages that are not installed, whose clients or contestants are left out."""
     return [it for it in _PACKAGES if find_spec(it) is None]

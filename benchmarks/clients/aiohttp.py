@@ -1,4 +1,4 @@
-"""aiohttp, with aiohttp-retry where it is installed."""
+"""aiohttp, and aiohttp-retry if it is installed."""
 
 from __future__ import annotations
 

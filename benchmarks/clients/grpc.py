@@ -28,12 +28,12 @@ _RETRIES = {
 }
 _SERVICE = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": _RETRIES}]})
 
-#: Each contestant has a connection of its own.
+#: Each contestant has its own connection.
 _ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 _RETRYING = [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", _SERVICE)]
 
 
-#: What grpc's own machinery for interceptors takes.
+#: Shows the cost of grpc's own code for interceptors.
 IDLE = "an interceptor that does nothing"
 
 

@@ -1,4 +1,4 @@
-"""httpx, with httpx-retries where it is installed."""
+"""httpx, and httpx-retries if it is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HAS_RETRIES = find_spec("httpx_retries") is not None
 
 
 def standard_policy() -> Policy[Any]:
-    """Return what `standard()` makes for a host."""
+    """Return the policies that `standard()` makes for a host."""
     return standard().for_host("http://localhost/")
 
 

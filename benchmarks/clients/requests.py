@@ -21,7 +21,7 @@ from resilience.integrations.requests import ResilienceAdapter
 
 def _get(session: requests.Session, adapter: HTTPAdapter, url: str) -> Callable[[], int]:
     session.mount("http://", adapter)
-    session.trust_env = False  # to look for proxies takes as long as all else
+    session.trust_env = False  # looking for proxies takes as long as the rest of a call
     return lambda: int(session.get(url).content)
 
 

@@ -1,4 +1,4 @@
-"""The servers that answer: each a process of its own on this machine, started when it is first asked for."""
+"""The servers: each runs in its own process on this machine, and is started on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Servers:
-    """The servers, by what they speak: where each is reached."""
+    """The servers, with the address of each by its protocol."""
 
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[Any]] = {}
@@ -34,7 +34,7 @@ class Servers:
             process.wait()
 
     def nanoseconds(self, port: int) -> int:
-        """Return for how long the server at this port has had the processor; only Linux says it so exactly."""
+        """Return the processor time of the server at this port. Only Linux reports it with this precision."""
         return int(Path(f"/proc/{self._processes[port].pid}/schedstat").read_text().split()[0])
 
     @cached_property
@@ -47,7 +47,7 @@ class Servers:
 
     @cached_property
     def redis(self) -> int | None:
-        """The port; None where Redis is not installed."""
+        """The port; None if Redis is not installed."""
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         return self.start(program, "--save", "", "--appendonly", "no", "--port") if program else None
 
@@ -55,7 +55,7 @@ class Servers:
         return self.start(sys.executable, "-m", "benchmarks.clients.serving", what)
 
     def start(self, *command: str, after: Sequence[str] = ()) -> int:
-        """Start a program whose next argument is its port, and return that once it answers there."""
+        """Start a program whose next argument is its port; return the port when the program accepts connections."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]

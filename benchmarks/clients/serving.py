@@ -1,4 +1,4 @@
-"""What the servers do, in processes of their own: as little as a server can, because what is measured is the client.
+"""The servers, as processes. They do as little as possible, because the client is measured.
 
 `python -m benchmarks.clients.serving http 8000`
 """
@@ -20,7 +20,7 @@ _RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\
 
 
 class _Answering(asyncio.Protocol):
-    """Answers each request, and looks at no more of it than where it ends."""
+    """Answers each request, and inspects only where it ends."""
 
     def __init__(self) -> None:
         self._received = b""

@@ -32,7 +32,7 @@ CELLS = [*stacks.CELLS, *alone.CELLS, *failures.CELLS, *blocks.CELLS, *entrances
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
-    """Measure what is wanted; the results of one table come one after another."""
+    """Measure the cells that are wanted. The results of one table are adjacent."""
     yield from measure_each(CELLS, libraries, effort, wanted)
     for family in (
         *(account, layers, limits, repeats, threads, queues, telemetry, memory),

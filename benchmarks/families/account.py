@@ -1,4 +1,4 @@
-"""Where the time of a call goes: the way through a policy, built up step by step."""
+"""Where the time of a call goes: the steps of an execution, added one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterato
 
 
 def steps(function: Callable[..., Any], world: str) -> dict[str, Callable[[], Any]]:
-    """Return the function, and more and more of what stands around it."""
+    """Return the function, and the function with more and more around it."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -53,7 +53,7 @@ def steps(function: Callable[..., Any], world: str) -> dict[str, Callable[[], An
 
 
 class Reading(Policy):
-    """What Retry has to do before the first attempt."""
+    """Does what Retry must do before the first attempt."""
 
     async def around(self, call: Call[T], ctx: Context) -> T:
         if clock.now() >= ctx.deadline:

@@ -1,4 +1,4 @@
-"""Each policy alone, around a function that answers."""
+"""Each policy alone, around a function that succeeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks in the place of calls: `with deadline(...)`, `with breaker.guard()`, `with bulkhead.slot()`."""
+"""Blocks instead of calls: `with deadline(...)`, `with breaker.guard()`, `with bulkhead.slot()`."""
 
 from __future__ import annotations
 

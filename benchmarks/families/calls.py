@@ -1,4 +1,4 @@
-"""Policies that look at the call, around a function that answers; and streams of a thousand items."""
+"""Policies with a key for each call, around a function that succeeds; and streams of a thousand items."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls over the network, to a server in another process on this machine: what protecting them adds.
+"""Calls over the network, to a server in another process on this machine: the cost of protecting them.
 
-What is timed is the processor, in all threads of this process: the wait for the server says nothing of the client, and
-on a busy machine is longer than all else.
+This measures the processor time of all threads of this process. The wait for the server shows nothing about the client,
+and on a busy machine takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.timing import Effort
 CALL = "a call"
 ADDED = "more than alone, us"
 
-#: Who else is put around a call that the client makes alone, with the entry that is nearest to a client's pipeline.
+#: Other libraries, to put around a call of the plain client: the entry of each that is closest to a client's pipeline.
 _AROUND = {"tenacity": "retry", "stamina": "retry", "nopanic": "five, timeout"}
 
-#: A call takes some hundred times as long as one of a function.
+#: Batches take this many times as long as usual, because a call takes about a hundred times as long as a function.
 _LONGER = 5
 
 
@@ -45,7 +45,7 @@ def _measure(client: Client, servers: Servers, libraries: list[Library], effort:
             return await timing.interleaved(client.world, functions, effort)
 
     samples = timing.run(client.world, main)
-    if not samples:  # there is no such server here
+    if not samples:  # the server is not installed
         return
     yield Result(client.name, CALL, "ns", samples)
     alone = samples[ALONE if ALONE in samples else HAND_WRITTEN]

@@ -1,4 +1,4 @@
-"""Four policies, entered in each way there is: as a decorator, by `call`, by `execute`, through a proxy."""
+"""Four policies, used in every possible way: as a decorator, with `call`, with `execute`, through a proxy."""
 
 from __future__ import annotations
 

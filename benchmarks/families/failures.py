@@ -1,4 +1,4 @@
-"""Calls that do not go well: refused, answered in their place, made again, cut off, or handed on."""
+"""Calls that fail: refused, answered by a fallback, retried, cut off, or with an error that reaches the caller."""
 
 from __future__ import annotations
 

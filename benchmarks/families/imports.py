@@ -1,4 +1,4 @@
-"""How long an import takes, in a process of its own: from nothing, and where anyio has been imported before."""
+"""The time of an import in a new process: from nothing, and after an import of anyio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import Effort
 GROUP = "import"
 ROOT = Path(__file__).parents[2]
 
-#: What is there before the clock starts.
+#: The modules that are imported before the measurement.
 BEFORE = {"from nothing": (), "after anyio": ("anyio",)}
 
 PROGRAM = """
@@ -50,7 +50,7 @@ def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterato
 def import_time(before: tuple[str, ...], modules: tuple[str, ...]) -> float:
     """Return the nanoseconds that a new interpreter takes to import the modules."""
     program = PROGRAM.format(before=_statements(before), imports=_statements(modules))
-    # With bytecode, as pip leaves it for what it installs, whatever this process may write.
+    # With bytecode, which pip writes for installed packages, even if this process writes none.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, check=True, capture_output=True)
     return float(run.stdout)

@@ -1,4 +1,4 @@
-"""Chains of one to ten policies: what a layer costs, and whether the cost grows in a straight line."""
+"""Chains of one to ten policies: the cost of a layer, and whether the cost of a chain is linear."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HAND_WRITTEN = "nested functions"
 
 
 class Through(Policy):
-    """A policy of a user's own that does nothing."""
+    """A user's policy that does nothing."""
 
     async def around(self, call: Call[T], ctx: Context) -> T:
         return await call(ctx)
@@ -35,7 +35,7 @@ def custom(length: int, world: str) -> Callable[[], Any]:
 
 
 def real(length: int, world: str) -> Callable[[], Any]:
-    """Two of each kind, in the usual order, so that every layer is another policy."""
+    """Chain two policies of each kind, in the usual order, so that every layer is another policy."""
     kinds: tuple[Callable[[], Policy[Any]], ...] = (
         lambda: Fallback(None),
         lambda: Retry(on=FAILURE),
@@ -47,7 +47,7 @@ def real(length: int, world: str) -> Callable[[], Any]:
 
 
 def hand_written(length: int, world: str) -> Callable[[], Any]:
-    """Functions that call one another and do nothing else: less than any layer can cost."""
+    """Chain functions that only call one another, as a lower bound on the cost of any layer."""
     function = answering(world)
     for _ in range(length):
         function = _around(function) if world == SYNC else _around_task(function)
@@ -93,11 +93,11 @@ def _measure(world: str, effort: Effort) -> Iterator[Result]:
 
 
 def line(costs: Sequence[float]) -> statistics.LinearRegression:
-    """Return the straight line through the costs of one to ten layers."""
+    """Return the linear regression of the costs of one to ten layers."""
     return statistics.linear_regression(LENGTHS, costs)
 
 
 def bend(costs: Sequence[float]) -> float:
-    """Return by how many per cent of the line a cost lies beside it, at most."""
+    """Return the largest deviation of a cost from the line, in per cent of the line."""
     slope, intercept = line(costs)
     return max(abs(cost / (intercept + slope * n) - 1) for n, cost in zip(LENGTHS, costs, strict=True)) * 100

@@ -1,4 +1,4 @@
-"""What limits, throttles and chaos add to a call that they let through, beside a policy that does nothing."""
+"""The cost that limits, throttles and chaos add to a call that they admit, beside a policy that does nothing."""
 
 from __future__ import annotations
 

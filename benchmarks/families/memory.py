@@ -1,7 +1,7 @@
 """Memory: what a call holds while it runs, what it leaves behind, and what a protected function takes.
 
-Blocks are those of CPython's allocator (`sys.getallocatedblocks`), bytes those that `tracemalloc` counts.
-What a bare call of the function takes is taken off.
+Blocks are counted by CPython's allocator (`sys.getallocatedblocks`), bytes by `tracemalloc`. The memory of a bare call
+of the function is subtracted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _of_calls(world: str, libraries: list[Library], calls: int) -> Iterator[Resu
 
 
 async def _held(world: str, protect: Protect, counter: Callable[[], int]) -> int:
-    """Return what is allocated more inside the function than before the call of it."""
+    """Return how much more is allocated inside the function than before the call."""
     inside = 0
 
     def look(ctx: object = None) -> int:
@@ -100,7 +100,7 @@ def _traced() -> int:
 
 
 async def _left_behind(world: str, function: Callable[[], Any], calls: int) -> float:
-    """Return how many blocks are left by 1,000 calls, without help of the cyclic collector."""
+    """Return how many blocks 1,000 calls leave behind without the cyclic garbage collector."""
     for _ in range(100):
         await outcome(world, function)
     gc.collect()
@@ -141,7 +141,7 @@ def _of_functions(libraries: list[Library]) -> Iterator[Result]:
 
             def build(protect: Protect = protect) -> object:
                 protected = protect(answering(SYNC))
-                protected()  # what is made at the first call belongs to it
+                protected()  # includes what the first call allocates
                 return protected
 
             sizes[name] = [_bytes_of(build)]
@@ -161,7 +161,7 @@ def _of_policies() -> Iterator[Result]:
 
 
 def _bytes_of(build: Callable[[], object]) -> float:
-    """Return the bytes that one more of these takes."""
+    """Return the bytes that one more of these objects takes."""
     kept = [build()]
     gc.collect()
     tracemalloc.start()

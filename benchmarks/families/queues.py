@@ -1,4 +1,4 @@
-"""Queues: many tasks of one loop that wait for one permit, and how fast it goes from one to the next."""
+"""Queues: many tasks of one event loop that wait for one permit, and the time from one task to the next."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ENTRY = "queue"
 WAITERS = "10,000 waiters, each"
 HANDOFFS = "a permit that goes round"
 
-#: What a program without a library would take.
+#: The semaphores that a program without a library would use.
 SEMAPHORE = "asyncio.Semaphore"
 ANYIO = "anyio.Semaphore"
 
 MANY = 10_000
-FEW = 20  # tasks between which a permit goes round
+FEW = 20  # tasks that pass a permit around
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
@@ -58,9 +58,9 @@ def _of(make: Callable[[], Any]) -> Protect:
 
 
 async def _time_per_call(protect: Protect, tasks: int, calls: int) -> float:
-    """Return nanoseconds per call, where so many tasks make so many calls between them.
+    """Return nanoseconds per call, when a number of tasks share a number of calls.
 
-    The first one that gets the permit keeps it until all others wait; from then on none ever lies free.
+    The first task with the permit keeps it until all others wait; from then on, the permit is never free.
     """
     done = 0
 

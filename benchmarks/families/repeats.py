@@ -1,4 +1,4 @@
-"""What a budget and a cap add to a call that succeeds at once, and what a call costs that a hedge would begin anew."""
+"""The cost that a budget and a cap add to a call that succeeds at once, and the cost of a call under a hedge."""
 
 from __future__ import annotations
 

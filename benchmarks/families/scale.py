@@ -1,4 +1,4 @@
-"""Scale: many hosts, many tasks under way, many simulated clients, and the threads that a burst leaves behind."""
+"""Scale: many hosts, many running tasks, many simulated clients, and the threads that a burst leaves behind."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _bytes_of_a_host(hosts: int) -> float:
 
 
 def _time_to_make(hosts: int) -> float:
-    """Return the median nanoseconds of the last tenth."""
+    """Return the median nanoseconds of making the policies of one of the last tenth of the hosts."""
     policies = standard(max_hosts=hosts)
     times = [_timed(policies.for_host, f"https://{number}.example/") for number in range(hosts)]
     return sorted(times[-hosts // 10 :])[hosts // 20]
 
 
 def _time_to_find(lookups: int) -> float:
-    """Return the median nanoseconds of looking up one of 100 known hosts, with another path each time."""
+    """Return the median nanoseconds of a lookup of one of 100 known hosts, with another path each time."""
     policies = standard()
     urls = [f"https://{number % 100}.example/{number}" for number in range(lookups + 100)]
     for url in urls[:100]:
@@ -89,7 +89,7 @@ def _timed(function: Callable[[str], object], argument: str) -> float:
 
 
 def _bytes_of_a_task(library: Library, tasks: int) -> float:
-    """Return what a task holds more while it is inside of five policies than one without them."""
+    """Return how many more bytes a task holds inside five policies than without them."""
 
     async def main() -> float:
         let_go = asyncio.Event()
@@ -100,12 +100,12 @@ def _bytes_of_a_task(library: Library, tasks: int) -> float:
         protect = library.entries["five, timeout", ASYNCIO]
         sizes = []
         for make in (lambda: wait, lambda: protect(wait)):
-            # As many functions as calls: the bulkheads of all libraries have the same limit.
+            # One function per call, because the bulkheads of all libraries have a limit.
             functions = [make() for _ in range(tasks + 1)]
             running = []
             for each in functions:
                 running.append(asyncio.create_task(each()))
-                await asyncio.sleep(0)  # what is made at the first call is no part of it
+                await asyncio.sleep(0)  # excludes what the first call allocates
             let_go.set()
             await asyncio.gather(*running)
             let_go.clear()
@@ -156,7 +156,7 @@ def _time_per_simulated_call(clients: int, seconds: float) -> float:
 
 
 def _threads_left(calls: int, seconds: float) -> float:
-    """Return how many more threads there are some seconds after so many calls at once under an enforced limit."""
+    """Return how many threads remain some seconds after a burst of concurrent calls under an enforced timeout."""
     before = threading.active_count()
     together = threading.Barrier(calls)
     with ThreadPoolExecutor(calls) as callers:

@@ -1,4 +1,4 @@
-"""Four and five policies around a function that answers, with and without a listener."""
+"""Four and five policies around a function that succeeds, with and without a listener."""
 
 from __future__ import annotations
 

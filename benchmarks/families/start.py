@@ -1,4 +1,4 @@
-"""The start: what the first call of a process costs, and what every further pipeline does that is made."""
+"""The start: the cost of the first call of a process, and of a pipeline that is made and called once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import ASYNCIO, SYNC, Effort
 
 GROUP = "first call"
 
-#: The modules of those that are compared.
+#: The contestants, and their modules.
 MODULES = {OURS: "ours", "resilix": "resilix", "nopanic": "nopanic", "pyresilience": "pyresilience"}
 
 PROGRAM = """
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 @asynccontextmanager
 async def made(protect: Protect, world: str) -> AsyncIterator[Callable[[], Any]]:
-    """A pipeline that is made, put around a function and called once: what one for each call would cost."""
+    """Make a pipeline, put it around a function and call it once, which is the cost of a pipeline for each call."""
 
     def make_and_call() -> Any:
         return protect(lambda ctx=None: 42)()
@@ -62,7 +62,7 @@ def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterato
 
 
 def _first_call(module: str, world: str) -> float:
-    """Return the nanoseconds of the first call of a new process, with what is made for it and not what is imported."""
+    """Return the nanoseconds of the first call of a new process, including the decoration but not the imports."""
     program = PROGRAM.format(module=module, world=world)
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True)
     return float(run.stdout)

@@ -1,4 +1,4 @@
-"""What it adds to a call under five policies that somebody listens, measures, traces or logs."""
+"""The cost that listeners, metrics, traces and logs add to a call under five policies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CELL = "added to a call"
 
 Call: TypeAlias = Callable[[], Any]
 
-#: While it is entered, the function that it gives is called under that telemetry.
+#: A context manager that switches on a kind of telemetry, and yields the function to time.
 Listening: TypeAlias = Callable[[Call], AbstractContextManager[Call]]
 
 
 def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterator[Result]:
-    """Time each kind of telemetry in turn, and the plain call beside it: most kinds are switched on for the process."""
+    """Time each kind of telemetry in turn, each beside the plain call, because most kinds affect the whole process."""
     if not wanted(f"{GROUP}: {CELL}"):
         return
     call = new_four(Timeout(5.0, cooperative=True), name="benchmark")(answering(SYNC))
@@ -61,7 +61,7 @@ def _batch(function: Call, calls: int) -> int:
 
 
 def contestants() -> dict[str, Listening]:
-    """Return what can be measured with what is installed."""
+    """Return the kinds of telemetry whose packages are installed."""
     kinds: dict[str, Listening] = {
         "a listener to the end of executions": _listening(events.ExecutionFinished),
         "a listener to single calls, too": _listening(events.ExecutionFinished, events.CallFinished),

@@ -1,4 +1,4 @@
-"""Many threads calling through one pipeline of four policies: nanoseconds of wall time per call of all together."""
+"""Many threads that call one pipeline of four policies: the wall time per call, over all threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure(libraries: list[Library], effort: Effort, wanted: Wanted) -> Iterato
 
 
 def wall_time(function: Callable[[], Any], threads: int, calls: int) -> float:
-    """Return nanoseconds per call while so many threads make so many calls between them."""
+    """Return nanoseconds per call, when a number of threads share a number of calls."""
     each = calls // threads
     barrier = threading.Barrier(threads)
     spans: list[tuple[int, int]] = []

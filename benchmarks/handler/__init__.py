@@ -1,7 +1,7 @@
-"""A web handler that calls another service: what a request takes with nothing, and with more and more of what we have.
+"""A web handler that calls another service: the time of a request without policies, and with more and more of them.
 
-`python -m benchmarks.handler` takes a minute or two. A handler runs in a process of its own under uvicorn, and calls a
-backend in another one through httpx; this process asks it, by one connection for the time of a request, and by sixteen
-for how many a second it gets through. All handlers are up at once, and asked in turn, in an order shuffled anew for
-each round; the tables show the median of the rounds.
+`python -m benchmarks.handler` takes a minute or two. Each handler runs under uvicorn in its own process, and calls a
+backend in another process through httpx. This process sends requests: through one connection to measure their time, and
+through sixteen to measure the throughput. All handlers run at the same time, and are measured in turn, in a new random
+order for each round; the tables show the median of the rounds.
 """

@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.handler", description=handler.__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each handler is asked")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for how long each time")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each handler is measured")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each measurement takes")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all samples to this file")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the picture (needs matplotlib)")
     parser.add_argument("--read", metavar="FILE", type=Path, help="show an earlier run instead")
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _about(rounds: int) -> dict[str, Any]:
     versions = {}
     for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):  # then its handler is left out
+        with suppress(metadata.PackageNotFoundError):  # its handler is left out
             versions[package] = metadata.version(package)
     return report.about([], [], rounds) | {"versions": versions}
 
@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Result]]:
 
 
 def measure(rounds: int, seconds: float) -> list[Result]:
-    """Ask each handler once in each round, and return what came out of it."""
+    """Measure each handler once in each round, and return the results."""
     cells: dict[str, dict[str, list[float]]] = {
         cell: {name: [] for name in HANDLERS} for cell in (P50, P99, RATE, WORK)
     }
@@ -78,7 +78,7 @@ def measure(rounds: int, seconds: float) -> list[Result]:
             for name in HANDLERS
         }
         for port in ports.values():
-            asyncio.run(_times(port, connections=4, seconds=seconds / 4))  # what is imported late is there by then
+            asyncio.run(_times(port, connections=4, seconds=seconds / 4))  # a warm-up, for late imports
         for _ in range(rounds):
             for name in random.sample(list(ports), len(ports)):
                 worked = servers.nanoseconds(ports[name])
@@ -92,7 +92,7 @@ def measure(rounds: int, seconds: float) -> list[Result]:
 
 
 async def _times(port: int, connections: int, seconds: float) -> list[float]:
-    """Ask by so many connections at once, each as soon as it has its answer; return what each request took, in us."""
+    """Send requests through several connections, one after another; return the time of each request, in us."""
     times: list[float] = []
     end = perf_counter_ns() + int(seconds * 1e9)
 

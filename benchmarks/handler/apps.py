@@ -1,4 +1,4 @@
-"""The handlers, each an application of Starlette: `python -m benchmarks.handler.apps NAME PORT BACKEND`."""
+"""The handlers, each a Starlette application: `python -m benchmarks.handler.apps NAME PORT BACKEND`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from resilience.integrations.httpx import AsyncResilienceTransport
 
 PLAIN = "without policies"
 
-#: A client, and what stands around a call of its `get`.
+#: A client, and the decorator of its `get`.
 Parts: TypeAlias = "tuple[httpx.AsyncClient, Callable[[Any], Any]]"
 
 
@@ -77,7 +77,7 @@ def _opentelemetry() -> Parts:
     return _transport()
 
 
-#: The handlers by name, and whether the deadline middleware stands around them.
+#: The handlers by name, and whether they are under the deadline middleware.
 HANDLERS: dict[str, tuple[Callable[[], Parts], bool]] = {
     PLAIN: (_plain, False),
     "five policies as a decorator": (_decorator, False),
@@ -91,7 +91,7 @@ HANDLERS: dict[str, tuple[Callable[[], Parts], bool]] = {
 
 
 def application(name: str, backend: str) -> Any:
-    """Return the application with that handler."""
+    """Return the application with the handler of this name."""
     make, has_deadline = HANDLERS[name]
     client, protect = make()
     get = protect(client.get)

@@ -1,4 +1,4 @@
-"""The picture: what each thing adds to the time of a request, and how many requests a handler gets through."""
+"""The picture: the time of a request under each handler, and the throughput of each handler."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from benchmarks.cells import Result
 from benchmarks.handler.apps import HANDLERS, PLAIN
 
-#: Ours stand out.
+#: The colours of our handlers, those of other libraries, and the one without policies.
 OURS, OTHERS, BARE = "#0b6e4f", "#b8b8b8", "#555555"
 _COLOURS = {PLAIN: BARE, "the same, of nopanic": OTHERS, "httpx-retries": OTHERS}
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """Write the picture: one panel for each number."""
+    """Write the picture, with one panel for each number."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """The contestants: one module per library, each used as its own documentation recommends.
 
-An entry is a plain function that protects a function: `retry(fn)` returns `fn` under that library's
-retry. It names what it enters and the worlds in which it does:
+An entry is a plain function that protects a function: `retry(fn)` returns `fn` under that library's retry. It is
+registered under the name of the job and the worlds in which it can do it:
 
     library = Library("resilix")
 
@@ -9,35 +9,35 @@ retry. It names what it enters and the worlds in which it does:
     def retry(fn):
         return protect.when(FAILURE, retry=ATTEMPTS)(fn)
 
-All are set to the same numbers (`benchmarks.functions`). Where libraries differ in what they can do,
-an entry takes the form that is fastest for its library.
+All entries use the same settings (`benchmarks.functions`). If a library offers several forms of a job, its entry is the
+fastest of them.
 
-    retry               up to three attempts, waiting in between
-    retry at once       the same without waiting
+    retry               up to three attempts, with delays
+    retry at once       the same, without delays
     breaker             opens after five failures
     breaker, ratio      opens when half of the calls of the last 30 s have failed
-    bulkhead            at most 64 at once, the others turned away
+    bulkhead            at most 64 at once, the others are refused
     queue               one at once, the others wait
-    rate                so many in a second that none waits, spread where a library can do that
+    rate                so many per second that none waits, evenly spaced if the library can do that
     fallback            None instead of an error
-    deadline            five seconds that the function can ask for; nothing is cut off
-    timeout             five seconds, then the caller is let go
-    cache hit           a value that is kept already
-    flight              one call at a time for a key, and none waits
-    keyed               a breaker for each key, of which there is one
+    deadline            five seconds, which the function can read; nothing is cut off
+    timeout             five seconds, after which the caller gets an error
+    cache hit           a value that is in the cache
+    flight              one call at a time for a key, and no other call waits
+    keyed               a breaker for each key, with a single key
     stream              retry(breaker(bulkhead(fn))) around a generator
-    stream, idle        the same, where each item has a limit of its own
+    stream, idle        the same, with a time limit for each item
     four                fallback(retry(breaker(bulkhead(fn))))
     five, deadline      fallback(retry(breaker(bulkhead(deadline(fn)))))
     five, timeout       fallback(retry(breaker(bulkhead(timeout(fn)))))
     four, unanswered    four that handle another exception than the one that is raised
     short timeout       a timeout that fires
-    deadline, block     a block with a deadline; in asyncio one that is cut off
+    deadline, block     a block with a deadline; in asyncio, a block that is cut off
     guard, block        a block under a breaker
     slot, block         a block under a bulkhead
-    four, listened      four, and a listener that hears how each call went
-    four, call          four around a function that is handed over with each call
-    four, execute       ... that takes a context
+    four, listened      four, and a listener that is called with the outcome of each call
+    four, call          four around a function that is passed with each call
+    four, execute       the same, for a function that takes a context
     four, proxy         four around a method of an existing client
 """
 
@@ -49,12 +49,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from benchmarks.timing import TRIO, WORLDS
 
-#: Takes a function, returns it protected.
+#: Takes a function, and returns the protected function.
 Protect: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 F = TypeVar("F", bound=Protect)
 
-#: The name under which our own library runs.
+#: The names in the tables.
 OURS = "resilience"
 HAND_WRITTEN = "hand-written"
 HAND_WRITTEN_COUNTING = "hand-written, counting permits"
@@ -70,11 +70,11 @@ _MODULES = (
 
 
 class Library:
-    """A contestant, with what it enters.
+    """A contestant, with its entries.
 
-    :param name: what the tables call it.
+    :param name: its name in the tables.
     :param packages: the distributions that it consists of.
-    :param imports: the modules that a user of all that it enters imports.
+    :param imports: the modules that a user of all its entries imports.
     """
 
     def __init__(self, name: str, *, packages: tuple[str, ...] = (), imports: tuple[str, ...] = ()) -> None:
@@ -84,7 +84,7 @@ class Library:
         self.entries: dict[tuple[str, str], Protect] = {}
 
     def enters(self, entry: str, *worlds: str) -> Callable[[F], F]:
-        """Enter a function."""
+        """Register a function as an entry."""
 
         def register(protect: F) -> F:
             self.entries.update({(entry, world): protect for world in worlds})
@@ -95,7 +95,7 @@ class Library:
 
 def load() -> tuple[list[Library], list[str]]:
     """Return the libraries that are installed, and the names of the packages that are not."""
-    libraries: dict[Library, None] = {}  # a library may have two modules; and the order is that of the reports
+    libraries: dict[Library, None] = {}  # in the order of the reports; a library may have two modules
     missing: dict[str, None] = {} if TRIO in WORLDS else {TRIO: None}
     for module in _MODULES:
         try:

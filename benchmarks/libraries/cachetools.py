@@ -1,4 +1,4 @@
-"""cachetools: a cache that forgets, with the lock that its documentation asks for where threads share it."""
+"""cachetools: a cache with expiry, and with the lock that its documentation demands for several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grelmicro: patterns that a stack puts into its own order, for asyncio. Its current versions need Python 3.12."""
+"""grelmicro: patterns, which its stack sorts into a fixed order, for asyncio. Current versions need Python 3.12."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def retry_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     return Retry("benchmark", at_once, when=FAILURE, attempts=ATTEMPTS)(fn)
 
 
-@library.enters("breaker", ASYNCIO)  # its form for threads asks an event loop beside them
+@library.enters("breaker", ASYNCIO)  # the form for threads needs an event loop in another thread
 def breaker(fn: Callable[..., Any]) -> Callable[..., Any]:
     protected: Callable[..., Any] = new_breaker()(fn)
     return protected

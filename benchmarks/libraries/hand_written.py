@@ -1,10 +1,10 @@
-"""What one writes without a library, for threads: nested `try`, and the primitives of the standard library.
+"""Hand-written code for threads, without a library: nested `try`, and the primitives of the standard library.
 
-Without a shortcut that careful code would not take: the breaker, which threads share, counts under a
-lock, a permit is given back in a `finally`, and a deadline is where the called function can read it.
+It takes no shortcut that careful code would not take: the breaker, which threads share, counts under a lock, a permit
+is released in a `finally`, and the called function can read the deadline.
 
-It enters twice, because `threading.Semaphore` is a condition variable written in Python: the second
-time the bulkhead is a counter under a lock, which is faster, and enough while nobody has to wait.
+There are two versions, because `threading.Semaphore` is a condition variable written in Python. In the second one, the
+bulkhead is a counter under a lock, which is faster, and sufficient if no call has to wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ deadline_of_call: ContextVar[float | None] = ContextVar("deadline", default=None
 
 
 class Refused(Exception):
-    """The circuit is open, or the bulkhead full."""
+    """The circuit is open, or the bulkhead is full."""
 
 
 class Breaker:
-    """Opens after some failures in a row; lets one call find out, later, whether it may close."""
+    """Opens after some failures in a row. Later, it lets one call through as a probe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Breaker:
 
 
 class Counter:
-    """As much of `threading.Semaphore` as can be had without a queue."""
+    """A semaphore without a queue."""
 
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()

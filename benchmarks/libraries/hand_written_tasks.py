@@ -1,6 +1,6 @@
-"""What one writes without a library, for tasks: nested `try`, and the primitives of asyncio or of trio.
+"""Hand-written code for tasks, without a library: nested `try`, and the primitives of asyncio or trio.
 
-Nothing is switched between two awaits, so the breaker needs no lock.
+No other task runs between two awaits, so the breaker needs no lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["library"]
 
 
 class Breaker:
-    """Opens after some failures in a row; lets one call find out, later, whether it may close."""
+    """Opens after some failures in a row. Later, it lets one call through as a probe."""
 
     def __init__(self) -> None:
         self._failures = 0

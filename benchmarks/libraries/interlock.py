@@ -29,7 +29,7 @@ library = Library(
     imports=("interlock", "interlock.integrations.tenacity", "tenacity"),
 )
 
-#: It has windows only: one of five calls, all of which have failed, is five failures in a row.
+#: It has only windows. A window of five calls, all of which failed, stands for five failures in a row.
 IN_A_ROW = Config(
     failure_rate_threshold=1.0,
     minimum_number_of_calls=FAILURES,

@@ -1,4 +1,4 @@
-"""nopanic: policies are decorators, stacked by `compose`. Its breaker knows only a ratio over a window of time."""
+"""nopanic: policies are decorators, stacked by `compose`. Its breaker has only a ratio over a time window."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def five_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
     return new_four(nopanic.timeout(SECONDS))(fn)
 
 
-# "four, listened" has no entry: its listeners hear of failures only, so for a call that succeeds it is "four".
+# No entry for "four, listened": its listeners are called only for failures, so a call that succeeds is "four".
 
 
 @library.enters("four, call", SYNC)

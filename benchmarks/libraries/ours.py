@@ -1,4 +1,4 @@
-"""The library that this repository holds."""
+"""The library in this repository."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def short_timeout(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_block(open_block: Callable[[], Any]) -> tuple[Protect, Protect]:
-    """Return what runs a function in a block, in blocking code and in tasks."""
+    """Return an entry that runs the function in a block, for blocking code and for tasks."""
 
     def protect(fn: Callable[..., Any]) -> Callable[..., Any]:
         def block() -> Any:

@@ -70,8 +70,8 @@ def timeout_task(fn: Callable[..., Any]) -> Callable[..., Any]:
     return protect.timeout(SECONDS)(fn)
 
 
-# A breaker is a layer of its own, and everything around it one more. In that one the bulkhead's permit is held for
-# all attempts together; to take it for each, as the others do, would take a third layer.
+# The breaker is one layer, and everything around it a second one, in which the bulkhead's permit is held for all
+# attempts together. To take a permit for each attempt, as the other libraries do, would need a third layer.
 
 
 @library.enters("four", SYNC, ASYNCIO)

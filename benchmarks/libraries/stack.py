@@ -1,4 +1,4 @@
-"""What is put together today: tenacity, a breaker (pybreaker, or aiobreaker for tasks), a semaphore, a timeout."""
+"""A common combination: tenacity, a breaker (pybreaker, or aiobreaker for tasks), a semaphore, a timeout."""
 
 from __future__ import annotations
 

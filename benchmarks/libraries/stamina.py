@@ -1,4 +1,4 @@
-"""stamina: retries, on top of tenacity. It logs each one by default; here it does not, as the others do not."""
+"""stamina: retries, on top of tenacity. Its default logging of each retry is off, as in the other libraries."""
 
 from __future__ import annotations
 

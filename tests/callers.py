@@ -1,4 +1,4 @@
-"""What tests of policies that callers share need: callers in threads, asyncio and trio who ask at the same time."""
+"""Concurrent callers in threads, asyncio and trio, for tests of policies that callers share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def aoutcome_of(call: Callable[[], Any]) -> Any:
 
 
 class Slow:
-    """A function that ends when it is let go. Callers arrive meanwhile, in every runtime."""
+    """A function that ends when `may_end` is set. Until then, callers of every runtime arrive."""
 
     def __init__(self, end: Callable[[], Any]) -> None:
         self.calls = 0
@@ -53,9 +53,9 @@ class Slow:
 
 
 def ask_from_everywhere(policy: Policy[Any], slow: Slow, arrived: Callable[[int], bool]) -> list[Any]:
-    """Have two threads and three tasks of each loop follow a leader in a thread; return all outcomes, its own first.
+    """Let two threads and three tasks of each loop follow a leader in a thread; return all outcomes.
 
-    :param arrived: whether so many followers wait.
+    :param arrived: whether this number of followers is waiting.
     """
     got: list[Any] = []
 
@@ -95,5 +95,5 @@ def run_all(threads: Iterable[threading.Thread], *then: Callable[[], object]) ->
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends_at, "it did not come to that"
+        assert time.monotonic() < ends_at, "the condition did not become true in time"
         time.sleep(0.001)

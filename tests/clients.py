@@ -17,7 +17,7 @@ def quick(attempts: int = 3, **settings: Any) -> Retry:
 
 
 class Client:
-    """Somebody's client: fails `failures` times, and notes what reaches it."""
+    """A client that fails `failures` times, and records its calls."""
 
     retries: ClassVar[int] = 0
 
@@ -42,12 +42,12 @@ class Client:
         return [self.get(url), self.get(url)]
 
     async def fetch(self, url: str) -> str:
-        """Get it later."""
+        """Get one thing asynchronously."""
         await anyio.sleep(0)
         return self._note("fetch", url)
 
     def later(self, url: str) -> Awaitable[str]:
-        """A plain method that returns an awaitable."""
+        """Return an awaitable, from a plain method."""
         return self.fetch(url)
 
     def _hidden(self, url: str) -> str:
@@ -70,7 +70,7 @@ class Client:
     partial = functools.partialmethod(get, params="?partial")
 
     class Options:
-        """A class inside a class is no method."""
+        """A nested class, which is not a method."""
 
     @property
     def state(self) -> str:
@@ -79,7 +79,7 @@ class Client:
 
     @property
     def broken(self) -> str:
-        raise AssertionError("nobody may look at this")
+        raise AssertionError("this property must not be read")
 
     @functools.cached_property
     def connection(self) -> Callable[[], str]:

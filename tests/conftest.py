@@ -1,8 +1,8 @@
 """The three worlds, and a clock that moves only when something waits.
 
-A test is written once, as `async def test_x(world)`, and runs in threads, in asyncio and in trio. In the
-threads world nothing in it ever suspends, so it is driven to its end by one `send`; functions are handed
-to the library as the plain blocking functions that they then are.
+A test is written once, as `async def test_x(world)`, and runs in threads, in asyncio and in trio. In the threads world,
+nothing in it ever suspends, so one `send` drives it to its end; its functions are passed to the library as plain
+blocking functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
-import hypothesis  # noqa: F401  # before anything is frozen: it looks for who refers to trio's random numbers
+import hypothesis  # noqa: F401  # before anything is frozen: it looks for referrers of trio's random numbers
 import pytest
 
 from resilience import Context, Policy, current_context, events
@@ -37,20 +37,20 @@ from resilience.testing import Simulation, virtual_time
 
 try:
     import fcntl
-except ImportError:  # Windows: what is marked `serial` may meet others there
+except ImportError:  # Windows, where tests marked `serial` may run beside others
     fcntl = None  # type: ignore[assignment]
 
-# What a shell starts in the background ignores Ctrl-C, and so would the processes in which tests send it.
+# A process that a shell starts in the background ignores Ctrl-C, and so would the processes to which tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Boom(Exception):
-    """The failure that the tests' dependency has."""
+    """The failure of the tests' dependency."""
 
 
 class Incomparable:
-    """A key that can be hashed, and found nowhere."""
+    """A key that can be hashed, but not compared."""
 
     def __hash__(self) -> int:
         return 1
@@ -70,7 +70,7 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def shown(value: object) -> str:
-    """Show a value in the id of a test: as `repr` does, without the addresses, which differ from run to run."""
+    """Return the `repr` of a value for the id of a test, without addresses, which differ from run to run."""
     return re.sub(r" (at 0x[0-9a-f]+|id='\d+')", "", repr(value))
 
 
@@ -86,7 +86,7 @@ class World:
         return self.name
 
     def run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run `async def main()` to its end in this world. For tests that are several runs: `async def` is one."""
+        """Run `async def main()` to its end in this world, for tests with several runs: an `async def` test is one."""
         if self.blocking:
             return drive(main())
         return anyio.run(main, backend=self.name)
@@ -109,39 +109,39 @@ class World:
         return await policy.aexecute(fn, ctx)
 
     async def attempt(self, policy: Policy[Any], fn: Callable[..., Any], ctx: Context | None = None) -> Any:
-        """Return what came out: the value, or the exception as a value."""
+        """Execute `async def fn(ctx)` under the policy; return the value, or the exception as a value."""
         try:
             return await self.execute(policy, fn, ctx)
         except Exception as error:
             return error
 
     async def sleep(self, seconds: float) -> None:
-        """Really wait."""
+        """Wait in real time."""
         if self.blocking:
             time.sleep(seconds)
         else:
             await anyio.sleep(seconds)
 
     async def hang(self) -> None:
-        """Wait for much longer than any limit in the tests; a thread is let go after the test."""
+        """Wait for much longer than any limit in the tests; a thread is released after the test."""
         if self.blocking:
             self._released.wait(10)
         else:
             await anyio.sleep(10)
 
     def release(self) -> None:
-        """Let go of the threads that hang."""
+        """Release the threads that hang."""
         self._released.set()
 
 
 class Virtual(World):
-    """Threads, asyncio or trio, or a simulation; time passes where all wait."""
+    """Threads, asyncio or trio in virtual time, or a simulation; time passes when all code waits."""
 
     simulation: Simulation
 
     def run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if self.name != "simulation":
-            # Threads of other tests may poll (an idle server does), which would hold up the clock.
+            # Threads of other tests may poll (an idle server does), and would hold up the clock.
             here = threading.current_thread()
             others = [it for it in threading.enumerate() if it is not here and not isinstance(it, Worker)]
             with virtual_time(ignore=others):
@@ -181,9 +181,9 @@ def _lock(file: IO[bytes], *, alone: bool) -> None:
 def _turn(*, alone: bool) -> Iterator[None]:
     """Run beside the tests of the other xdist workers, or alone.
 
-    The room is shared or taken whole. The door to it is passed one by one, so that the test which waits for the room
-    to be empty lets no other in. Both are locks on files that are here anyway, which the system releases if a worker
-    dies.
+    The lock on `room` is shared or exclusive. Each test passes the lock on `door` first, which a test that waits for an
+    exclusive `room` holds, so that no other test enters before it. Both are locks on files that exist anyway, and the
+    system releases them if a worker dies.
     """
     if fcntl is None or "PYTEST_XDIST_WORKER" not in os.environ:
         yield
@@ -197,7 +197,7 @@ def _turn(*, alone: bool) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Nothing that is imported goes again, so the garbage collector need not look at it a thousand times."""
+    """Switch the garbage collector off during the imports, which leave nothing that it could collect."""
     gc.disable()
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is not None:
         _import_together(session, worker)
@@ -207,10 +207,10 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def _import_together(session: pytest.Session, worker: str) -> None:
-    """Import the tests in the workers of xdist: what one of them has compiled, the others find compiled.
+    """Import the tests in the workers of xdist, so that each file is compiled by one worker only.
 
-    Each has to import every file. It begins at another one than the others, and writes what it has compiled, also where
-    that is switched off. An import that fails is reported when pytest repeats it.
+    Every worker has to import every file. Each begins at another file, and writes its bytecode, even if that is
+    switched off. If an import fails, pytest repeats and reports it.
     """
     sys.dont_write_bytecode = False
     asked = [Path(it.partition("::")[0]).absolute() for it in session.config.args]
@@ -223,7 +223,7 @@ def _import_together(session: pytest.Session, worker: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that is marked `serial` runs while no other test does."""
+    """Run a test that is marked `serial` while no other test runs."""
     with _turn(alone=item.get_closest_marker("serial") is not None):
         return (yield)
 
@@ -247,9 +247,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _collections_are_quick() -> None:
-    """A full collection looks at what this module's tests have made, and not at every client's modules as well.
+    """Freeze all existing objects, so that a full collection scans only the objects that this module's tests create.
 
-    Hundreds of tests collect, to show that nothing needs it, and that was half of the time of them all.
+    Hundreds of tests run a collection, to show that none was needed, and that took half of the time of the whole suite.
     """
     gc.collect()
     gc.freeze()
@@ -257,7 +257,7 @@ def _collections_are_quick() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
-    """Whatever a test did, the context of this thread is as it was, and none of its listeners is left."""
+    """Check after each test that no context is ambient in this thread, and that none of its listeners is left."""
     before = _listeners()
     yield
     assert current_context() is not current_context(), "the context of an execution is still ambient"
@@ -270,7 +270,7 @@ def _listeners() -> Any:
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every world in turn."""
+    """Each world in turn."""
     it = World(request.param)
     yield it
     it.release()
@@ -284,7 +284,7 @@ def tasks_world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture
 def threads() -> Iterator[World]:
-    """The world of threads alone."""
+    """Only the world of threads."""
     it = World("threads")
     yield it
     it.release()
@@ -292,24 +292,24 @@ def threads() -> Iterator[World]:
 
 @pytest.fixture
 def in_asyncio() -> World:
-    """The world of asyncio alone: for what is its own, such as `Task.cancel`."""
+    """Only the world of asyncio, for its own features, such as `Task.cancel`."""
     return World("asyncio")
 
 
 @pytest.fixture
 def in_trio() -> World:
-    """The world of trio alone."""
+    """Only the world of trio."""
     return World("trio")
 
 
 @pytest.fixture(params=["threads", "asyncio", "trio", "simulation"])
 def anywhere(request: pytest.FixtureRequest) -> Virtual:
-    """Every runtime in turn."""
+    """Each runtime in turn, in virtual or simulated time."""
     return Virtual(request.param)
 
 
 class FakeClock:
-    """A process clock that stands still until somebody sleeps on it, or a test advances it."""
+    """A process clock that stands still until a policy sleeps, or a test advances it."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -326,14 +326,14 @@ class FakeClock:
         self.time += seconds
 
     def shorten(self, seconds: float) -> float:
-        """A task that should sleep so long does not."""
+        """Record the sleep of a task, which then takes no time."""
         self.sleep(seconds)
         return 0.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """The process clock, replaced: sleeps of policies are noted in `clock.sleeps` and take no time."""
+    """Replace the process clock: sleeps of policies are recorded in `clock.sleeps`, and take no time."""
     fake = FakeClock()
     monkeypatch.setattr(process_clock, "now", fake.now)
     monkeypatch.setattr(process_clock, "sleep", fake.sleep)
@@ -342,7 +342,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 class Script:
-    """An `async def fn(ctx)` that takes one step per call, the last one for ever: raises it, or returns it."""
+    """An `async def fn(ctx)` that raises or returns one step per call; the last one repeats."""
 
     def __init__(self, *steps: Any) -> None:
         self._steps = steps
@@ -364,11 +364,11 @@ class Script:
 
 
 class Heavy:
-    """Something that a call holds in a local variable."""
+    """An object that a call holds in a local variable."""
 
 
 class Watched:
-    """Makes failures, and knows which of them are still alive."""
+    """Makes failures, and tracks which of them are still alive."""
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Any]] = []
@@ -378,7 +378,7 @@ class Watched:
         return it
 
     def fail(self, make: Callable[[], BaseException] = Boom) -> Any:
-        """Raise, from a frame that holds something (but not what it raises)."""
+        """Raise from a frame that holds an object, but not the error."""
         heavy = self.watch(Heavy())
         raise self.watch(make())
         return heavy
@@ -397,7 +397,7 @@ class Watched:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """What goes in this block goes by itself: nothing is left to the cyclic collector."""
+    """Switch the cyclic garbage collector off in this block, so that objects in reference cycles stay alive."""
     gc.collect()
     gc.disable()
     try:
@@ -408,7 +408,7 @@ def no_collector() -> Iterator[None]:
 
 @contextmanager
 def nothing_is_left_unawaited() -> Iterator[None]:
-    """A coroutine that is dropped without having been awaited or closed fails the test."""
+    """Fail the test if a coroutine is dropped without being awaited or closed."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -418,13 +418,13 @@ def nothing_is_left_unawaited() -> Iterator[None]:
 
 @pytest.fixture
 def script() -> type[Script]:
-    """`script(Boom(), "fine").function()` fails once and then answers."""
+    """The class `Script`: `script(Boom(), "fine").function()` fails once, and then succeeds."""
     return Script
 
 
 @pytest.fixture
 def heard() -> Iterator[list[Any]]:
-    """Every event of the process, while the test runs."""
+    """Every event of the process while the test runs."""
     seen: list[Any] = []
     unsubscribe = events.subscribe(seen.append)
     yield seen

@@ -16,14 +16,14 @@ def quick(attempts: int = 3, on: Any = Boom, **settings: Any) -> Retry:
 
 
 class Later:
-    """An awaitable that is no coroutine."""
+    """An awaitable that is not a coroutine."""
 
     def __await__(self) -> Generator[Any, Any, str]:
         yield from anyio.sleep(0).__await__()
         return "later"
 
 
-# --- usage errors are no outcomes --------------------------------------------------------------
+# --- usage errors are not outcomes -------------------------------------------------------------
 
 
 async def coroutine(*args: object) -> str:

@@ -1,4 +1,4 @@
-"""What the tests of events share."""
+"""Shared by the tests of events."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ KINDS = (
     events.ExecutionFinished,
 )
 
-#: Told only to who asks for it by name.
+#: Reported only to listeners that subscribe to it by name.
 ASKED_FOR = events.CallFinished
 
 
 def facts(event: events.Event) -> dict[str, Any]:
-    """What an event tells, without its class."""
+    """Return the fields of an event."""
     return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
@@ -85,7 +85,7 @@ def retry_without_budget() -> Retry:
 
 
 def park_a_task(name: str = "feed") -> None:
-    """Have a supervisor give a task up, in an event loop of its own."""
+    """Let a supervisor give up a task, in its own event loop."""
 
     async def task() -> None:
         raise Boom("secret")

@@ -1,6 +1,6 @@
-"""`pytest -p tests.measured`: what the tests cover of the package, also in the workers of xdist.
+"""`pytest -p tests.measured`: measures how much of the package the tests cover, also in the workers of xdist.
 
-Each process measures from before its first import of the package, and leaves a file for `coverage combine`.
+Each process begins before its first import of the package, and writes a file for `coverage combine`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import coverage
 import pytest
 
-#: They run the package in other processes, or measure memory or contention: they add time, and no coverage. The last
-#: two interrupt Python anywhere, also in coverage's own lock, which every new thread then waits for.
+#: Tests that run the package in other processes, or measure memory or contention: they add time, but no coverage. The
+#: last two interrupt Python anywhere, even while coverage holds its own lock, for which every new thread then waits.
 UNMEASURED = (
     "tests/docs/",
     "tests/contention/",
@@ -25,12 +25,12 @@ measured = coverage.Coverage(data_suffix=True)
 measured.start()
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.pop("PYTEST_ADDOPTS", None)  # where CI asks for this plugin; not for the pytest that a test runs
+    os.environ.pop("PYTEST_ADDOPTS", None)  # CI requests this plugin there; a pytest that a test runs must not use it
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Measure nothing during the tests that add none."""
+    """Do not measure during the tests that add no coverage."""
     if not item.nodeid.startswith(UNMEASURED):
         return (yield)
     measured.stop()
@@ -42,6 +42,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Leave what was found."""
+    """Write the results."""
     measured.stop()
     measured.save()

@@ -1,8 +1,7 @@
-"""Exact under contention: `python -m tests.contention --operations 10000000`.
+"""Exact counts under contention: `python -m tests.contention --operations 10000000`.
 
-Sixteen threads, an asyncio loop and a trio loop make so many calls on one breaker and one bulkhead, and the
-interpreter lets them take turns as often as it can. Prints what the callers and what the policies have counted,
-and exits with 1 where the two differ.
+Sixteen threads, an asyncio loop and a trio loop call through one breaker and one bulkhead, and the interpreter switches
+threads as often as it can. Prints the counts of the callers and of the policies, and exits with 1 if they differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.contention import exact
 
 
 def machine() -> str:
-    """What the figures were made on."""
+    """Return the interpreter and the machine."""
     gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else ", free-threaded"
     python = f"{platform.python_implementation()} {platform.python_version()}{gil}"
     return f"{python}, {platform.system()}, {os.cpu_count()} CPUs"
@@ -25,8 +24,8 @@ def machine() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.contention", description=__doc__)
-    parser.add_argument("--operations", type=int, default=1_000_000, help="how many calls (1,000,000)")
-    parser.add_argument("--threads", type=int, default=exact.THREADS, help="how many threads (16)")
+    parser.add_argument("--operations", type=int, default=1_000_000, help="the number of calls (1,000,000)")
+    parser.add_argument("--threads", type=int, default=exact.THREADS, help="the number of threads (16)")
     options = parser.parse_args(arguments)
 
     loops = ", ".join(f"{exact.TASKS_PER_LOOP} {name} tasks" for name in exact.LOOPS)
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     stages, checks = exact.run(options.operations, options.threads)
     for stage in stages:
         rate = stage.calls / stage.seconds
-        print(f"{stage.name}: {stage.calls:,} calls in {stage.seconds:,.0f} s, {rate:,.0f} a second")
+        print(f"{stage.name}: {stage.calls:,} calls in {stage.seconds:,.0f} s, {rate:,.0f} per second")
     worlds = sum((stage.calls_by_world() for stage in stages), Counter())
     print("calls from " + ", ".join(f"{world}: {count:,}" for world, count in worlds.most_common()))
     print(f"\n{'':44} {'callers':>12} {'policies':>12}")

@@ -1,4 +1,4 @@
-"""Calls that run beside a test: in threads of their own in the threads world, as tasks in the others."""
+"""Calls that run beside a test: each in its own thread in the threads world, as tasks in the others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import anyio.abc
 from resilience import AdaptiveLimit, Bulkhead, Context, Policy
 from tests.conftest import World, drive
 
-#: Seconds after which something that should have happened is said not to happen any more.
+#: Seconds after which a wait for a condition fails.
 PATIENCE = 20.0
 
 
 async def until(world: World, holds: Callable[[], object], what: str = "what the test waits for") -> None:
-    """Wait until `holds()`, a moment at a time."""
+    """Wait until `holds()` is true."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -27,7 +27,7 @@ async def until(world: World, holds: Callable[[], object], what: str = "what the
 
 
 class Call:
-    """One call through a policy. Its function stays inside until it is let go, and then answers or raises as told."""
+    """One call through a policy. Its function waits until it is released, and then returns or raises `answer`."""
 
     def __init__(self, world: World, answer: Any) -> None:
         self._world = world
@@ -37,11 +37,11 @@ class Call:
         self.entered = threading.Event()
         self.left = threading.Event()
         self.cancelled = False
-        #: What came out: the value, or the exception as a value.
+        #: The value, or the exception as a value.
         self.outcome: Any = None
 
     def let_go(self, answer: Any = None) -> None:
-        """Let the function come to its end, and answer or raise `answer` if one is given."""
+        """Release the function, which returns or raises `answer` if one is given."""
         if answer is not None:
             self._answer = answer
         self._let_go.set()
@@ -53,16 +53,16 @@ class Call:
 
     async def is_inside(self) -> None:
         """Wait until the function has been entered."""
-        await until(self._world, self.entered.is_set, "a call to come in")
+        await until(self._world, self.entered.is_set, "a call to enter its function")
 
     async def result(self) -> Any:
-        """Wait until the call is over, and return what came out."""
+        """Wait until the call is over, and return its outcome."""
         await until(self._world, self.left.is_set, "a call to end")
         return self.outcome
 
     async def function(self, ctx: Context | None = None) -> Any:
         self.entered.set()
-        await until(self._world, self._let_go.is_set, "somebody to let this call go")
+        await until(self._world, self._let_go.is_set, "the test to release this call")
         if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer
@@ -85,7 +85,7 @@ class Call:
 
 
 class Group:
-    """The calls beside one test."""
+    """The calls that run beside one test."""
 
     def __init__(self, world: World, tasks: anyio.abc.TaskGroup | None) -> None:
         self._world = world
@@ -103,7 +103,7 @@ class Group:
         return self._begin(call, execute)
 
     def run(self, main: Callable[[], Awaitable[Any]]) -> Call:
-        """Begin to run any `async def main()`."""
+        """Begin any `async def main()`."""
         return self._begin(Call(self._world, None), main)
 
     def _begin(self, call: Call, start: Callable[[], Awaitable[Any]]) -> Call:
@@ -134,7 +134,7 @@ class Group:
 
 @asynccontextmanager
 async def beside(world: World) -> AsyncIterator[Group]:
-    """Open a group of calls; at its end all of them are let go, and waited for."""
+    """Open a group of calls. At its end, all of them are released and awaited."""
     if world.blocking:
         group = Group(world, None)
         try:
@@ -144,7 +144,7 @@ async def beside(world: World) -> AsyncIterator[Group]:
                 call.let_go()
             for thread in group.threads:
                 thread.join(PATIENCE)
-                assert not thread.is_alive(), "a call did not come back"
+                assert not thread.is_alive(), "a call did not end"
         return
     async with anyio.create_task_group() as tasks:
         group = Group(world, tasks)

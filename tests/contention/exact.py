@@ -1,10 +1,10 @@
-"""One breaker and one bulkhead, and as many callers as one likes: both sides count, and the sums have to agree.
+"""One breaker and one bulkhead with many callers: both sides count, and their sums must agree.
 
-Threads and two event loops call as fast as they can. Each caller counts in a book of its own what came of its
-calls, so that no lock of the test's takes the turns for them; the policies count under theirs. Two stages:
+Threads and two event loops call as fast as they can. Each caller counts the outcomes of its calls in its own book, so
+that no lock of the test synchronizes the callers; the policies count under their own locks. There are two stages:
 
-    counting    the circuit stays closed: every result is recorded once, also beside cancelled and refused calls
-    moving      it opens and closes all the time: every refusal, and every transition, is counted once
+    counting    the circuit stays closed: each result is recorded once, even beside cancelled and refused calls
+    moving      it opens and closes all the time: each refusal and each transition is counted once
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ LOOPS = ("asyncio", "trio")
 
 LIMIT, QUEUE = 4, 34
 
-#: Which share of the calls the first stage has.
+#: The share of the calls in the first stage.
 COUNTING = 0.9
 
-#: In the second stage, so many failures open the circuit.
+#: The number of failures that open the circuit in the second stage.
 TRIPS_AT = 50
 
-#: How a call is made, and which policies see it.
+#: The ways to make a call, and the policies that each of them uses.
 THROUGH_BREAKER = ("both", "breaker", "guard")
 THROUGH_BULKHEAD = ("both", "bulkhead", "slot")
 WAYS = ("both", "both", "both", "breaker", "bulkhead", "guard", "slot")
 
-#: What came of the calls: (way, outcome) -> how many.
+#: The outcomes of the calls: (way, outcome) -> number of calls.
 Book = Counter[tuple[str, str]]
 
 
 def turn() -> None:
-    """Let another thread have a turn: the interpreter may switch where a function begins."""
+    """Let another thread run: the interpreter may switch threads where a function begins."""
 
 
 class Counted(Trip):
-    """A condition that counts what the breaker records, and relies on the breaker's lock for it."""
+    """A condition that counts the results that the breaker records, and relies on the breaker's lock."""
 
     def __init__(self) -> None:
         self.results = 0
@@ -71,7 +71,7 @@ class _CountedPeriod(Tally):
 
     def add(self, failed: bool, duration: float, now: float) -> bool:
         results, failures = self._trip.results, self._trip.failures
-        turn()  # without the lock, somebody else would now read the same numbers
+        turn()  # without the lock, another thread could read the same numbers now
         self._trip.results, self._trip.failures = results + 1, failures + failed
         self._failures += failed
         return self._failures >= self._trip.trips_at
@@ -79,7 +79,7 @@ class _CountedPeriod(Tally):
 
 @dataclass
 class Check:
-    """One number, from two sides."""
+    """One number, as counted by both sides."""
 
     what: str
     callers: int
@@ -91,7 +91,7 @@ class Check:
 
 
 class Subject:
-    """The two policies, and what is known about them from outside."""
+    """The two policies, and the observations of their callers."""
 
     def __init__(self) -> None:
         self.trip = Counted()
@@ -103,7 +103,7 @@ class Subject:
             "breaker": self.breaker,
             "bulkhead": self.bulkhead,
         }
-        self.inside: deque[None] = deque()  # atomic: no lock of ours
+        self.inside: deque[None] = deque()  # its operations are atomic, so no lock is needed
         self.too_many: deque[int] = deque()
 
     def enter(self) -> None:
@@ -116,7 +116,7 @@ class Subject:
 
 
 class Caller:
-    """Makes one call after another, and keeps the book on them."""
+    """Makes one call after another, and counts their outcomes in its book."""
 
     def __init__(self, subject: Subject, seed: str) -> None:
         self._subject = subject
@@ -134,7 +134,7 @@ class Caller:
                     self.book[way, "answered"] += 1
                 except Exception as error:
                     self.book[way, _name(error)] += 1
-                    time.sleep(0)  # a turn for those who are inside
+                    time.sleep(0)  # lets the calls in progress run
 
     def _call(self, way: str) -> None:
         if way == "guard":
@@ -214,7 +214,7 @@ def _name(error: Exception) -> str:
 
 
 class Stage:
-    """So many calls, shared out among all callers."""
+    """A number of calls, shared among all callers."""
 
     CHUNK = 64
 
@@ -230,7 +230,7 @@ class Stage:
         self.seconds = 0.0
 
     def run(self) -> Book:
-        """Let all of them loose; return what they have in their books."""
+        """Run all callers, and return the sum of their books."""
         targets: list[Callable[[], None]] = []
         for number in range(self._threads):
             caller = self._caller("threads", number)
@@ -282,18 +282,18 @@ class Stage:
             self.errors.append(error)
 
 
-#: How a call can end; the other entries of a book are about what happened inside of it.
+#: The outcomes of a call; the other entries of a book count steps inside a call.
 _ENDS = ("answered", "failed", "full", "refused", "cancelled")
 _RESULTS = ("answered", "failed")
 
 
 def of(book: Book, ways: tuple[str, ...], *outcomes: str) -> int:
-    """How many calls that were made in one of these ways ended in one of these outcomes."""
+    """Return how many calls that were made in one of these ways had one of these outcomes."""
     return sum(n for (way, outcome), n in book.items() if way in ways and outcome in outcomes)
 
 
 def run(operations: int, threads: int = THREADS) -> tuple[list[Stage], list[Check]]:
-    """Make so many calls, and return what both sides have counted."""
+    """Make this number of calls, and return the counts of both sides."""
     subject = Subject()
     counting = Stage(subject, "counting", int(operations * COUNTING), threads)
     book = counting.run()
@@ -320,13 +320,13 @@ def _at_the_end(subject: Subject, book: Book, operations: int) -> list[Check]:
     permits = subject.bulkhead.stats()
     ways = tuple(set(WAYS))
     return [
-        Check("calls that the bulkhead turned away", of(book, THROUGH_BULKHEAD, "full"), permits.rejected),
-        Check("calls that came to an end", operations, of(book, ways, *_ENDS)),
+        Check("calls that the bulkhead refused", of(book, THROUGH_BULKHEAD, "full"), permits.rejected),
+        Check("calls that ended", operations, of(book, ways, *_ENDS)),
         Check("functions entered", of(book, ways, "answered", "failed", "cancelled inside"), of(book, ways, "entered")),
         Check("calls inside beyond the limit", 0, len(subject.too_many)),
         Check("calls that are still inside", len(subject.inside), permits.in_flight),
         Check("callers that are still in the queue", 0, permits.queued),
-        Check("probes that are still out", 0, subject.breaker.stats().probes),
+        Check("probes that are still running", 0, subject.breaker.stats().probes),
     ]
 
 

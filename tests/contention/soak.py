@@ -1,9 +1,9 @@
-"""Everything goes wrong for as long as one likes: `python -m tests.contention.soak --seconds 600`.
+"""Failures of all kinds, for any length of time: `python -m tests.contention.soak --seconds 600`.
 
-Threads, an asyncio loop and a trio loop call through the same policies all the time. Functions fail, hang and are
-slow; callers are cancelled and run out of time; hands open, close and resize; listeners come and go; event loops end
-while their tasks wait in the queue. From time to time everybody stops, and what is there is counted: threads, tasks,
-timers, objects, memory, permits, probes. Nothing may grow. Exits with 1 if something does.
+Threads, an asyncio loop and a trio loop call through the same policies all the time. Functions fail, hang and are slow;
+callers are cancelled and time out; circuits are opened and closed manually, bulkheads resized, listeners added and
+removed; event loops end while their tasks wait in the queue. From time to time, all callers stop, and threads, tasks,
+timers, objects, memory, permits and probes are counted. None may grow. Exits with 1 if one does.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from tests.contention.storm import fine_grained_switching
 THREADS, TASKS_PER_LOOP = 8, 12
 LIMIT = 4
 
-#: What a run may grow by from its first measurement to its last.
+#: The most that a run may grow by from its first measurement to its last.
 MOST = {"objects": 2_000, "python_kib": 512, "rss_mib": 16, "timers": 64}
 
-#: What a call says that was held up by a busy machine.
+#: The warning for a call that a busy machine has delayed.
 LATE = ".*it ignores its deadline"
 
-#: Seconds after which callers that do not stop are said to hang.
+#: Seconds after which callers that do not stop count as hanging.
 PATIENCE = 60.0
 
 
 @dataclass
 class Measurement:
-    """What is there while nobody works."""
+    """The counts while all callers stand still."""
 
     calls: int
-    threads: int  # without our workers
+    threads: int  # without the library's workers
     workers: int
     tasks: int
     timers: int
@@ -82,7 +82,7 @@ class Measurement:
 
 
 class Gate:
-    """Where the callers stop while somebody measures."""
+    """A gate at which all callers stop during a measurement."""
 
     def __init__(self, callers: int) -> None:
         self._callers = callers
@@ -92,7 +92,7 @@ class Gate:
         self.over = False
 
     async def pass_through(self, world: World) -> bool:
-        """Wait until the gate is open; false when it is all over."""
+        """Wait until the gate is open; return false at the end of the run."""
         if self.closed:
             self._count(+1)
             while self.closed:
@@ -105,7 +105,7 @@ class Gate:
             self._stopped += change
 
     def close(self) -> None:
-        """Stop everybody."""
+        """Stop all callers."""
         self.closed = True
         end = time.monotonic() + PATIENCE
         while self._stopped < self._callers:
@@ -113,14 +113,14 @@ class Gate:
             time.sleep(0.005)
 
     def open(self) -> None:
-        """Let them go on, and wait until they do."""
+        """Let the callers continue, and wait until they do."""
         self.closed = False
         while self._stopped:
             time.sleep(0.001)
 
 
 class Dependency:
-    """What is called: it answers, fails, is slow, or hangs."""
+    """A dependency that answers, fails, is slow, or hangs."""
 
     def __init__(self) -> None:
         self.is_down = False
@@ -140,7 +140,7 @@ class Dependency:
 
 
 class Soak:
-    """The policies, and everything that may happen to them."""
+    """The policies, and the operations on them."""
 
     def __init__(self) -> None:
         self.dependency = Dependency()
@@ -164,14 +164,14 @@ class Soak:
         ]
 
     async def once(self, world: World, rng: random.Random) -> str:
-        """Let one thing happen; say how it went."""
+        """Run one operation, and return its outcome."""
         chance = rng.random()
         if chance < 0.02:
-            return self._by_hand(rng)
+            return self._manually(rng)
         if chance < 0.021 and world.blocking:
             return self._loop_that_ends_with_waiters()
         policy = rng.choice(self.pipelines)
-        if chance < 0.1:  # a policy that lives for one call, with a limit that no other has
+        if chance < 0.1:  # a policy for one call, with its own limit
             policy = Timeout(rng.uniform(0.001, 0.01)).wrap(policy)
         fn = self.dependency.function(world, rng)
         if not world.blocking and chance > 0.8:
@@ -200,7 +200,7 @@ class Soak:
         except (Boom, ConnectionError, RetriesExhausted):
             return "failed"
 
-    def _by_hand(self, rng: random.Random) -> str:
+    def _manually(self, rng: random.Random) -> str:
         act = rng.choice(["up", "up", "up", "down", "isolate", "close", "close", "close", "resize", "listen"])
         if act in ("up", "down"):
             self.dependency.is_down = act == "down"
@@ -210,10 +210,10 @@ class Soak:
             events.subscribe(lambda event: None)()
         else:
             getattr(self.breaker, act)()
-        return "by hand"
+        return "manual"
 
     def _loop_that_ends_with_waiters(self) -> str:
-        """An event loop is closed while its tasks hold a permit and wait for others."""
+        """Close an event loop while its tasks hold a permit and wait for others."""
         loop = asyncio.new_event_loop()
         waiting = [loop.create_task(self.bulkhead.acapture(lambda ctx: asyncio.sleep(60))) for _ in range(3)]
         loop.run_until_complete(asyncio.sleep(0))
@@ -223,7 +223,7 @@ class Soak:
         return "loops that ended with waiters"
 
     def rest(self) -> None:
-        """Give what was walked away from the time to end; check what has to hold whenever nobody calls."""
+        """Wait for the end of abandoned calls, and check the transitions of the circuit."""
         self.dependency.is_down = False
         self.bulkhead.resize(LIMIT)
         gc.collect()
@@ -232,13 +232,13 @@ class Soak:
             time.sleep(0.005)
         chain = list(self.moves)
         assert all(one.new is other.old for one, other in itertools.pairwise(chain)), "a transition is missing"
-        assert not chain or chain[-1].new is self.breaker.state, "the last transition was not told"
+        assert not chain or chain[-1].new is self.breaker.state, "the last transition was not reported"
         self.transitions += len(chain)
         del self.moves[:-1]
 
 
 class Callers:
-    """Threads and loops that go on until the gate says that it is over."""
+    """Threads and loops that continue until the gate ends the run."""
 
     def __init__(self, soak: Soak) -> None:
         self._soak = soak
@@ -289,9 +289,9 @@ class Callers:
         world.run(main)
 
     def measure(self) -> Measurement:
-        """Count what is there. Everybody has stopped."""
+        """Count everything, while all callers stand still."""
         self._soak.rest()
-        time.sleep(0.1)  # the trio loop counts its tasks
+        time.sleep(0.1)  # so that the trio loop counts its tasks
         gc.collect()
         permits, threads = self._soak.bulkhead.stats(), threading.enumerate()
         workers = sum(isinstance(thread, Worker) for thread in threads)
@@ -314,7 +314,7 @@ class Callers:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, 0 where the system does not tell."""
+    """Return the resident memory of this process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -322,7 +322,7 @@ def resident_bytes() -> int:
 
 
 def complaints(first: Measurement, last: Measurement) -> list[str]:
-    """Return what has grown, and what is still held."""
+    """Return a text for each number that has grown, and for each resource that is still held."""
     held = [name for name in ("in_flight", "queued", "probes", "abandoned") if getattr(last, name)]
     texts = [f"{name}: {getattr(last, name)} are still held" for name in held]
     for name in ("threads", "tasks", "files", *MOST):
@@ -333,7 +333,7 @@ def complaints(first: Measurement, last: Measurement) -> list[str]:
 
 
 def run(seconds: float, rows: int, show: Callable[[str], object]) -> tuple[list[Measurement], Callers, Soak]:
-    """Let it go wrong for so long, and measure so often; the first measurement comes when it is warm."""
+    """Run for `seconds`, with `rows` measurements at equal intervals."""
     names = [field.name for field in fields(Measurement)]
     show("".join(f"{name:>{max(10, len(name) + 2)}}" for name in names))
     soak, measured = Soak(), []
@@ -357,7 +357,7 @@ def run(seconds: float, rows: int, show: Callable[[str], object]) -> tuple[list[
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.contention.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on (60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to run (60)")
     parser.add_argument("--rows", type=int, default=12, help="how often to measure (12)")
     options = parser.parse_args(arguments)
 
@@ -367,7 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
     measured, callers, soak = run(options.seconds, options.rows, lambda text: print(text, flush=True))
     outcomes = sum(callers.outcomes, Counter())
     print(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common()))
-    print(f"{soak.transitions:,} transitions, every one told once and in order")
+    print(f"{soak.transitions:,} transitions, each reported once and in order")
     texts = complaints(measured[min(1, len(measured) - 1)], measured[-1])
     print("; ".join(texts) or "flat: nothing has grown, nothing is held")
     return 1 if texts else 0

@@ -1,8 +1,7 @@
-"""Eight threads, an asyncio loop and a trio loop at once, through the same policies.
+"""Eight threads, an asyncio loop and a trio loop call through the same policies at the same time.
 
-Callers come as they like, and leave as they like: they are served, turned away, run out of time, lose
-patience in the queue or inside, and are cancelled. Everything that happens is counted by the callers
-themselves, and has to agree with what the policies have counted.
+Callers come and leave at random: calls succeed, are refused, time out, give up in the queue or inside, and are
+cancelled. The callers count all outcomes, which must agree with the counts of the policies.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tests.conftest import Boom, World
 THREADS = 8
 TASKS_PER_LOOP = 12
 
-#: Seconds after which a storm is said to hang.
+#: Seconds after which a storm counts as hanging.
 PATIENCE = 120.0
 
-#: What one caller does once: `await operation(world, random)`, and says how it went.
+#: One operation of a caller: `await operation(world, random)` returns its outcome.
 Operation = Callable[[World, random.Random], Awaitable[str]]
 
 
 @contextmanager
 def fine_grained_switching() -> Iterator[None]:
-    """Let threads take turns as often as the interpreter can."""
+    """Let the interpreter switch threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -44,7 +43,7 @@ def fine_grained_switching() -> Iterator[None]:
 
 
 class Gauge:
-    """How many are inside, and how many there have been at most."""
+    """Counts how many calls are inside, and the most that were inside at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +63,7 @@ class Gauge:
 
 
 class Storm:
-    """So many operations, shared out among all the worlds; `outcomes` counts how they went."""
+    """A number of operations, shared among all worlds; `outcomes` counts their outcomes."""
 
     def __init__(self, operation: Operation, operations: int, seed: int = 42) -> None:
         self._operation = operation
@@ -75,7 +74,7 @@ class Storm:
         self.outcomes: Counter[str] = Counter()
 
     def run(self) -> Counter[str]:
-        """Let all of them loose, and wait until everything is over."""
+        """Run all operations, and return their outcomes."""
         threads = [threading.Thread(target=self._in_a_thread, args=(number,), daemon=True) for number in range(THREADS)]
         threads += [threading.Thread(target=self._in_a_loop, args=(name,), daemon=True) for name in ("asyncio", "trio")]
         with fine_grained_switching():
@@ -133,7 +132,7 @@ class Storm:
 
 
 async def pause(world: World, rng: random.Random) -> None:
-    """Do nothing, give others a turn, or take a moment."""
+    """Do nothing, let others run, or wait for a moment."""
     chance = rng.random()
     if chance < 0.6:
         return
@@ -141,7 +140,7 @@ async def pause(world: World, rng: random.Random) -> None:
 
 
 async def call(world: World, rng: random.Random, policy: Policy[Any], gauge: Gauge, ctx: Context | None = None) -> str:
-    """Make one call, which may fail; tasks may be cancelled at any point. Say how it went."""
+    """Make one call, which may fail, and return its outcome. Tasks may be cancelled at any point."""
 
     async def fn(ctx: Context) -> None:
         gauge.enter()
@@ -177,10 +176,10 @@ async def call(world: World, rng: random.Random, policy: Policy[Any], gauge: Gau
 def through_a_bulkhead(
     bulkhead: Bulkhead, pipelines: list[Policy[Any]], gauge: Gauge, *, walks_away: bool = False
 ) -> Operation:
-    """Return calls through one of the pipelines, some with a budget, some under a `Timeout`, some through a slot.
+    """Return an operation: a call through one of the pipelines, with a budget, under a `Timeout`, or through a slot.
 
-    :param walks_away: whether the Timeout cuts off in threads, too. A function that is walked away from has no permit
-        any more, but the gauge still sees it inside.
+    :param walks_away: whether the Timeout cuts off in threads, too. An abandoned function has no permit any more, but
+        the gauge still counts it as inside.
     """
     cut_off = [Timeout(0.001).wrap(pipeline) for pipeline in pipelines]
     carried = [Timeout(0.001, cooperative=True).wrap(pipeline) for pipeline in pipelines]

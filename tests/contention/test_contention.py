@@ -270,7 +270,7 @@ def test_callers_and_policies_count_the_same() -> None:
     expected = {check.what: check.callers for check in checks}
     assert expected["results that the breaker recorded"] > expected["failures among them"] > 0
     assert expected["calls that the breaker refused"] > 0
-    assert expected["calls that the bulkhead turned away"] > 0
+    assert expected["calls that the bulkhead refused"] > 0
     assert expected["openings that were reported"] > 0
 
 

@@ -75,7 +75,7 @@ def _gauge(unit: str, name: str, description: str, *labels: str) -> Instrument:
 EXECUTION_DURATION = _seconds("execution.duration", "How long executions took, attempts and waits together.", *_OUTCOME)
 ATTEMPT_DURATION = _seconds("attempt.duration", "How long single calls of functions took.", *_OUTCOME)
 ATTEMPT_REMAINING = _seconds(
-    "attempt.remaining", "How much time attempts had when they began, where it was limited.", *_CALLS
+    "attempt.remaining", "How much time attempts had when they began, if it was limited.", *_CALLS
 )
 
 FIRST_ITEM = _seconds("stream.first_item", "How long streams took to bring their first item.", *_CALLS)

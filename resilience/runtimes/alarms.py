@@ -1,23 +1,23 @@
 """Timers of asyncio tasks: the semantics of `asyncio.timeout`, at a fifth of its cost.
 
-`asyncio.timeout` makes a handle for every block, queues it, and cancels it when the block ends in
-time, which it nearly always does: 2 to 3 us. Here one handle serves all timers of a limit:
+`asyncio.timeout` creates a handle for every block, queues it, and cancels it when the block ends in time, which it
+nearly always does: 2 to 3 us. Here an alarm, which has one handle, serves all timers with the same limit:
 
-    pending    the timers; a dictionary, so that any of them can leave at once
-    rings_at   when the first of them was due as it was set; it is left set when that one is done
+    pending    the timers; a dictionary, so that any of them can be removed in constant time
+    rings_at   the earliest deadline when the alarm was set; it does not change when that timer is removed
 
-When it rings, it rings each timer that is due, and is set again for the first one that is left. The timers of a
-`Timeout`, whose limit is constant, end in the order in which they begin. So it rings once per limit at the most,
-however many calls there were, and a call that ends in time costs two writes to a dictionary. Limits that are computed
-anew for each call have an alarm together, which is set anew for one that is due earlier. So have races, which are rung
-when their next attempt is due.
+When the alarm rings, it fires each timer that is due, and is set again for the earliest deadline left. The limit of a
+`Timeout` is constant, so its timers are due in the order in which they begin. If calls end well before their limit, the
+alarm rings about once per limit, however many calls there are, and each call costs two writes to a dictionary. Limits
+that are computed for each call share one alarm, which is set again for a timer that is due earlier. Races share another
+one, which rings when the next attempt of one of them is due.
 
-So have the timers that inherit the instant of an outer block, too. They give way to that one's: it may be the timer of
-another task, which passes its cancellation on to this one as soon as it gets it (a task group does). A task that is
-cancelled in that way is left to clean up, and not cancelled once more.
+Timers that inherit the deadline of an outer block share a third alarm. They give way to the outer timer: it may belong
+to another task, which passes its cancellation on to this one at once (a task group does). A task that is cancelled in
+that way is left to clean up, and not cancelled a second time.
 
-The alarms of a loop are remembered until another loop runs in its thread, and needs some. A loop that is closed with
-tasks that still run forgets them, and so do its alarms then: see `_LoopCloseGuard`.
+The alarms of a loop are kept until another loop in the same thread needs alarms. A loop that is closed while tasks
+still run drops its handles, and then its alarms drop their timers: see `_LoopCloseGuard`.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ if TYPE_CHECKING:
     import asyncio
 
 
-#: In the place of a limit, for the alarm that all races of a loop have together.
+#: The key of the alarm that the races of a loop share, in the place of a limit.
 RACES: Final = -1.0
 
-#: And for that of the timers whose limits have no alarm of their own.
+#: The key of the alarm that timers share if their limit has no alarm of its own.
 OTHERS: Final = 0.0
 
-#: For how many rounds of its loop a timer gives way, and after how many seconds one that did looks again. A task group
-#: passes a cancellation on in the round in which it gets it, so nearly as many may stand inside one another.
+#: For how many iterations of the event loop a timer gives way, and after how many seconds it checks its block again. A
+#: task group passes a cancellation on in the iteration in which it gets it, so nearly as many groups may be nested.
 ROUNDS: Final = 10
 LOOKS_AGAIN: Final = 0.05
 
 
 class Bell(Protocol):
-    """What an alarm serves: a timer, or a race."""
+    """An entry of an alarm: a timer, or a race."""
 
     deadline: float
 
     def ring(self) -> None:
-        """Do what is due at `deadline`; nothing, where that has come to its end."""
+        """Do what is due at `deadline`. A no-op for a timer whose block has ended."""
         ...
 
 
 @final
 class AsyncioTimer(Timer):
-    """`asyncio.timeout`, with an instant on the process clock, and without an exception of its own."""
+    """`asyncio.timeout` with a deadline on the process clock, and without an exception of its own."""
 
     __slots__ = ("_alarm", "_cancelling", "deadline", "fired", "task")
 
     def __init__(self, deadline: float, task: asyncio.Task[Any], alarm: Alarm) -> None:
         self.deadline: float = deadline
         self.task: asyncio.Task[Any] = task
-        self.fired: bool = False  # before the block has ended: whether it has been cut off
+        self.fired: bool = False  # while the block runs: whether this timer has cancelled its task
         self._alarm = alarm
-        self._cancelling: int  # how many cancellations the task was asked for when the block began
+        self._cancelling: int  # `task.cancelling()` when the block began
 
     @override
     def covers_this_code(self) -> bool:
@@ -88,23 +88,23 @@ class AsyncioTimer(Timer):
         alarm = self._alarm
         if self.deadline < alarm.rings_at:
             alarm.set(self.deadline, clock.now())
-        alarm.pending[self] = None  # last: nothing fails from here on, and what is in there is rung one day
+        alarm.pending[self] = None  # last: nothing below can fail, so the alarm is set for every timer in `pending`
 
     def ring(self) -> None:
-        """Cut off the block, unless it has ended: its task is gone, or a finalizer is just closing that."""
+        """Cut off the block, unless it has ended, perhaps in a finalizer that runs in the middle of this method."""
         task = getattr(self, "task", None)
         if task is not None:
             self._give_way(task.cancelling(), 0 if self._alarm.is_firm else ROUNDS)
 
     def _give_way(self, cancelling: int, rounds: int) -> None:
-        """Cut off the block, unless an outer one has cancelled its task within so many rounds of the loop.
+        """Cut off the block, unless an outer timer cancels its task within `rounds` iterations of the event loop.
 
-        :param cancelling: how many cancellations the task was asked for before.
+        :param cancelling: `task.cancelling()` when this timer was due.
         """
         task, loop = getattr(self, "task", None), self._alarm.loop
         if task is None:
             return
-        if task.cancelling() > cancelling:  # should it go on after that, its time is over still
+        if task.cancelling() > cancelling:  # if the block outlives that, its time is over nevertheless
             loop.call_later(LOOKS_AGAIN, self._give_way, cancelling, 0, context=contextvars.Context())
         elif rounds:
             loop.call_soon(self._give_way, cancelling, rounds - 1, context=contextvars.Context())
@@ -120,32 +120,32 @@ class AsyncioTimer(Timer):
             self._alarm.pending.pop(self, None)
             self.fired = error is not None and isinstance(error, Expired) and error.timer is self
             return self.fired
-        # `<=`: another cancellation that has come meanwhile is still to be served.
+        # If it is more, another cancellation has been requested meanwhile, and is still to be delivered.
         mine = task.uncancel() <= self._cancelling
         self.fired = mine and isinstance(error, (_asyncio().CancelledError, Expired))
         return self.fired
 
 
 def _asyncio() -> Any:
-    """Return asyncio, which is there where a task has a timer (see tasks.py): to import it again would take 400 ns."""
+    """Return asyncio. A task with a timer has imported it already (see tasks.py); an import would cost 400 ns."""
     return sys.modules["asyncio"]
 
 
 @final
 class Alarm:
-    """Serves the timers of one limit in one loop, or all that have none, or its races."""
+    """One handle of an event loop, for all timers with one limit, or with no limit, or for all races."""
 
     __slots__ = ("_handle", "is_firm", "loop", "pending", "rings_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, is_firm: bool) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self.is_firm: bool = is_firm  # whether its timers do not give way
+        self.is_firm: bool = is_firm  # whether its timers fire without giving way
         self.pending: dict[Bell, None] = {}
-        self.rings_at: float = inf  # an instant on the process clock; infinity where it is not set
+        self.rings_at: float = inf  # an instant on the process clock; infinity if the alarm is not set
         self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
 
     def set(self, rings_at: float, now: float) -> None:
-        """Ring at this instant. In an empty context: an alarm outlives the call that happened to set it."""
+        """Ring at this instant. The context is empty, because an alarm outlives the call that happens to set it."""
         guard = _LoopCloseGuard(self, rings_at)
         handle = self.loop.call_later(max(0.0, rings_at - now), self._ring, guard, context=contextvars.Context())
         later = self._handle()
@@ -154,7 +154,7 @@ class Alarm:
             later.cancel()
 
     def clear_if_idle(self) -> bool:
-        """Say whether no timer is left to ring for; then it is to be cancelled."""
+        """Return whether no timer is pending. If so, the alarm counts as unset, and the caller cancels its handle."""
         if self.pending:
             return False
         self.rings_at = inf
@@ -163,33 +163,33 @@ class Alarm:
     def _ring(self, guard: _LoopCloseGuard) -> None:
         self.rings_at, self._handle = inf, _no_handle
         guard.alarm = None
-        now = guard.rings_at  # it is at least that late, should the clock itself fail, or the loop be early
+        now = guard.rings_at  # a lower bound, in case the clock raises, or the loop is early
         try:
             now = max(now, clock.now())
         finally:
             others = [it for it in alarms_of(self.loop) if it is not self and it.rings_at <= now]
-            for alarm in sorted([self, *others], key=_is_firm):  # first those that note what they give way to
+            for alarm in sorted([self, *others], key=_is_firm):  # those that give way read `cancelling()` first
                 alarm._ring_until(now)
 
     def _ring_until(self, now: float) -> None:
-        """Ring all that are due by now, and set the alarm for the first of the others."""
-        for bell in sorted(self.pending, key=_deadline):  # copied at once: it may change between any two steps
+        """Fire all entries that are due by now, and set the alarm for the earliest deadline left."""
+        for bell in sorted(self.pending, key=_deadline):  # a copy: `pending` may change between any two steps
             if bell.deadline > now:
                 break
             self.pending.pop(bell, None)
             try:
                 bell.ring()
-            except Exception as error:  # what a task awaits refuses: that is no reason to spare the others
+            except Exception as error:  # the awaited object refuses cancellation; the others fire nevertheless
                 self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
         rings_at = min(map(_deadline, [*self.pending]), default=inf)
-        if rings_at < self.rings_at:  # else what was rung has set it
+        if rings_at < self.rings_at:  # otherwise an entry that fired has set the alarm
             self.set(rings_at, now)
 
 
 def cancel(task: Any) -> None:
-    """Cancel a task of asyncio, beside a cancellation that has not reached it yet: that keeps its message.
+    """Cancel an asyncio task, and keep the message of a cancellation that has not been delivered yet.
 
-    By it, a cancel scope of anyio knows its own; without it, the scope lets the cancellation out.
+    A cancel scope of anyio recognizes its own cancellation by that message, and would otherwise let it out.
     """
     task.cancel(task._cancel_message if getattr(task, "_must_cancel", False) else None)
 
@@ -204,17 +204,17 @@ _is_firm = attrgetter("is_firm")
 
 @final
 class _LoopCloseGuard:
-    """Goes with the callback of an alarm, and nowhere else: where a loop drops that, no task will be cut off any more.
+    """An argument of an alarm's callback, referred to by nothing else: finalized when a closed loop drops the callback.
 
-    Then the alarm, which is remembered, must not keep the tasks: else their `finally` would never run.
+    The alarm, which outlives the loop, must then drop its tasks. Otherwise their `finally` blocks would never run.
 
-    :param rings_at: when it is to ring. Where the alarm says otherwise, it has been set anew.
+    :param rings_at: the instant for which the alarm is set. If that of the alarm differs, it has been set again.
     """
 
     __slots__ = ("alarm", "rings_at")
 
     def __init__(self, alarm: Alarm, rings_at: float) -> None:
-        self.alarm: Alarm | None = alarm  # None once it has rung
+        self.alarm: Alarm | None = alarm  # None once the alarm has rung
         self.rings_at: float = rings_at
 
     def __del__(self) -> None:
@@ -230,14 +230,14 @@ class LoopAlarms:
 
     __slots__ = ("by_limit", "loop")
 
-    MOST: ClassVar[int] = 63  # a limit that is computed anew for each call gets no alarm of its own
+    MOST: ClassVar[int] = 63  # limits that are computed for each call must not get an alarm each
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
         self.by_limit: dict[float | None, Alarm] = {}
 
     def is_full(self) -> bool:
-        """Whether there is no place for another one, also without those that have rung and serve no timer."""
+        """Drop alarms that are not set, if there are too many; return whether there are too many nevertheless."""
         if len(self.by_limit) >= self.MOST:
             self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.rings_at < inf}
         return len(self.by_limit) >= self.MOST
@@ -250,7 +250,7 @@ class _OfThread(threading.local):
 
 
 class _Latest:
-    """The alarms of the loop that asked last. Nearly always there is one, and to ask the thread takes 100 ns more."""
+    """The alarms of the loop that needed one last. Most programs have one loop; a thread-local costs 100 ns more."""
 
     __slots__ = ("alarms",)
 
@@ -272,14 +272,14 @@ def find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: f
 
 
 def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: float) -> Alarm:
-    """Do so where the latest loop was another one, or has no alarm for this limit."""
+    """Find the alarm if `_latest` has none for this loop and limit, or one that rings after `deadline`."""
     known = _of_thread.alarms
     if known.loop is not loop:
         known = _of_thread.alarms = LoopAlarms(loop)
     _latest.alarms = known
     alarm = known.by_limit.get(limit)
     if limit is not None and (known.is_full() if alarm is None else deadline < alarm.rings_at < inf):
-        limit = OTHERS  # the clock may have been put back
+        limit = OTHERS  # the deadlines may be out of order if the clock was put back
     return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
 
 

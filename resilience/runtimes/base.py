@@ -1,7 +1,7 @@
-"""What a policy may ask of the runtime that it runs in. Besides `call(ctx)`, it awaits nothing else.
+"""The interface of a runtime: all that a policy may await besides `call(ctx)`.
 
-The methods are coroutines in every runtime. In blocking code they have done their waiting by the time
-they are awaited, so they never suspend; a task suspends in its event loop.
+The methods are coroutines in every runtime. In blocking code they block the thread, and never suspend; in a task they
+suspend in its event loop.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from resilience.outcome import Outcome
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 
-#: How many abandoned functions may be running in the process before another one is refused.
+#: How many abandoned functions may be running in the process before another call is refused.
 DEFAULT_MAX_ABANDONED = 128
 
-#: A timer of an event loop may fire that much before its time, in seconds.
+#: How many seconds before its time a timer of an event loop may fire.
 EARLIEST = 0.005
 
 
 @final
 class Expired(BaseException):
-    """The timer fired. Only the block of that timer takes it.
+    """The timer fired. Only the block of that timer catches this.
 
-    No `Exception`, so that the policies between the timer and the function neither count nor answer it.
+    It is no `Exception`, so that the policies between the timer and the function neither count nor answer it.
     """
 
     def __init__(self, timer: Timer) -> None:
@@ -43,9 +43,9 @@ class Expired(BaseException):
 class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes faster, 3 % of a call with a timeout
     """A limit that cuts off what runs inside its `with` block.
 
-    When it fires, the block ends there: what was running is left (a thread's function) or cancelled
-    (a task), the `with` statement swallows what that took, and `fired` is true. A block that ends by
-    itself first, in whatever way, ends as if there had been no timer.
+    When the timer fires, a function in a thread is abandoned, and a task is cancelled. The `with` statement swallows
+    the exception that ends the block, and `fired` is true. A block that ends by itself before that, with a result or
+    an error, ends as if there were no timer.
     """
 
     __slots__ = ()
@@ -54,17 +54,17 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
     fired: bool
 
     def covers_this_code(self) -> bool:
-        """Whether it cuts off the code that asks, too: also a call inside the call that it was made for."""
+        """Whether this timer also cuts off the caller of this method, for example a call nested in the block."""
         return False
 
     @abstractmethod
     def start(self) -> None:
-        """Begin the block. Where that is interrupted, the block is still to be ended."""
+        """Begin the block. If an interrupt ends this method early, `stop` must be called nevertheless."""
         ...
 
     @abstractmethod
     def stop(self, error: BaseException | None) -> bool:
-        """End the block, which raised `error`, if anything; true where this timer did that, and it is to be dropped."""
+        """End the block, which raised `error` or None; true if this timer caused the error, which is then dropped."""
         ...
 
     @final
@@ -80,7 +80,7 @@ class Timer:  # no ABC: CPython 3.12 and later make objects of plain classes fas
 
 
 class PassiveTimer(Timer):
-    """A limit that nothing arms: everything that waits inside looks at it, and raises `Expired` at its deadline."""
+    """A limit that no clock enforces: every wait inside the block checks it, and raises `Expired` at its deadline."""
 
     __slots__ = ("deadline", "fired", "max_abandoned", "policy")
 
@@ -108,45 +108,45 @@ class Waiter(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """Whether its event loop still runs. Asked where a queue is full, to drop those that will never come."""
+        """Whether the event loop of the waiter still runs. A full queue drops waiters whose loop has ended."""
         ...
 
     def wait(self, deadline: float, timer: Timer | None) -> Awaitable[bool]:
         """Wait until woken (true) or until `deadline`, an instant on the process clock (false).
 
-        :param timer: the tightest timer around, which cuts the wait off.
+        :param timer: the tightest timer around the wait, which cuts it off.
         """
         ...
 
 
 class Plan(Protocol[C_co]):
-    """The course of a race: which attempts begin, when, and which one decides it. It knows no runtime.
+    """The rules of a race: which attempts begin, when, and which one decides it. A plan knows no runtime.
 
-    One thread or task at a time uses it. What it raises ends the race, and is raised by it.
+    One thread or task at a time uses it. An error that it raises ends the race, which raises it.
     """
 
-    #: Instant on the process clock at which another attempt is to begin; infinity for none.
+    #: The instant on the process clock at which the next attempt begins; infinity if there is none.
     due: float
 
     def begin(self) -> C_co | None:
-        """Return the context of another attempt, the first one included, and set `due` for the next.
+        """Return the context of the next attempt (or the first), and set `due` to the instant of the one after it.
 
-        None where there will be none after all; `due` has to be infinity then.
+        None if there will be no further attempt; `due` must be infinity then.
         """
         ...
 
     def ended(self, number: int, outcome: Outcome[Any]) -> bool:
-        """Take what attempt `number` ended with; true where that decides the race.
+        """Record the outcome of attempt `number`; true if that decides the race.
 
-        :param number: from 0, in the order in which the attempts began. One that was cut off is not reported.
+        :param number: from 0, in the order in which the attempts began. An attempt that was cut off is not reported.
         """
         ...
 
 
 def refuse_undeclared_race(ctx: Any) -> None:
-    """Raise where no policy of an execution says that it races: in threads, its chain might not be made for that.
+    """Raise if no policy of the execution declares `races = True`: in threads, its chain might be unable to race.
 
-    :param ctx: a `Context`, which stands above this module.
+    :param ctx: a `Context`, which is defined above this module.
     """
     executed = ctx._executed
     if executed is None or not executed._resilience_races():
@@ -157,18 +157,18 @@ def refuse_undeclared_race(ctx: Any) -> None:
 class Runtime(ABC):
     """Threads, or tasks of an event loop, or simulated time."""
 
-    #: Whether a call that has failed may be made again, and whether another value may stand in for what it brings.
-    #: Neither after a stream has delivered items.
+    #: Whether a call that has failed may be made again, and whether another value may replace its result.
+    #: Neither after a stream has delivered items, except that `resume` allows another call.
     is_repeatable: bool = True
     is_answerable: bool = True
-    #: Whether what a call brings may be kept for other calls: never the items of a stream.
+    #: Whether the result of a call may be kept for other calls; not for the items of a stream.
     is_shareable: bool = True
 
     @abstractmethod
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         """Wait for `seconds`.
 
-        :param timer: the tightest timer around, which cuts the wait off.
+        :param timer: the tightest timer around the wait, which cuts it off.
         """
 
     @abstractmethod
@@ -179,44 +179,44 @@ class Runtime(ABC):
         policy: str = "",
         max_abandoned: int = DEFAULT_MAX_ABANDONED,
     ) -> Timer:
-        """Make a timer that fires at `deadline` (on the process clock) once its block is entered.
+        """Make a timer that fires at `deadline`, an instant on the process clock, once its block is entered.
 
-        :param limit: the seconds from now until then, where that is a policy's constant limit: such timers of
-            one event loop end in the order in which they begin. None where the deadline is another one's.
-        :param policy: the name of the policy whose timer it is, for error messages.
-        :param max_abandoned: how many abandoned functions may be running in the process (threads).
+        :param limit: the seconds from now to `deadline`, if that is the constant limit of a policy: such timers of
+            one event loop are due in the order in which they begin. None if the deadline is inherited.
+        :param policy: the name of the policy to which the timer belongs, for error messages.
+        :param max_abandoned: how many abandoned functions may be running in the process (threads only).
         """
 
     @abstractmethod
     def waiter(self) -> Waiter:
-        """Make the thing by which the current thread or task can be woken."""
+        """Make a waiter for the current thread or task."""
 
     @abstractmethod
     async def race(self, call: Callable[[C], Awaitable[Any]], ctx: C, plan: Plan[C]) -> None:
-        """Run the rest of the chain several times at once, as the plan says, until that is decided, or none runs.
+        """Run the rest of the chain several times at once, as the plan says, until it is decided or none is left.
 
-        The first attempt runs in the task, or thread, that asks. When it is decided, the other attempts are cut off,
+        The first attempt runs in the caller's task or thread. Once the race is decided, the other attempts are cut off,
         and have ended when this returns: tasks are cancelled; in threads, policies are unwound, and functions are
-        walked away from, as by a `Timeout`. Results that come too late are closed.
+        abandoned, as by a `Timeout`. Results that arrive too late are closed.
 
-        :param ctx: the context that the policy was handed.
-        :raises TypeError: if the policy does not say `races = True`.
+        :param ctx: the context that the policy received.
+        :raises TypeError: if the policy does not declare `races = True`.
         """
 
     @abstractmethod
     async def run(self, function: Callable[..., Any], /, *args: object) -> Any:
-        """Call a user's function (a handler), and await what it returns where that can be awaited."""
+        """Call a user's function (a handler), and await its result if that is an awaitable."""
 
     async def run_within(
         self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
     ) -> Any:
-        """Call a user's function as `run` does, and cut it off after so many seconds.
+        """Call a user's function as `run` does, and cut it off after `seconds`.
 
-        A task is cancelled. In threads the function runs on a worker, which is abandoned.
+        In tasks the function is cancelled. In threads it runs on a worker, and is abandoned.
 
-        :param policy: the name of the policy whose function it is.
-        :param outer: the tightest timer around, which cuts it off, too.
-        :raises TimeoutExceeded: when the time is over.
+        :param policy: the name of the policy to which the function belongs.
+        :param outer: the tightest timer around the call, which cuts it off, too.
+        :raises TimeoutExceeded: if the function takes longer.
         """
         timer = self.timer(clock.now() + seconds, None, policy)
         with timer:
@@ -225,9 +225,9 @@ class Runtime(ABC):
 
     @abstractmethod
     async def close(self, resource: object) -> None:
-        """Close what a policy discards, if it can be closed. An error in that is logged and changes nothing."""
+        """Close a resource that a policy discards, if it can be closed. An error while closing is only logged."""
 
 
 def late(seconds: float, policy: str) -> TimeoutExceeded:
-    """Return the error for a function that has taken too long."""
+    """Return the error for a function that took too long."""
     return TimeoutExceeded(f"no result within {format_number(seconds)} s", policy=policy, timeout=seconds)

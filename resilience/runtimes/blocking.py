@@ -1,7 +1,7 @@
-"""Blocking code: every await has already blocked and finished, so one `send` runs a coroutine to its end.
+"""The runtime of blocking code: its methods block instead of suspending, so one `send` runs a coroutine to its end.
 
 A function under an enforced `Timeout` runs on a worker thread and can be abandoned; all policy code stays in the
-calling thread. There the timer that fired travels as `Expired`, no `Exception`, so that the policies between the timer
+calling thread. A timer that fires raises `Expired` there. That is no `Exception`, so the policies between the timer
 and the function neither count nor answer it.
 """
 
@@ -41,12 +41,12 @@ logger: logging.Logger = logging.getLogger("resilience")
 
 @final
 class BlockingTimer(PassiveTimer):
-    """What looks at it is the function on its worker, and sleeps and queues."""
+    """A timer that is checked by the wait for a function on its worker, by sleeps, and by waits in a queue."""
 
     __slots__ = ()
 
     def check_before_start(self) -> None:
-        """Raise where the function is not to be entered: its time is over, or too many abandoned ones still run."""
+        """Raise if the function must not begin: its time is over, or too many abandoned functions still run."""
         if clock.now() >= self.deadline:
             raise Expired(self)
         workers.pool.refuse_if_exhausted(self.policy, self.max_abandoned)
@@ -54,19 +54,19 @@ class BlockingTimer(PassiveTimer):
     def begin(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> workers.Job | None:
-        """Begin the function on a worker; None where the caller has to run it.
+        """Begin the function on a worker; None if the caller has to run it.
 
-        :raises WorkersExhausted: if there is no thread for it.
+        :raises WorkersExhausted: if no thread can be started.
         """
         job = workers.Job(function, arguments, keywords)
         if workers.pool.begin(job, self.policy):
             return job
-        # What is flushed at the exit is wanted, and runs as without us.
+        # Functions that run at the exit of the interpreter often flush data, so they run, without a limit.
         logger.warning("the interpreter is shutting down: %s cannot cut off what it limits", self.policy)
         return None
 
     def wait_for(self, job: workers.Job) -> Any:
-        """Return what a worker's function returns; walk away from it when the time is over."""
+        """Return the result of a worker's function, or abandon it when the time is over."""
         if not job.wait(self.deadline - clock.now()):
             raise Expired(self)
         return job.result()
@@ -74,7 +74,7 @@ class BlockingTimer(PassiveTimer):
 
 @final
 class BlockingWaiter(Waiter):
-    """A thread in a queue."""
+    """The waiter of a thread."""
 
     __slots__ = ("_woken",)
 
@@ -102,7 +102,7 @@ class BlockingWaiter(Waiter):
 
 
 def _warn_in_event_loop(what: str) -> None:
-    """Warn of a wait that stops an event loop and all its tasks; but not in a notebook, whose cells run in one."""
+    """Warn of a wait that blocks an event loop and all its tasks; not in a notebook, whose cells run in a loop."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     in_trio = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
     is_in_loop = (running is not None and running() is not None) or (in_trio is not None and in_trio())
@@ -116,7 +116,7 @@ def _warn_in_event_loop(what: str) -> None:
 
 @final
 class BlockingRuntime(Runtime):
-    """Threads."""
+    """The runtime of blocking code."""
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
@@ -144,7 +144,7 @@ class BlockingRuntime(Runtime):
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
-        from resilience.runtimes.races.threads import run_race  # where none races, it is not needed
+        from resilience.runtimes.races.threads import run_race  # most programs do not need it
 
         refuse_undeclared_race(ctx)
         run_race(self, call, ctx, plan)
@@ -156,7 +156,7 @@ class BlockingRuntime(Runtime):
         except StopIteration as stop:
             raise StoppedIteration(stop) from None
         finally:
-            del args  # they hold the failure: no cycle where the handler raises it again
+            del args  # no cycle if the handler raises the failure that is among them
         if is_awaitable(result):
             raise refuse_awaitable(function, result)
         return result

@@ -1,4 +1,4 @@
-"""The current asyncio task. Imported where asyncio has been imported before: see tasks.py."""
+"""The current asyncio task. This module is imported only after asyncio: see tasks.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if sys.version_info >= (3, 12):  # pragma: no cover (measured on 3.11)
     from asyncio import current_task
 
 else:
-    # `asyncio.current_task` is written in Python there, and takes 250 ns.
+    # In Python 3.11, `asyncio.current_task` is written in Python, and takes 250 ns.
     import asyncio
     from asyncio.events import _get_running_loop
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
     from typing import Any
 
     def current_task() -> asyncio.Task[Any] | None:
-        """Return the current asyncio task, None where there is no loop."""
+        """Return the current asyncio task; None if no event loop runs."""
         return _current_tasks.get(_get_running_loop())  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Run a coroutine in which nothing is left to wait for to its end, by one `send`."""
+"""Run a coroutine that never suspends to its end, with one `send`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 @final
 class Suspended(GeneratorExit):
-    """Ends the policies around a lowered one that has suspended, as closing their coroutines does where it is driven.
+    """Ends the policies around a lowered policy that suspended, as `close()` ends the coroutines of a driven chain.
 
-    :param error: what is raised at the end of the execution.
+    :param error: the error that the execution raises.
     """
 
     def __init__(self, error: SuspensionMisuse) -> None:
@@ -24,12 +24,12 @@ class Suspended(GeneratorExit):
 
 
 def drive(awaitable: Awaitable[T], lowered: object = None) -> T:
-    """Run an awaitable, usually a coroutine, in which nothing is left to wait for, and return its result.
+    """Run an awaitable that never suspends, usually a coroutine, and return its result.
 
-    A suspension is a bug: something in it awaited more than its `call` and the runtime. A user's `StopIteration`,
-    which no coroutine may raise, comes out in its carrier.
+    A suspension is a bug: a policy awaited something other than its `call` and the runtime. A user's `StopIteration`,
+    which no coroutine may raise, is raised as a `StoppedIteration`.
 
-    :param lowered: the policy that awaits it, where its method is a plain function: then the bug comes as `Suspended`.
+    :param lowered: the lowered policy that awaits it, if any. A suspension is then raised as `Suspended`.
     """
     coroutine: Any = awaitable if type(awaitable) is CoroutineType else _awaited(awaitable)
     try:
@@ -46,7 +46,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 
 def suspension(coroutine: Any, culprit: str) -> SuspensionMisuse:
-    """Return the error that names the innermost policy in what has suspended, or else `culprit`."""
+    """Return the error for a coroutine that suspended, which names its innermost policy, or else `culprit`."""
     while isinstance(coroutine, CoroutineType):
         code, frame = coroutine.cr_code, coroutine.cr_frame
         if code.co_name == "around" and frame is not None:

@@ -1,12 +1,12 @@
-"""Coroutines without an event loop: what the clients of a simulation are, and the attempts of a race in threads.
+"""A scheduler of coroutines without an event loop: of the clients of a simulation, and of races in threads.
 
-Whatever such a coroutine awaits comes down to one of two suspensions: until an instant, or until it is woken. An engine
-takes the earliest entry of a heap, and sends the client on that it is for. Entries of one instant are taken in the
-order in which they were made.
+Such a coroutine suspends in one of two ways: until an instant, or until it is woken. An engine pops the earliest entry
+of a heap, and resumes the client to which the entry belongs. Entries of the same instant are popped in the order in
+which they were pushed.
 
-A client that waits has one entry that counts: for the end of its wait, or for the first of its timers that is due by
-then. So a block that is left in time costs the heap nothing. An entry is never taken out of the heap. One that no
-longer counts, because the client was woken or cut off before, is passed over when its turn comes.
+A waiting client has one valid entry: for the end of its wait, or for the first of its timers that is due before that.
+So a timer whose block ends in time adds nothing to the heap. An entry is never removed from the middle of the heap. If
+the client is woken or cut off earlier, the entry becomes invalid, and is skipped when it is popped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from resilience.runtimes.races import Race
 
 @types.coroutine
 def until(instant: float) -> Generator[float, None, None]:
-    """Suspend the client until an instant; infinity: until it is woken."""
+    """Suspend the client until an instant, or, if that is infinity, until it is woken."""
     yield instant
 
 
@@ -43,7 +43,7 @@ def until(instant: float) -> Generator[float, None, None]:
 class Client:
     """One coroutine of an engine.
 
-    :param coroutine: what it does.
+    :param coroutine: the coroutine.
     :param run: calls a function in the client's own `contextvars`.
     """
 
@@ -52,15 +52,15 @@ class Client:
     def __init__(self, coroutine: Coroutine[float, None, object], run: Callable[..., Any]) -> None:
         self.coroutine: Coroutine[float, None, object] = coroutine
         self.run: Callable[..., Any] = run
-        self.resumes_at: int = -1  # the number of the entry that sends it on; others no longer count
-        self.timers: list[EngineTimer] = []  # whose blocks it is in, the outermost first
-        #: Whether it has come to its end.
+        self.resumes_at: int = -1  # the number of its valid entry
+        self.timers: list[EngineTimer] = []  # of the blocks that it is in, the outermost first
+        #: Whether the coroutine has ended.
         self.is_done: bool = False
 
 
 @final
 class EngineTimer(Timer):
-    """Cuts the client off where it waits for longer than until the deadline."""
+    """A timer that cuts the client off if it still waits at the deadline."""
 
     __slots__ = ("_client", "_engine", "deadline", "fired")
 
@@ -75,12 +75,12 @@ class EngineTimer(Timer):
         self._client.timers.append(self)
 
     def fire(self) -> None:
-        """Cut the client off, before anything else happens."""
+        """Cut the client off before the engine resumes any other client."""
         self.deadline = -inf
         self._engine.suspend(self._client, inf)
 
     def expire(self) -> Expired:
-        """Return what to throw into the client. From then on it may wait, to clean up."""
+        """Return the exception to throw into the client, which may wait again from then on, to clean up."""
         self._client.timers.remove(self)
         return Expired(self)
 
@@ -107,14 +107,14 @@ Entry: TypeAlias = tuple[float, int, Client, EngineTimer | Alarm | None]
 
 
 def counts(entry: Entry) -> bool:
-    """Whether an entry still counts."""
+    """Whether an entry is still valid."""
     _, number, client, due = entry
     return due.is_armed if type(due) is Alarm else client.resumes_at == number
 
 
 @final
 class EngineWaiter(Waiter):
-    """A client in a queue."""
+    """The waiter of a client."""
 
     __slots__ = ("_engine", "_woken", "client", "waits")
 
@@ -122,7 +122,7 @@ class EngineWaiter(Waiter):
         self._engine = engine
         self._woken = False
         self.client: Client = engine.current
-        #: Whether it waits now: else it does something else, and is not to be sent on from that.
+        #: Whether the client waits for this waiter now. If not, it must not be resumed from any other wait.
         self.waits: bool = False
 
     @override
@@ -146,9 +146,9 @@ class EngineWaiter(Waiter):
 
 
 class EngineRuntime(Runtime):
-    """What policies may ask of an engine.
+    """The runtime of policies in an engine.
 
-    :param host: the runtime that calls functions of users, and closes what is discarded.
+    :param host: the runtime that calls functions of users, and closes discarded resources.
     """
 
     def __init__(self, engine: Engine, host: Runtime) -> None:
@@ -183,7 +183,7 @@ class EngineRuntime(Runtime):
         try:
             return await self._host.run(function, *args)
         finally:
-            del args  # they hold the failure: no cycle where the handler raises it again
+            del args  # no cycle if the handler raises the failure that is among them
 
     @override
     async def close(self, resource: object) -> None:
@@ -191,7 +191,7 @@ class EngineRuntime(Runtime):
 
 
 class Engine:
-    """The queue of entries, and the clients.
+    """A scheduler: the heap of entries, and the clients.
 
     :param host: the runtime that calls functions of users.
     """
@@ -201,42 +201,42 @@ class Engine:
         self.current: Client
         self._queue: list[Entry] = []
         self._entries = 0
-        self._clients: dict[Client, None] = {}  # those that are not done, in order
+        self._clients: dict[Client, None] = {}  # those that are not done, in the order in which they were added
 
     def now(self) -> float:
-        """Return what time it is, in seconds."""
+        """Return the current time, in seconds."""
         return clock.now()
 
     def add(self, coroutine: Coroutine[Any, None, object], run: Callable[..., Any], instant: float) -> Client:
-        """Add a client, which begins at an instant."""
+        """Add a client that begins at an instant."""
         client = Client(coroutine, run)
         self._clients[client] = None
         self.suspend(client, instant)
         return client
 
     def suspend(self, client: Client, instant: float) -> None:
-        """Make the entry of a client that waits until an instant, or until one of its timers is due."""
+        """Push the entry of a client that waits until an instant, or until one of its timers is due."""
         due = None
         for timer in reversed(client.timers):
-            if timer.deadline <= instant:  # also at the same instant: what ends then belongs to the outermost
+            if timer.deadline <= instant:  # at the same instant, the outermost timer fires
                 instant, due = timer.deadline, timer
         self._entries = client.resumes_at = number = self._entries + 1
         if instant != inf:
             heappush(self._queue, (instant, number, client, due))
 
     def ring_at(self, instant: float, alarm: Alarm) -> None:
-        """Make the entry of an alarm."""
+        """Push the entry of an alarm."""
         self._entries += 1
         heappush(self._queue, (instant, self._entries, self.current, alarm))
 
     def wake(self, waiter: EngineWaiter) -> None:
-        """Send a client on that waits."""
+        """Resume the client of a waiter, if it waits."""
         if waiter.waits:
             self.suspend(waiter.client, self.now())
 
 
 class EngineRace(Race):
-    """A race of clients of an engine: in a simulation, and, each in an engine of its own, in threads."""
+    """A race between clients of an engine. In threads, each race has its own engine; in a simulation, all share one."""
 
     def __init__(self, engine: Engine, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
         super().__init__(engine.runtime, call, plan)

@@ -1,15 +1,15 @@
 """Lowering: the accelerator for blocking code. A reader may skip it, and `RESILIENCE_LOWERING=off` switches it off.
 
-In threads nothing suspends, and a coroutine that never suspends is only a costly way to call a function. So there the
-method of a policy runs with its awaits taken out, at its own lines, as tracebacks and debuggers show them:
+In threads nothing suspends, and a coroutine that never suspends is only a costly way to call a function. So the method
+of a policy runs with its awaits removed there. Line numbers stay, so tracebacks and debuggers show the source:
 
     async def around(self, call, ctx):        def around(ctx):
         result = await call(ctx)        ->        result = call(ctx)
         await ctx.sleep(1.0)                      drive(ctx.sleep(1.0), self)
 
-`self` and `call` are closed over, which takes half the time of a `functools.partial`. Where it could mean something
-else, `lower` answers None, and the chain is driven: the source must compile to the very code that runs; `call` may only
-be awaited; the method may not close over variables (`super()`), look at its own frame, or suspend in the middle.
+`self` and `call` become closure variables, at half the cost of a `functools.partial`. `lower` returns None, and the
+chain is driven, if the lowered method might differ: the source must compile to the very code that runs; `call` may only
+be awaited; the method may not have free variables (`super()`), inspect its frame, or use `async for` or `async with`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-#: Looked at when a chain is composed.
+#: Read when a chain is composed.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
 
-_KEPT: Final = "_resilience_lowered"  # where a function has its lowered form, with the code that it was made from
-#: What stands around the method: a coroutine turns a `StopIteration` that leaves it into a `RuntimeError` (PEP 479).
+_KEPT: Final = "_resilience_lowered"  # the attribute that caches the lowered form, with the code that it was made from
+#: The code around the method: a coroutine turns a `StopIteration` that leaves it into a `RuntimeError` (PEP 479).
 _AROUND_THE_METHOD: Final = """
 def _resilience_factory(_resilience_drive):
     try: pass
@@ -41,7 +41,7 @@ _CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "L
 
 
 def lower(policy: Any) -> Callable[..., Any] | None:
-    """Return `factory(drive, policy, call)`, which makes the blocking stage; None where a policy has to be driven."""
+    """Return a `factory(drive, policy, call)` of the blocking stage; None if the policy must be driven."""
     method = policy.around
     function = getattr(method, "__func__", None)
     if not enabled or type(function) is not FunctionType or method.__self__ is not policy:
@@ -65,16 +65,16 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
         plain = next(it for it in factory.co_consts if isinstance(it, CodeType))
         binds_them = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`
         return None if binds_them else FunctionType(factory, function.__globals__)
-    except Exception:  # refused below; no source, no stack left to parse it, an interpreter that is shutting down
+    except Exception:  # refused below; no source, no stack left to parse it, the interpreter is shutting down
         return None
 
 
 def _parsed(function: FunctionType) -> ast.Module:
-    """Parse the method alone, at its own lines and columns, in a class of the name that mangles its private names."""
+    """Parse the method alone, at its own lines and columns, in a class with the name that mangles its private names."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
     first, last = code.co_firstlineno, max(end for _, end, _, _ in code.co_positions() if end is not None)
-    while last < len(lines) and lines[last].lstrip()[:1] in {")", "]", "}"}:  # of what the last expression stands in
+    while last < len(lines) and lines[last].lstrip()[:1] in {")", "]", "}"}:  # the brackets around the last expression
         last += 1
     owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
     method = "".join(lines[first - 1 : last])
@@ -82,12 +82,12 @@ def _parsed(function: FunctionType) -> ast.Module:
 
 
 def _imported(code: CodeType) -> set[str]:
-    """Return the names that the compiler knew as imported: a method of those is loaded like any other attribute."""
+    """Return the names that the compiler knew to be imported: it loads their methods like any other attribute."""
     imported: set[str] = set()
     others, name = {""}, ""
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         if operation in (_ATTR, _METHOD):
-            is_method = operation == _METHOD or argument & (sys.version_info >= (3, 12))  # since then it is a bit
+            is_method = operation == _METHOD or argument & (sys.version_info >= (3, 12))  # there it is a bit
             (others if is_method else imported).add(name)
         if operation != _CACHE:
             name = code.co_names[argument >> 1] if operation == _GLOBAL else ""
@@ -95,7 +95,7 @@ def _imported(code: CodeType) -> set[str]:
 
 
 def _compiled(module: ast.Module, file: str, flags: int, name: str) -> CodeType:
-    """Compile the module, and return the code in it that has this name."""
+    """Compile the module, and return the code object with this name."""
     made: CodeType = compile(module, file, "exec", flags & annotations.compiler_flag, dont_inherit=True)
     while made.co_name != name:
         made = next(it for it in made.co_consts if isinstance(it, CodeType))
@@ -105,11 +105,11 @@ def _compiled(module: ast.Module, file: str, flags: int, name: str) -> CodeType:
 def _without_awaits(method: ast.AsyncFunctionDef) -> ast.FunctionDef:
     factory: Any = ast.parse(_AROUND_THE_METHOD).body[0]
     for node in ast.walk(factory):
-        ast.copy_location(node, method)  # a line that has run by then, so that coverage stays true
+        ast.copy_location(node, method)  # a line that has run already, so that coverage stays correct
     policy, call, ctx = method.args.posonlyargs + method.args.args
     guarded, removing = factory.body[0], _RemovingAwaits(policy.arg, call.arg, method.name)
     guarded.body = [removing.visit(it) for it in method.body[ast.get_docstring(method) is not None :]]
-    if removing.mentions != removing.calls:  # it does more with its call than to await it
+    if removing.mentions != removing.calls:  # `call` is not only awaited
         removing.refuse(method)
     factory.args.args += [policy, call]
     method.args.posonlyargs, method.args.args = [], [ctx]
@@ -119,7 +119,7 @@ def _without_awaits(method: ast.AsyncFunctionDef) -> ast.FunctionDef:
 
 
 class _RemovingAwaits(ast.NodeTransformer):
-    """Make `call(...)` of `await call(...)`, and `drive(..., policy)` of every other await."""
+    """Replace `await call(...)` by `call(...)`, and every other await by `drive(..., policy)`."""
 
     def __init__(self, policy: str, call: str, method: str) -> None:
         self.calls = self.mentions = 0
@@ -139,7 +139,7 @@ class _RemovingAwaits(ast.NodeTransformer):
         )
         return ast.copy_location(ast.Call(drive, [value, policy], []), node)
 
-    def _visit_function(self, node: Any) -> ast.AST:  # a coroutine of its own, until Python 3.12 those in brackets too
+    def _visit_function(self, node: Any) -> ast.AST:  # an await makes it a coroutine; before 3.12, comprehensions too
         suspends = any(isinstance(it, ast.Await) or getattr(it, "is_async", False) for it in ast.walk(node))
         return self.refuse(node) if suspends else self.generic_visit(node)
 

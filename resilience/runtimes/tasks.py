@@ -1,10 +1,9 @@
-"""Tasks: asyncio and trio, by way of anyio where that costs nothing. A coroutine here is what it looks like.
+"""The runtime of tasks, in asyncio and trio; through anyio where that costs nothing.
 
-Cancelling is the one thing that the two do differently, and each library's clients are written for
-its own way. Under trio a timer is a cancel scope. Under asyncio it does what `asyncio.timeout` does:
-it cancels its task *once*, and takes the `CancelledError` for its own only if no other code has asked
-for a cancellation (`Task.uncancel` counts them). anyio's scopes deliver again and again there, which
-breaks clients that clean up with an `await`.
+The two differ only in how they cancel, and each library's clients expect its own way. Under trio a timer is a cancel
+scope. Under asyncio it does what `asyncio.timeout` does: it cancels its task *once*, and treats the `CancelledError` as
+its own only if no other code has requested a cancellation (`Task.uncancel` counts the requests). anyio's scopes cancel
+again and again there, which breaks clients that clean up with an `await`.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ logger: logging.Logger = logging.getLogger("resilience")
 
 
 def _first_task() -> asyncio.Task[Any] | None:
-    """Return what `current_task` returns, which from then on stands in the place of this.
+    """Replace this function by `current.current_task` once asyncio is imported, and return the result of that.
 
-    Code that runs a task has imported asyncio. To import it here, where there may be none, takes as long as all else.
+    Code that runs a task has imported asyncio. An import here would take as long as all other imports together.
     """
     global current_task
-    if sys.modules.get("asyncio") is None:  # None also where its import is forbidden
+    if sys.modules.get("asyncio") is None:  # None also if its import is blocked
         return None
     from resilience.runtimes import current
 
@@ -56,28 +55,28 @@ def _first_task() -> asyncio.Task[Any] | None:
     return current_task()
 
 
-#: Returns the current asyncio task; None, or a `RuntimeError`, where there is no loop.
+#: Returns the current asyncio task. Without an event loop, returns None or raises `RuntimeError`.
 current_task: Callable[[], asyncio.Task[Any] | None] = _first_task
 
 
 def asyncio_task() -> asyncio.Task[Any] | None:
-    """Return the current asyncio task; None under trio, also where trio is a guest in an asyncio loop."""
+    """Return the current asyncio task; None under trio, even if trio is a guest in an asyncio loop."""
     try:
         return current_task()
-    except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
+    except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
         return None
 
 
 def _in_trio() -> bool:
-    asked = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)  # None also amid its import elsewhere
+    asked = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)  # None also during its import
     return asked is not None and bool(asked())
 
 
 def _library() -> Any:
-    """Return trio, where it runs this code, and else anyio, which has the same names: here it takes twice as long."""
+    """Return trio if it runs this code, otherwise anyio, which has the same names, but takes twice as long in trio."""
     if _in_trio():
         return sys.modules["trio"]
-    import anyio  # which may take as long as all that `Retry` needs
+    import anyio  # here, because it may take as long as importing all that `Retry` needs
 
     return anyio
 
@@ -96,7 +95,7 @@ class ScopeTimer(Timer):
 
     @override
     def start(self) -> None:
-        # The loop has a clock of its own: only the seconds that remain can be handed over.
+        # The event loop has its own clock, so only the remaining seconds can be passed to it.
         library = _library()
         ends_at = library.current_time() + max(0.0, self.deadline - clock.now())
         scope = library.CancelScope(deadline=ends_at, shield=self._shield)
@@ -116,7 +115,7 @@ class ScopeTimer(Timer):
 
 @final
 class AsyncioWaiter(Waiter):
-    """A task in a queue. Its future lives in its own loop; to set it from elsewhere is to ask that loop."""
+    """The waiter of an asyncio task. Its future belongs to one event loop; other threads set it through that loop."""
 
     __slots__ = ("_future", "_loop")
 
@@ -126,11 +125,12 @@ class AsyncioWaiter(Waiter):
 
     @override
     def wake(self) -> None:
-        # From a task of the same loop, which will look at what is ready before it waits again. From a signal handler
-        # or a finalizer it may have looked already, and only the socket of `call_soon_threadsafe` (5 us) ends its wait.
+        # A task of the same loop may set the future: the loop checks what is ready before it waits again. In a signal
+        # handler or a finalizer outside a task, it may wait already: only the socket of `call_soon_threadsafe` (5 us)
+        # wakes it then.
         try:
             task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
+        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
             task = None
         if task is None or task.get_loop() is not self._loop:
             self._loop.call_soon_threadsafe(self._end, True)
@@ -147,7 +147,7 @@ class AsyncioWaiter(Waiter):
 
     async def _wait_until(self, deadline: float) -> bool:
         seconds = max(0.0, deadline - clock.now())
-        # In an empty context: a loop keeps what was cancelled until its time has come.
+        # The context is empty, because a loop keeps a cancelled handle until its time has come.
         handle = self._loop.call_later(seconds, self._end, False, context=contextvars.Context())
         try:
             return await self._future
@@ -155,13 +155,13 @@ class AsyncioWaiter(Waiter):
             handle.cancel()
 
     def _end(self, woken: bool) -> None:
-        if not self._future.done():  # its task has been cancelled, or woken as the time was over
+        if not self._future.done():  # done: its task was cancelled, or woken when the time was over
             self._future.set_result(woken)
 
 
 @final
 class TrioWaiter(Waiter):
-    """A task in a queue. Its event lives in its own run."""
+    """The waiter of a trio task. Its event belongs to one trio run."""
 
     __slots__ = ("_event", "_token")
 
@@ -192,7 +192,7 @@ class TrioWaiter(Waiter):
 
 
 def _takes_work(post: Callable[..., object]) -> bool:
-    """Whether a trio run still takes work. Asking is the only way to know; asked twice it is asked once."""
+    """Whether a trio run still accepts callbacks. Only a post can tell; an idempotent one is queued at most once."""
     try:
         post(_nothing, idempotent=True)
     except RuntimeError:
@@ -206,14 +206,14 @@ def _nothing() -> None:
 
 @final
 class TaskRuntime(Runtime):
-    """Tasks of an event loop."""
+    """The runtime of tasks in an event loop."""
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
         if asyncio_task() is None:
             await _library().sleep(clock.shorten(seconds))
             return
-        # The code that runs this loop has imported it. anyio would take 700 ns to find out that it is this one.
+        # The code that runs this loop has imported asyncio. anyio would take 700 ns to detect that asyncio runs.
         await sys.modules["asyncio"].sleep(clock.shorten(seconds))
 
     @override
@@ -226,7 +226,7 @@ class TaskRuntime(Runtime):
     ) -> Timer:
         try:
             task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
+        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
             task = None
         if task is None:
             return ScopeTimer(deadline)
@@ -236,7 +236,7 @@ class TaskRuntime(Runtime):
     def waiter(self) -> Waiter:
         try:
             task = current_task()  # `asyncio_task`, without its frame
-        except RuntimeError:  # pragma: no cover (as Python 3.12 has it; measured on 3.11)
+        except RuntimeError:  # pragma: no cover (raised since Python 3.12; measured on 3.11)
             task = None
         return TrioWaiter() if task is None else AsyncioWaiter(task.get_loop())
 
@@ -254,7 +254,7 @@ class TaskRuntime(Runtime):
         try:
             return await maybe_await(function(*args))
         finally:
-            del args  # they hold the failure: no cycle where the handler raises it again
+            del args  # no cycle if the handler raises the failure that is among them
 
     @override
     async def close(self, resource: object) -> None:
@@ -265,7 +265,7 @@ class TaskRuntime(Runtime):
             logger.exception("closing a discarded %s raised", type(resource).__name__)
 
 
-@functools.cache  # where none races, they are not needed; and to import one again would take 400 ns
+@functools.cache  # imported on first use, as most programs do not race; another import would cost 400 ns
 def _asyncio_race() -> type[AsyncioRace]:
     from resilience.runtimes.races.asyncio_race import AsyncioRace
 
@@ -288,18 +288,18 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
 
 
 def shielded_timer(deadline: float) -> Timer | None:
-    """Make a timer for a block of the current task that nothing outside cancels; None but under trio."""
+    """Make a timer for a block that is shielded from cancellation from outside; None unless in a trio task."""
     return ScopeTimer(deadline, shield=True) if _in_trio() else None
 
 
 def find_runtime() -> Runtime:
-    """Return the runtime of the code that asks."""
+    """Return the runtime of the calling code."""
     return TASKS if asyncio_task() is not None or _in_trio() else BLOCKING
 
 
 @final
 class DetectedRuntime(Runtime):
-    """The runtime of a context outside an execution: that of whatever code asks it for something."""
+    """The runtime of a context outside an execution. Each method uses the runtime of the calling code."""
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:
@@ -328,7 +328,7 @@ class DetectedRuntime(Runtime):
         try:
             return await find_runtime().run(function, *args)
         finally:
-            del args  # they hold the failure: no cycle where the handler raises it again
+            del args  # no cycle if the handler raises the failure that is among them
 
     @override
     async def run_within(

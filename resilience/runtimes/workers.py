@@ -1,14 +1,13 @@
-"""Threads that a caller can walk away from.
+"""Worker threads, whose jobs a caller can abandon.
 
-Python cannot stop a thread, so the function under an enforced `Timeout` runs on one of these while
-the caller waits. When the wait is over first, the job is *abandoned*: the worker finishes it in its
-own time, drops what came out, and can be used again. Whether a job was finished or abandoned is
-decided once, by the side that takes its claim first.
+Python cannot stop a thread, so the function under an enforced `Timeout` runs on a worker while the caller waits. If the
+time is over first, the job is *abandoned*: the worker runs it to its end, drops its outcome, and can be used again.
+Caller and worker agree on which of the two happened through the lock `_claim`: the first side to acquire it decides.
 
-Workers are daemon threads (the process can end while one hangs), started on demand (no job queues
-for one), reused last in, first out. A few stay for `IDLE` seconds without work; the others, which only a burst has
-needed, go after `IDLE_IN_EXCESS`. While the interpreter shuts down there may be none: the caller then runs its function
-itself.
+Workers are daemon threads, so the process can end while one hangs. They are started on demand, so no job waits for a
+worker, and reused in last-in, first-out order. `FEW` idle workers stay for `IDLE` seconds; the others, which only a
+burst needed, end after `IDLE_IN_EXCESS`. While the interpreter shuts down, there may be no worker: the caller then runs
+its function itself.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from resilience.runtimes.base import DEFAULT_MAX_ABANDONED
 
 logger: logging.Logger = logging.getLogger("resilience")
 
-#: Seconds after which a worker without work ends: where no more than `FEW` have none, and where more have.
+#: Seconds after which an idle worker ends: if no more than `FEW` workers are idle, and if more are.
 IDLE = 30.0
 IDLE_IN_EXCESS = 2.0
 FEW = 4
 
 
 class Job:
-    """One function on one worker, in a copy of its caller's `contextvars`."""
+    """The call of a function on a worker, in a copy of the caller's `contextvars`."""
 
     __slots__ = (
         "_arguments",
@@ -62,17 +61,17 @@ class Job:
         self._done.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
-        #: Whether it counts as one that was walked away from, and whether it has come to its end after that.
+        #: Whether the pool counts the job as abandoned, and whether it has ended after that.
         self.is_counted: bool = False
         self.is_over: bool = False
 
     # --- the caller's side ---
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end (true); after `seconds`, or when interrupted, abandon the job (false)."""
+        """Wait until the job has ended (true); after `seconds` abandon it (false). An interrupt abandons it, too."""
         try:
             finished = clock.wait(self._done, max(0.0, seconds))
-        except BaseException:  # Ctrl-C in the main thread: the caller leaves, and wants no result
+        except BaseException:  # Ctrl-C in the main thread: the caller does not need the result
             self.abandon()
             raise
         return finished or not self.abandon()
@@ -88,7 +87,7 @@ class Job:
             del error  # no cycle: error -> traceback -> this frame -> error
 
     def abandon(self) -> bool:
-        """Say that the result is not wanted any more; false if it is there already."""
+        """Give up the result; false if the job has ended already."""
         if not self._claim.acquire(blocking=False):
             return False
         pool.count_abandoned(self)
@@ -100,24 +99,24 @@ class Job:
         """Run the function, and keep its outcome."""
         try:
             self._value = self._context.run(self._function, *self._arguments, **self._keywords)
-        except BaseException as error:  # whatever it is belongs to the caller
+        except BaseException as error:  # the caller raises it, whatever it is
             self._error = error
 
     def is_wanted(self) -> bool:
-        """Decide that the outcome will be delivered; false if the caller has left."""
+        """Claim the job, so that its outcome will be delivered; false if the caller has abandoned it."""
         return self._claim.acquire(blocking=False)
 
     def deliver(self) -> None:
-        """Let the caller have the outcome."""
+        """Wake the caller."""
         self._done.release()
 
     def drop(self) -> None:
-        """Let go of an outcome that no caller wants."""
+        """Drop the outcome of an abandoned job."""
         value, self._value, self._error = self._value, None, None
         try:
             close_coroutine(value)
         except Exception:
-            logger.exception("closing what an abandoned call returned raised")
+            logger.exception("closing the result of an abandoned call raised")
         finally:
             pool.count_over(self)
 
@@ -132,22 +131,22 @@ class Worker(threading.Thread):
     def __init__(self, job: Job) -> None:
         super().__init__(name=f"resilience-worker-{next(_numbers)}", daemon=True)
         self._job: Job | None = job
-        self._wake = threading.Lock()  # free where there is a job to begin
+        self._wake = threading.Lock()  # released when there is a job to begin
 
     @property
     def has_new_job(self) -> bool:
-        """Whether it has been handed a job that it has not begun."""
+        """Whether the worker has a job that it has not begun."""
         return self._job is not None
 
     def run(self) -> None:
-        """Wait for work and do it, until none has come for a while."""
+        """Run jobs until none has arrived for the idle time."""
         while self._wake.acquire(timeout=pool.patience()) or not pool.retire(self):
             job, self._job = self._job, None
             if job is None:
                 continue
             job.run()
             if job.is_wanted():
-                pool.idle.append(self)  # before the caller hears of it, so that its next call finds this worker
+                pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
                 job.deliver()
             else:
                 job.drop()
@@ -160,49 +159,49 @@ class Pool:
     """The idle workers, and the number of abandoned jobs that still run."""
 
     def __init__(self) -> None:
-        #: How many may be abandoned, for what has no limit at hand. `Timeout` says it.
+        #: Returns the maximum number of abandoned jobs, for calls without their own limit. `Timeout` sets it.
         self.most: Callable[[], int] = _default_most
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, as in the child of a fork, which has none of its parent's threads."""
+        """Forget all workers and jobs, as in the child of a fork, which has none of its parent's threads."""
         self.idle: deque[Worker] = deque()
         self.abandoned: int = 0
-        self._counting = threading.RLock()  # a finalizer may come here in the middle of it
+        self._counting = threading.RLock()  # reentrant: a finalizer may run while it is held
 
     def is_exhausted(self) -> bool:
-        """Whether too many hang already."""
+        """Whether too many abandoned jobs still run."""
         return self.abandoned >= self.most()
 
     def refuse_if_exhausted(self, policy: str, max_abandoned: int) -> None:
-        """Raise `WorkersExhausted` if too many hang already."""
+        """Raise `WorkersExhausted` if too many abandoned jobs still run."""
         if self.abandoned >= max_abandoned:
             raise WorkersExhausted(
                 f"{self.abandoned} abandoned calls are still running, at most {max_abandoned} may", policy=policy
             )
 
     def begin(self, job: Job, policy: str | None = None) -> bool:
-        """Have a worker do a job; false where the interpreter shuts down and there can be none any more.
+        """Begin a job on a worker; false if the interpreter is shutting down, and no worker can run.
 
-        :raises WorkersExhausted: if the system has no thread left, or none at all.
+        :raises WorkersExhausted: if no thread can be started, because the system has none left or supports none.
         """
-        if sys.is_finalizing():  # daemon threads are gone by then, and none would answer
+        if sys.is_finalizing():  # daemon threads have ended by then
             return False
         try:
             worker = self.idle.pop()
         except IndexError:
             return _start_worker(job, policy)
-        # Handed over here, where no function of ours begins: Ctrl-C in between would leave a worker without a job.
+        # Inline, because Ctrl-C at the start of a function of ours would leave a worker without a job.
         worker._job = job
         worker._wake.release()
         return True
 
     def patience(self) -> float:
-        """Return the seconds for which a worker that has just become idle waits for work."""
+        """Return how many seconds a worker that has just become idle waits for a job."""
         return IDLE if len(self.idle) <= FEW else IDLE_IN_EXCESS
 
     def retire(self, worker: Worker) -> bool:
-        """Let a worker go; false if it has just been taken."""
+        """Remove an idle worker, which ends; false if it has just been given a job."""
         try:
             self.idle.remove(worker)
         except ValueError:
@@ -217,7 +216,7 @@ class Pool:
                 self.abandoned += 1
 
     def count_over(self, job: Job) -> None:
-        """Count it no more: it has come to its end after all, perhaps before its caller came to count it."""
+        """Stop counting a job that has ended, perhaps before its caller has counted it as abandoned."""
         with self._counting:
             job.is_over = True
             if job.is_counted:
@@ -227,10 +226,10 @@ class Pool:
 def _start_worker(job: Job, policy: str | None) -> bool:
     worker = Worker(job)
     try:
-        contextvars.Context().run(worker.start)  # where threads inherit variables, it would keep those of one call
+        contextvars.Context().run(worker.start)  # empty: a worker outlives the call whose variables it would inherit
     except RuntimeError as error:
-        # CPython 3.12 starts no thread from the end of the main one on, so none in an `atexit` function. Later
-        # versions have an error of its own for it, with the same words.
+        # Since CPython 3.12, no thread can start after the main thread has ended, so none in an `atexit` function.
+        # Later versions raise a subclass of this error, with the same words.
         if "interpreter shutdown" in str(error):
             return False
         remedy = "`Timeout(..., cooperative=True)` needs none"

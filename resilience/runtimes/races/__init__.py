@@ -1,18 +1,18 @@
-"""Races: the rest of a chain, several times at once, until that is decided. What `Runtime.race` does.
+"""Races: the implementations of `Runtime.race`, which runs the rest of a chain several times at once.
 
-The first attempt runs where it would run without a race. So a race in which nothing happens costs a timer, and what the
-function does to its task (context variables, cancel scopes) is done to the caller's own. Each runtime has to say how an
-attempt is begun beside it, how one is cut off, and what rings when the next one is due:
+The first attempt runs where it would run without a race. So a race without a second attempt costs one timer, and the
+function changes its caller's own task (context variables, cancel scopes). Each runtime defines how another attempt is
+started, how an attempt is cut off, and how the next attempt is scheduled:
 
-    asyncio      the first attempt runs in the caller's task, which is cancelled once if another one decides, with the
-                 accounting of `asyncio.timeout`; the others in tasks
-    trio         each attempt runs in a cancel scope, the others in system tasks. One task of the run rings for all its
-                 races: a nursery and a task for each race would cost five times as much
-    engines      each attempt runs under a timer that fires when it is told to, the others in clients of their own.
-                 In a simulation that is its engine. In threads each race has one, on the process clock: all policies
+    asyncio      the first attempt runs in the caller's task, which is cancelled once if another attempt decides the
+                 race, with the accounting of `asyncio.timeout`; the others run in tasks
+    trio         each attempt runs in a cancel scope; the others run in system tasks. One task of the trio run starts
+                 the attempts of all its races: a nursery and a task for each race would cost five times as much
+    engines      each attempt runs under a timer that fires on demand; the others run in clients of their own. A
+                 simulation uses its engine. In threads each race has an engine on the process clock: all policies
                  stay in the calling thread, and each function runs on a worker
 
-A race leaves nothing behind: it ends when all of its attempts have ended, also where its caller is cancelled meanwhile.
+A race leaves nothing behind: it ends when all its attempts have ended, even if its caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from resilience.runtimes.base import Plan, Runtime, Waiter
 
 
 class Race(ABC):
-    """A race; what it has in common in all runtimes."""
+    """The part of a race that is the same in all runtimes."""
 
     def __init__(self, runtime: Runtime, call: Callable[[Any], Awaitable[Any]], plan: Plan[Any]) -> None:
         self._runtime = runtime
         self._call = call
         self._plan = plan
-        self._begun = 0  # attempts, the first included
-        self._beside = 0  # attempts beside the first that have not come to their ends, begun or not
-        self._running: dict[int, Callable[[], object]] = {}  # by number, what cuts an attempt off
+        self._begun = 0  # the number of attempts, the first included
+        self._beside = 0  # the number of attempts beside the first that have not ended, begun or not
+        self._running: dict[int, Callable[[], object]] = {}  # what cuts off each attempt, by its number
         self._rings_at = inf
         self._is_decided = False
-        self._error: BaseException | None = None  # what is raised in the end
+        self._error: BaseException | None = None  # the error that `run` raises
         self._waiter: Waiter | None = None
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class Race(ABC):
                 await self._run_cuttable(0, first)
             while not self._is_decided and (self._beside or self._plan.due != inf):
                 await self._change()
-        except GeneratorExit:  # nothing can be awaited any more
+        except GeneratorExit:  # a coroutine that is being closed cannot await
             is_closed = True
             raise
         finally:
@@ -72,7 +72,7 @@ class Race(ABC):
     # --- an attempt ---
 
     async def _attempt(self, number: int, ctx: Any) -> None:
-        """Make an attempt, and tell the plan how it ended. What is no outcome comes out."""
+        """Make an attempt, and report its outcome to the plan. Cancellation and interrupts propagate."""
         outcome: Outcome[Any]
         try:
             outcome = Success(await self._call(ctx))
@@ -93,7 +93,7 @@ class Race(ABC):
             del outcome  # no cycle: a failure's traceback holds this frame
 
     async def _attempt_beside(self, number: int, ctx: Any) -> None:
-        """Make an attempt beside the first. What comes out ends the race, and comes out of that."""
+        """Make an attempt beside the first. An exception that comes out ends the race, which raises it."""
         try:
             if not self._is_decided:
                 await self._run_cuttable(number, ctx)
@@ -109,7 +109,7 @@ class Race(ABC):
         self._wake()
 
     def _end(self) -> None:
-        """Begin no further attempt, and cut off those that run."""
+        """Start no further attempt, and cut off the running ones."""
         self._is_decided = True
         self._set_next()
         while self._running:
@@ -118,15 +118,15 @@ class Race(ABC):
     # --- the next attempt ---
 
     def _set_next(self) -> None:
-        """Ring when the next attempt is due."""
+        """Schedule the next attempt."""
         due = inf if self._is_decided else self._plan.due
         if due != self._rings_at:
             self._rings_at = due
             self._ring_at(due)
 
     def _ring(self) -> None:
-        """Begin the attempts that are due."""
-        now = max(clock.now(), self._rings_at)  # the timer of an event loop may ring a little early
+        """Start the attempts that are due."""
+        now = max(clock.now(), self._rings_at)  # the timer of an event loop may fire a little early
         self._rings_at = inf
         try:
             while not self._is_decided and self._plan.due <= now:
@@ -150,7 +150,7 @@ class Race(ABC):
     # --- waiting ---
 
     async def _change(self) -> None:
-        """Wait until an attempt has ended, or no other one will begin."""
+        """Wait until an attempt beside the first ends, or no further attempt will begin."""
         self._waiter = self._runtime.waiter()
         await self._waiter.wait(inf, None)
 
@@ -160,17 +160,17 @@ class Race(ABC):
             waiter.wake()
 
     def _one_ended(self) -> None:
-        """Note that an attempt beside the first has come to its end."""
+        """Record that an attempt beside the first has ended."""
         self._beside -= 1
         self._wake()
 
     async def _others_ended(self) -> None:
-        """Wait for the ends of all attempts. A cancellation that comes meanwhile takes hold after them."""
+        """Wait until all attempts have ended. A cancellation that arrives meanwhile is raised after that."""
         interrupt: BaseException | None = None
         while self._beside:
             try:
                 await self._change()
-            except (GeneratorExit, Exception):  # closed, or it cannot wait
+            except (GeneratorExit, Exception):  # closed, or unable to wait
                 raise  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
             except BaseException as error:
                 interrupt = error
@@ -181,11 +181,11 @@ class Race(ABC):
                 del interrupt
 
     async def _close(self, late: object) -> None:
-        """Close a result that came too late."""
+        """Close a result that arrived too late."""
         await self._runtime.close(late)
 
     def _forget(self) -> None:
-        """Let go of what may refer to this race: what has rung, and an error whose traceback has frames of it."""
+        """Break the reference cycles through the scheduled call, and through the traceback of an error."""
         self._ring_at(inf)
         self._error = self._waiter = None
         del self._call, self._plan
@@ -194,12 +194,12 @@ class Race(ABC):
 
     @abstractmethod
     async def _run_cuttable(self, number: int, ctx: Any) -> None:
-        """Run `self._attempt(number, ctx)`, with what cuts it off in `self._running`. That does not come out."""
+        """Run `self._attempt(number, ctx)`. Put what cuts it off in `self._running`, and swallow that cancellation."""
 
     @abstractmethod
     def _start(self, number: int, ctx: Any) -> None:
-        """Start `self._attempt_beside(number, ctx)`, after whose end comes `self._one_ended()`."""
+        """Start `self._attempt_beside(number, ctx)`, and call `self._one_ended()` when it has ended."""
 
     @abstractmethod
     def _ring_at(self, due: float) -> None:
-        """Call `self._ring` at this instant instead of the one before; infinity: not at all."""
+        """Call `self._ring` at this instant, not at the one scheduled before; never, if the instant is infinity."""

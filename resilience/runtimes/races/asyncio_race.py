@@ -1,4 +1,4 @@
-"""Races in asyncio. Imported where there is a task of it."""
+"""Races in asyncio. This module is imported only in an asyncio task."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AsyncioRace(Race):
         self._task = task
         self._loop = task.get_loop()
         self._variables = copy_context()
-        self.deadline: float  # of the alarm: when the next attempt is due
+        self.deadline: float  # when the next attempt is due, for the alarm
         self._alarm: Alarm | None = None
-        self._has_cancelled = False  # the caller's task, to cut off the first attempt
+        self._has_cancelled = False  # the caller's task, which runs the first attempt
 
     @override
     async def _run_cuttable(self, number: int, ctx: Any) -> None:
@@ -37,7 +37,7 @@ class AsyncioRace(Race):
             try:
                 await self._attempt(number, ctx)
             except asyncio.CancelledError:
-                if not self._is_decided:  # it was no other attempt that has cancelled it
+                if not self._is_decided:  # cancelled by other code, not by this race
                     raise
             return
         task, before = self._task, self._task.cancelling()
@@ -47,7 +47,7 @@ class AsyncioRace(Race):
         except BaseException as error:
             if not self._has_cancelled or task.uncancel() > before or not isinstance(error, asyncio.CancelledError):
                 raise
-        else:  # it may have swallowed what was meant for its caller as well
+        else:  # the attempt may also have swallowed a cancellation of the caller
             if self._has_cancelled and task.uncancel() > before:
                 raise asyncio.CancelledError  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
 
@@ -58,12 +58,12 @@ class AsyncioRace(Race):
     @override
     def _start(self, number: int, ctx: Any) -> None:
         task = self._loop.create_task(self._attempt_beside(number, ctx), context=self._variables.copy())
-        if not task.done():  # pragma: no branch (an eager one may have come to its end)
+        if not task.done():  # pragma: no branch (an eager task may have ended)
             self._running[number] = task.cancel
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._one_ended()  # also that of a task which was cancelled before it began
+        self._one_ended()  # also called for a task that was cancelled before it began
 
     @override
     def _ring_at(self, due: float) -> None:
@@ -78,7 +78,7 @@ class AsyncioRace(Race):
             alarm.pending[self] = None
 
     def ring(self) -> None:
-        """Begin the attempts that are due: what the alarm calls."""
+        """Start the attempts that are due. Called by the alarm."""
         self._variables.run(self._ring)
 
     @override

@@ -1,7 +1,7 @@
 """Races in threads: an engine on the process clock, which runs all policies of all attempts in the calling thread.
 
-Only functions go to workers, one hop each, as under a `Timeout`. So an attempt that is cut off is unwound at once, its
-permits and probes come back, and only its function is walked away from.
+Only the functions run on workers, as under a `Timeout`. So an attempt that is cut off is unwound at once, its permits
+and probes are released, and only its function is abandoned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_race(host: Runtime, call: Callable[[Any], Awaitable[Any]], ctx: Any, pla
 
 @final
 class ThreadRace(EngineRace):
-    """A race in a thread. Where too many abandoned calls still run, nothing is begun beside the first attempt."""
+    """A race in a thread. If too many abandoned calls still run, no attempt is started beside the first."""
 
     @override
     def _ring(self) -> None:
@@ -45,7 +45,7 @@ class ThreadRace(EngineRace):
 
 @final
 class ThreadEngine(Engine):
-    """An engine on the process clock, for one race in one thread. Other threads may wake what waits in it."""
+    """An engine on the process clock, for one race in one thread. Other threads may wake its clients."""
 
     def __init__(self, host: Runtime) -> None:
         super().__init__(host)
@@ -59,13 +59,13 @@ class ThreadEngine(Engine):
         self._woken.append(waiter)
         try:
             self._bell.release()
-        except RuntimeError:  # it rings already
+        except RuntimeError:  # it was released already
             return
 
     def run_to_end(self, coroutine: Coroutine[Any, None, object], timer: Timer | None) -> None:
-        """Run until `coroutine` has ended. What interrupts this thread, or `timer`, cuts it off first.
+        """Run until `coroutine` has ended. An interrupt of this thread and `timer` are thrown into it.
 
-        :param timer: the tightest one around.
+        :param timer: the tightest timer around the race.
         """
         main = Client(coroutine, _directly)
         self._clients[main] = None
@@ -88,7 +88,7 @@ class ThreadEngine(Engine):
             del interrupt
 
     def _has_come(self, deadline: float) -> bool:
-        """Do what is to be done next, or wait for that; true where the deadline has passed before."""
+        """Resume a client, call an alarm, or wait until one is due; true if the deadline has passed first."""
         ends_at = self._queue[0][0] if self._queue else inf
         if self._woken and ends_at != -inf:
             waiter = self._woken.popleft()
@@ -114,7 +114,7 @@ class ThreadEngine(Engine):
                 self._resume(client, None if due is None else due.expire())
 
     def _resume(self, client: Client, error: BaseException | None = None) -> None:
-        """Send a client on, with an error thrown into it, if there is one."""
+        """Resume a client, or throw `error` into it."""
         self.current = client
         client.resumes_at = -1
         try:
@@ -140,9 +140,9 @@ class ThreadEngine(Engine):
         del self._clients[client]
 
     def forget(self) -> None:
-        """Let go of everything, at the end."""
+        """Drop all entries and clients, at the end."""
         self._queue.clear()
-        for client in self._clients:  # its race has been closed
+        for client in self._clients:  # the race was closed
             client.coroutine.close()  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
         del self.runtime._engine, self.current
 
@@ -151,12 +151,12 @@ def _directly(function: Callable[..., Any], /, *arguments: object) -> Any:
     try:
         return function(*arguments)
     finally:
-        del arguments  # no cycle: an error that is thrown in -> traceback -> this frame -> error
+        del arguments  # no cycle: an error to throw -> traceback -> this frame -> error
 
 
 @final
 class RacingRuntime(EngineRuntime):
-    """What policies may ask of a race in threads; and how the function is called there."""
+    """The runtime of policies inside a race in threads, which also calls the function."""
 
     @override
     async def race(self, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
@@ -167,14 +167,14 @@ class RacingRuntime(EngineRuntime):
     async def run_within(
         self, seconds: float, function: Callable[[], Any], policy: str, outer: Timer | None = None
     ) -> Any:
-        return await self._host.run_within(seconds, function, policy)  # no entry of the queue could interrupt it
+        return await self._host.run_within(seconds, function, policy)  # no entry of the heap could interrupt it
 
     def job(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> RacingJob:
-        """Make the job of calling the function, in a copy of the variables of now."""
+        """Make the job that calls the function, in a copy of the current `contextvars`."""
         return RacingJob(self.waiter(), self._host, function, arguments, keywords)
 
     async def done(self, job: RacingJob, policy: str) -> Any:
-        """Have a worker do the job, and return what comes out; walk away from it where this is cut off."""
+        """Run the job on a worker, and return its result. If this is cut off, abandon the job."""
         if not workers.pool.begin(job, policy):  # the interpreter is shutting down
             job.run()
         else:
@@ -192,7 +192,7 @@ class RacingRuntime(EngineRuntime):
 
 @final
 class RacingJob(workers.Job):
-    """A function of a race on its worker."""
+    """The call of a function on a worker, for one attempt of a race."""
 
     __slots__ = ("host", "waiter")
 
@@ -214,7 +214,7 @@ class RacingJob(workers.Job):
 
     @override
     def drop(self) -> None:
-        """Close the result, which came too late."""
+        """Close the result, which arrived too late."""
         try:
             drive(self.host.close(self._value))
         finally:

@@ -1,4 +1,4 @@
-"""Races in trio. Imported where there is a task of it."""
+"""Races in trio. This module is imported only in a trio task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TrioRace(Race):
 
 @final
 class Bell:
-    """What rings at an instant; nothing where it has been told not to."""
+    """A call at an instant, which can be cancelled: then `ring` is None."""
 
     __slots__ = ("due", "ring")
 
@@ -79,17 +79,17 @@ class Bell:
 
 @final
 class Ringer:
-    """The one task of a trio run that waits for the bells of all its races."""
+    """The task of a trio run that makes the scheduled calls of all its races."""
 
     def __init__(self, trio: Any) -> None:
         self._trio = trio
         self._bells: list[Bell] = []  # a heap
-        self._most = 64  # above which it looks for those that will not ring
+        self._most = 64  # at this size, cancelled calls are removed from the heap
         self._wakes_at = -inf
         self._woken: Any = trio.Event()
 
     def add(self, bell: Bell) -> None:
-        """Ring this bell when it is due."""
+        """Add a call."""
         if len(self._bells) >= self._most:
             self._bells = [it for it in self._bells if it.ring is not None]
             self._most = max(64, 2 * len(self._bells))
@@ -99,10 +99,10 @@ class Ringer:
             self._woken.set()
 
     async def run(self) -> None:
-        """Ring, for as long as the run lasts."""
+        """Make each call when it is due, as long as the trio run lasts."""
         while True:
             while self._bells and (self._bells[0].ring is None or self._bells[0].due <= clock.now()):
-                bell = heappop(self._bells)  # not its function, which keeps the race: this task may wait for long
+                bell = heappop(self._bells)  # no variable for its function, which refers to the race
                 if bell.ring is not None:
                     bell.ring()
             self._woken = self._trio.Event()
@@ -112,11 +112,11 @@ class Ringer:
             self._wakes_at = -inf
 
 
-_ringers: Any = None  # a variable of each run
+_ringers: Any = None  # a `RunVar`: one value for each trio run
 
 
 def ringer_of(trio: Any) -> Ringer:
-    """Return the one of this run."""
+    """Return the one of the current trio run, or start it."""
     global _ringers
     if _ringers is None:
         _ringers = trio.lowlevel.RunVar("resilience.ringer")

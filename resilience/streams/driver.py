@@ -1,4 +1,4 @@
-"""The driver of a stream: it pulls items past the policies, and sends the chain on where there is none."""
+"""The driver of a stream: it pulls items past the policies, and resumes the chain when there are no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resilience.streams.source import END, Closed, Opened, close_all, pulls, wit
 
 
 class Settings(Protocol):
-    """What was asked for with `policy.streaming(...)`."""
+    """The parameters of `policy.streaming(...)`."""
 
     policy: Executed
     first: float
@@ -42,11 +42,11 @@ class Settings(Protocol):
 def steps(
     run: Callable[..., Any], coroutine: Any, error: BaseException | None = None, out: Any = END
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in other context variables, until it ends, has opened a source or brought an item.
+    """Await a coroutine in other context variables, until it ends or yields an `Opened`.
 
     :param run: runs a function in those variables.
-    :param error: what is thrown into it first.
-    :param out: what it is suspended with, if it has been sent on already.
+    :param error: an exception to throw into the coroutine first.
+    :param out: the value that the coroutine has yielded to the event loop, if it has been resumed already.
     """
     sent, step = None, coroutine
     try:
@@ -62,9 +62,9 @@ def steps(
             try:
                 sent = yield out  # for the event loop
             except GeneratorExit as thrown:
-                # Before 3.13, to close what awaits `asend()` does not close the generator.
+                # Before 3.13, closing a coroutine that awaits `asend()` does not close the generator.
                 error, step = thrown, getattr(coroutine, "gi_yieldfrom", None) or coroutine
-            except BaseException as thrown:  # a cancellation, say: for what the coroutine waits in
+            except BaseException as thrown:  # a cancellation, for example: for the awaitable on which it waits
                 error = thrown
             out = END
     finally:
@@ -73,7 +73,7 @@ def steps(
 
 @final
 class Driver:
-    """Pulls the items of one stream, one after another. In blocking code, nothing in it suspends."""
+    """Pulls the items of one stream, one after another. In blocking code, its coroutines never suspend."""
 
     def __init__(
         self,
@@ -93,24 +93,24 @@ class Driver:
         self._chain: Any = None
         self._record: Record | None
         self._has_begun = False
-        #: Runs a function in the variables of the stream. Made with the rest by the first pull.
+        #: Runs a function in the variables of the stream. Set, like the attributes without a value, by the first pull.
         self.run: Callable[..., Any]
         self._opened: Opened | None = None
-        self._pulls: Any = None  # in tasks, those of what is open
-        self._quick: Callable[[], Any] | None = None  # what `take` is, once the source has brought an item
-        self._answer: Any = None  # the iterator of another value that stands in for the stream
+        self._pulls: Any = None  # in tasks, the `pulls` of the open source
+        self._quick: Callable[[], Any] | None = None  # the value of `take` once the source has delivered an item
+        self._answer: Any = None  # the iterator of a value that replaces the stream
         self._answer_of: Any = None  # that value
         self.is_over: bool = False
         self.is_busy: bool = False
-        #: Takes the next item of a source that has brought one, in tasks until the event loop is to wait for it.
-        #: None where there is more to do.
+        #: Takes the next item of a source that has delivered one; in tasks, up to the first wait in the event loop.
+        #: None if a pull has more to do.
         self.take: Callable[[], Any] | None = None
 
     async def pull(self, is_taken: bool = False, error: BaseException | None = None) -> Any:
         """Return the next item, or `END`.
 
-        :param is_taken: whether `take` was called, which has found no other item.
-        :param error: what it has raised.
+        :param is_taken: whether `take` was called, and found no item.
+        :param error: the exception that `take` raised, if any.
         """
         if self.is_over:
             return END
@@ -134,11 +134,11 @@ class Driver:
             error = None  # no cycle: error -> traceback -> this frame -> error
 
     def refuse(self) -> None:
-        """Raise, as another thread or task waits for an item."""
+        """Raise, because another thread or task waits for an item."""
         raise RuntimeError("an item of this stream is being waited for already")
 
     async def wait(self, out: Any) -> Any:
-        """Return what `take` would have returned, had it not to wait in the event loop first: with `out`, now."""
+        """Finish a `take` that must wait in the event loop, to which `out` is to be yielded; return its result."""
         take, self.take, self.is_busy = self.take, None, True
         try:
             return await steps(self.run, self._pulls, out=out)
@@ -146,17 +146,17 @@ class Driver:
             self.take, self.is_busy = take, False
 
     async def close(self) -> None:
-        """End the stream, which the consumer leaves. Where it has had an item, the call has ended well."""
+        """End the stream for its consumer. If an item was delivered, the call has succeeded."""
         if self.is_busy:
             self.refuse()
         self.runtime.leave()
-        is_collected = getattr(self._chain, "cr_frame", self) is None  # with a cycle that the stream was part of
+        is_collected = getattr(self._chain, "cr_frame", self) is None  # closed already, in a cycle with the stream
         try:
             if self._opened is not None and self.runtime.items and not is_collected:
                 await self._advance(Closed())
             elif not self.is_over and self._has_begun:
                 self._end(None if self._answer is not None else GeneratorExit())
-        except Closed:  # pragma: no cover (a policy has called once more; the tracer has lost this frame by then)
+        except Closed:  # pragma: no cover (a policy has made another call; the tracer has lost this frame by then)
             pass
         finally:
             self.is_over = True
@@ -186,7 +186,7 @@ class Driver:
         await self._advance(None)
 
     async def _pull_from(self, opened: Opened, is_taken: bool, error: BaseException | None) -> Any:
-        """Return the next item of an open source; `END` where the chain was sent on instead."""
+        """Return the next item of an open source; `END` if the chain was resumed instead."""
         try:
             if error is None and not is_taken:
                 item = await self._next_of(opened)
@@ -221,7 +221,7 @@ class Driver:
         return item
 
     async def _advance(self, error: BaseException | None) -> None:
-        """Send the chain on, or throw the error into it, until a source is open or the chain ends."""
+        """Resume the chain, or throw `error` into it, until it has opened a source or ended."""
         was_open = self._opened is not None
         if isinstance(error, GeneratorExit):  # the consumer's coroutine is closed
             self.runtime.leave()
@@ -231,7 +231,7 @@ class Driver:
             if type(out) is Opened:
                 self._open(out)
             elif self.runtime.items and isinstance(error, Exception):
-                raise error  # a value cannot stand in for a stream that has begun
+                raise error  # a value cannot replace a stream that has begun
             elif self.runtime.items or (was_open and error is None and out is None):
                 self._end(None)
             else:

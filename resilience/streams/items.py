@@ -1,4 +1,4 @@
-"""What the consumer of a stream has: an iterator, which it can close."""
+"""The iterators of a stream, which its consumer can close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @final
 class Stream(Generator[T, None, None]):
-    """The items of a stream in blocking code. Close it where you do not consume it to its end."""
+    """The items of a stream in blocking code. Close it if you do not consume it to its end."""
 
     __slots__ = ("_driver",)
 
@@ -60,17 +60,17 @@ class Stream(Generator[T, None, None]):
 
     @override
     def close(self) -> None:
-        """End the stream: give back what the policies hold, and close the source."""
+        """End the stream: let the policies release what they hold, and close the source."""
         drive(self._driver.close())
 
     def __del__(self) -> None:
-        """End a stream that was left behind, as a generator does."""
+        """Close a stream that is garbage-collected, as generators do."""
         self.close()
 
 
 @final
 class AsyncStream(AsyncGenerator[T, None]):
-    """The items of a stream in tasks. Use `contextlib.aclosing` where you do not consume it to its end."""
+    """The items of a stream in tasks. Use `contextlib.aclosing` if you do not consume it to its end."""
 
     __slots__ = ("__weakref__", "_driver", "_finalizer")
 
@@ -114,15 +114,15 @@ class AsyncStream(AsyncGenerator[T, None]):
 
     @override
     async def aclose(self) -> None:
-        """End the stream: give back what the policies hold, and close the source."""
+        """End the stream: let the policies release what they hold, and close the source."""
         await self._driver.close()
 
     def __del__(self) -> None:
-        """Have the event loop close a stream that was left behind, as PEP 525 has it for asynchronous generators."""
+        """Let the event loop close a stream that is garbage-collected, as asynchronous generators do (PEP 525)."""
         if self._finalizer is not None and not self._driver.is_over:
             self._finalizer(self)
 
 
 def _refuse_value(method: str, value: object) -> None:
     if value is not None:
-        raise TypeError(f"{method}() of a stream takes no value: its source is called anew where it is repeated")
+        raise TypeError(f"{method}() of a stream takes no value: its source is called again if it is retried")

@@ -1,4 +1,4 @@
-"""What policies find as their runtime inside a stream: that of the consumer, whose timers are instants."""
+"""The runtime of policies inside a stream: that of the consumer, with timers that are only deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilience.runtimes.base import DEFAULT_MAX_ABANDONED, Expired, PassiveTime
 
 @final
 class StreamWaiter(Waiter):
-    """A place in a queue: the wait ends with the limit around it, too."""
+    """A waiter whose wait also ends at the deadline of the timer around it."""
 
     def __init__(self, inner: Waiter) -> None:
         self._inner = inner
@@ -41,10 +41,10 @@ class StreamWaiter(Waiter):
 
 @final
 class StreamRuntime(Runtime):
-    """The runtime of the consumer, in which timers are instants.
+    """The runtime of the consumer, with timers that are only deadlines.
 
-    :param host: threads or tasks.
-    :param resume: the functions of an item that return what the next call is given, by keyword.
+    :param host: the runtime of threads or of tasks.
+    :param resume: the functions that compute keyword arguments of the next call from an item, by keyword.
     """
 
     is_shareable: bool = False
@@ -52,23 +52,23 @@ class StreamRuntime(Runtime):
     def __init__(self, host: Runtime, resume: Mapping[str, Callable[[Any], Any]]) -> None:
         self.host = host
         self.resume = resume
-        #: How many items were handed out, in all attempts.
+        #: How many items were delivered, in all attempts.
         self.items: int = 0
-        #: What the function is called with the next time, besides its own arguments.
+        #: The keyword arguments of the next call of the function, besides its own.
         self.keywords: dict[str, Any] = {}
         #: Whether the consumer has closed the stream.
         self.is_left: bool = False
 
     def hand_out(self, item: Any) -> None:
-        """Note an item before the consumer has it."""
-        self.is_repeatable: bool = False  # what `resume` raises comes out
+        """Record an item before the consumer gets it."""
+        self.is_repeatable: bool = False  # an error of `resume` is raised, and not retried
         self.keywords = {name: token_of(item) for name, token_of in self.resume.items()}
         self.items += 1
         self.is_answerable: bool = False
         self.is_repeatable = bool(self.resume)
 
     def leave(self) -> None:
-        """Note that the consumer wants no more: nothing is called again."""
+        """Record that the consumer has closed the stream, so that no policy makes another call."""
         self.is_left, self.is_repeatable = True, False
 
     @override
@@ -108,7 +108,7 @@ class StreamRuntime(Runtime):
             return await self.host.run_within(max(0.0, left), function, policy, None)
         except TimeoutExceeded:
             if clock.now() < outer.deadline:
-                raise  # the function's own
+                raise  # the limit of the function itself
             raise Expired(outer) from None
 
     @override

@@ -1,4 +1,4 @@
-"""The innermost stage of a stream: it opens the source, and suspends the chain with it. And how items are pulled."""
+"""The innermost stage of a stream, which opens the source and suspends the chain; and the pulls of its items."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from resilience.runtimes.driving import drive
 from resilience.runtimes.tasks import TASKS
 from resilience.streams.runtime import StreamRuntime
 
-#: What a pull brings where there is no other item.
+#: The result of a pull if there are no more items.
 END: Final[Any] = object()
 
 
 class Closed(BaseException):
-    """The consumer wants no more. Only the innermost stage takes it; it raises it, should it be called once more."""
+    """Thrown into a chain whose consumer has stopped. Only the innermost stage catches it, and raises it if called."""
 
 
 @final
 class Opened:
-    """A source that is open: what the chain is suspended with, and in tasks what its `pulls` are with each item.
+    """An open source. The chain yields it to the driver, and in tasks its `pulls` yield it with each item.
 
     :param items: the iterator of the items of `source`.
-    :param first_until: the instant until which the first item has to come.
-    :param run: runs a function in the variables of the source, in blocking code, where those of the chain are in use.
+    :param first_until: the instant by which the first item must arrive.
+    :param run: runs a function in the source's own variables; needed in blocking code, where the chain's are in use.
     """
 
     __slots__ = ("ctx", "first_until", "is_first", "item", "items", "run", "source")
@@ -51,7 +51,7 @@ class Opened:
         self.run: Callable[..., Any] = run
         #: Whether the next pull is the first one.
         self.is_first: bool = True
-        #: What the last pull has brought.
+        #: The result of the last pull.
         self.item: Any = None
 
 
@@ -61,9 +61,9 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 
 
 async def keep_open(first: float, ctx: Context) -> None:
-    """Open the source and keep it open. What a pull raises is thrown in here."""
+    """Open the source, and keep it open until the driver resumes this, or throws in the error of a pull."""
     record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
-    is_collected = False  # the collector closes this coroutine, which cannot await then: `Driver.close` does
+    is_collected = False  # the collector may close this coroutine, which cannot await then: `Driver.close` does
     if runtime.is_left:
         raise Closed
     now = clock.now()
@@ -71,7 +71,7 @@ async def keep_open(first: float, ctx: Context) -> None:
     if record is not None:
         record.begin_attempt()
     token = set_ambient(ctx)
-    run = contextvars.copy_context().run  # of the source: a worker enters these, while the chain is in its own
+    run = contextvars.copy_context().run  # for the source, on a worker: the chain's are in use
     try:
         opened = source, items = await within(ctx, now + first, first, functools.partial(_open, run), ctx)
         await _suspend_with(Opened(source, items, ctx, now + first, run))
@@ -100,25 +100,25 @@ def _close_in(run: Callable[..., Any], runtime: Runtime, source: Any, items: Any
 
     try:
         run(close)
-    except RuntimeError:  # a worker is in these variables, in a pull that was walked away from
+    except RuntimeError:  # a worker uses these variables, in an abandoned pull
         close()
 
 
 async def close_all(runtime: Runtime, source: Any, items: Any) -> None:
-    """Close the iterator of the items, and what it iterates over, which holds the connection of many clients."""
-    if getattr(items, "gi_running", False):  # a worker is in a pull that was walked away from: closed when dropped
+    """Close the iterator, and the source, which in many clients holds the connection."""
+    if getattr(items, "gi_running", False):  # a worker runs it, in an abandoned pull: it is closed when dropped
         return
     try:
         await runtime.close(items)
     finally:
         if source is not items:
             await runtime.close(source)
-        if not hasattr(source, "close") and hasattr(source, "cancel"):  # a call of gRPC
+        if not hasattr(source, "close") and hasattr(source, "cancel"):  # a gRPC call
             source.cancel()
 
 
 def _open(run: Callable[..., Any], ctx: Context) -> Any:
-    """Call what the context carries; return that, and the iterator of its items; in tasks an awaitable of both."""
+    """Call the function; return its result and the iterator of its items, in tasks an awaitable of both."""
     runtime: Any = ctx.runtime
     function, arguments = ctx._function, (ctx,) if ctx._arguments is None else ctx._arguments
     try:
@@ -157,7 +157,7 @@ async def _awaited(function: object, source: Any) -> tuple[Any, Any]:
 async def within(ctx: Context, until: float, limit: float, step: Callable[[Any], Any], argument: Any) -> Any:
     """Return `step(argument)`, awaited in tasks, or cut it off.
 
-    :param until: the instant of the stream's own limit, which is `limit` in seconds.
+    :param until: the instant at which the stream's own limit ends, which is `limit` in seconds.
     """
     timer = ctx._timer if isinstance(ctx._timer, PassiveTimer) else None
     runtime: Any = ctx.runtime
@@ -181,10 +181,10 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
 
 @types.coroutine
 def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> Generator[Any, Any, None]:
-    """Pull the items in tasks: suspend with the source each time it has brought one, and end where it ends.
+    """Pull the items in tasks: yield `opened` for each item, and whatever the source yields to the event loop.
 
-    What the source waits in, the event loop is given in between. `yield from`, and not a loop of single pulls:
-    catching the `StopIteration` with which each would end costs as much as all the rest.
+    A pull is a `yield from` in one generator. With a generator for each pull, catching the `StopIteration` with
+    which it ends would cost as much as all the rest.
     """
     begin, is_native = opened.items.__anext__, type(opened.items) is types.AsyncGeneratorType
     timer = opened.ctx._timer if isinstance(opened.ctx._timer, PassiveTimer) else None
@@ -226,5 +226,5 @@ def _abandonable(timer: PassiveTimer | None) -> int:
     return DEFAULT_MAX_ABANDONED if timer is None else timer.max_abandoned
 
 
-#: What errors call the limits of a stream.
+#: The name of a stream's own limits in errors.
 _NAME: Final = "streaming"

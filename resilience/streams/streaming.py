@@ -1,4 +1,4 @@
-"""`policy.streaming(...)`: a policy around functions that bring items."""
+"""`policy.streaming(...)`: a policy around functions that return items."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ T = TypeVar("T")
 def _is_async(fn: Any) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    method = getattr(type(fn), "__call__", None)  # noqa: B004  # it is looked at, not asked for
+    method = getattr(type(fn), "__call__", None)  # noqa: B004  # its type matters, not whether it is callable
     return any(map(inspect.isasyncgenfunction, (fn, method))) or is_coroutine_function(fn)
 
 
 @final
 class Streaming:
-    """A policy around functions that bring items: what `policy.streaming(...)` returns.
+    """A policy around functions that return items: the result of `policy.streaming(...)`.
 
-    Decorates them, calls them, and wraps methods of clients, as the policy itself does with functions that return a
-    result.
+    It decorates such functions, calls them, and wraps methods of clients, as the policy itself does with functions
+    that return one result.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Streaming:
         }
         innermost = functools.partial(keep_open, self.first)
         chain: Any = policy._resilience_chain()
-        if policy._resilience_listeners:  # the execution knows them; the chain begins with who tells them in others
+        if policy._resilience_listeners:  # the execution reports to them; the first stage would, too
             chain = chain[1:]
         for it in chain:
             if not getattr(it, "_resilience_streams", True):
@@ -76,7 +76,7 @@ class Streaming:
 
     @property
     def stage(self) -> Callable[[Context], Any]:
-        """The chain; without its policies where these are switched off."""
+        """The chain; without its policies if they are switched off."""
         return self._innermost if subscribers.policies_off else self._stage
 
     def __repr__(self) -> str:
@@ -94,10 +94,10 @@ class Streaming:
     @overload
     def __call__(self, fn: Callable[P, Iterable[T]], /) -> Callable[P, Generator[T, None, None]]: ...
     def __call__(self, fn: Any) -> Any:
-        """Decorate a function that brings items: each call of it is a stream under the policy.
+        """Decorate a function that returns items: each call of it is a stream under the policy.
 
         It may be a generator function, asynchronous or not, or return an iterator, or be a coroutine function that
-        returns an asynchronous one. Nothing runs before the first item is asked for.
+        returns an asynchronous iterator. Nothing runs before the first item is requested.
         """
         if isinstance(fn, (staticmethod, classmethod)):
             return type(fn)(self(fn.__func__))
@@ -180,11 +180,11 @@ class Streaming:
         return self._stream(True, fn, None, {}, ctx)
 
     def proxy(self, client: C, /, *names: str) -> C:
-        """Return the client with the named methods, which bring items, run through the policy."""
+        """Return the client with the named methods, which return items, run through the policy."""
         return self._proxy(client, names, self)
 
     def aproxy(self, client: C, /, *names: str) -> C:
-        """Do so for asynchronous methods that are neither coroutine functions nor generator functions."""
+        """Do the same for asynchronous methods that are neither coroutine functions nor asynchronous generators."""
         return self._proxy(client, names, lambda fn: named_like(self._protect(fn, True), fn))
 
     def _proxy(self, client: C, names: tuple[str, ...], protect: Callable[..., Any]) -> C:

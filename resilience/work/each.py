@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from resilience import checks
 from resilience.callables import require_callable
-from resilience.errors import Misuse
+from resilience.errors import BlockMisuse, Misuse
 from resilience.executable import acaptured, captured
 from resilience.outcome import Outcome
 from resilience.policy import Policy
@@ -133,17 +133,21 @@ class Each(Generic[Item, R]):
         self._threads: _Threads
         self._tasks: _Tasks
         self._group: TaskGroup
+        self._is_open = False
 
     def __enter__(self) -> Iterator[tuple[Item, Outcome[R]]]:
         if not isinstance(self._job.items, Iterable):
             raise TypeError("these items are asynchronous: use `async with each(...)`")
+        self._open()
         self._threads = _Threads(self._job, iter(self._job.items))
         return self._threads
 
     def __exit__(self, *error: object) -> None:
+        self._is_open = False
         self._threads.close()
 
     async def __aenter__(self) -> AsyncIterator[tuple[Item, Outcome[R]]]:
+        self._open()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._tasks = _Tasks(self._job)
@@ -151,12 +155,18 @@ class Each(Generic[Item, R]):
         return self._tasks
 
     async def __aexit__(self, *error: object) -> None:
+        self._is_open = False
         self._tasks.close()
         self._group.cancel_scope.cancel()
         try:
             await self._group.__aexit__(None, None, None)  # without the error of the block, which it would wrap
         except ExceptionGroup as group:  # an error in closing the items, unwrapped as well
             raise group.exceptions[0] from None
+
+    def _open(self) -> None:
+        if self._is_open:
+            raise BlockMisuse("this block of `each` is in use: open another one")
+        self._is_open = True
 
 
 @final

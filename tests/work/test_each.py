@@ -456,6 +456,26 @@ async def test_a_shielded_loop_does_not_wait_for_calls_that_are_cancelled(tasks_
     assert seen == [0]
 
 
+async def test_a_block_that_is_in_use_is_not_entered_again(world: World) -> None:
+    """It may be used once more after its end."""
+
+    async def work(number: int) -> int:
+        return number
+
+    block = each(Retry(1), world.native(work), [1, 2], limit=1)
+    for _ in range(2):
+        if world.blocking:
+            with block as outcomes:
+                with pytest.raises(RuntimeError, match="in use: open another one"), block:
+                    pass
+                assert [number for number, _ in outcomes] == [1, 2]
+        else:
+            async with block as outcomes:
+                with pytest.raises(RuntimeError, match="in use: open another one"):
+                    await block.__aenter__()
+                assert [number async for number, _ in outcomes] == [1, 2]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_threads_bring_what_is_no_outcome_once(ordered: bool) -> None:
     """A consumer may catch it, and go on."""

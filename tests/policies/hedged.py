@@ -1,4 +1,4 @@
-"""Services with a long tail, in simulated time: what a hedge does to it. Repeated exactly by the seed."""
+"""Services with a long tail of latencies, with and without hedges, in simulated time. A seed repeats them exactly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from resilience.testing import Simulation
 
 
 def calls_under(hedge: Any, latency: Any, calls: int, seed: int = 1) -> tuple[list[float], float]:
-    """Return what calls take, in order, and how many requests they make in the mean."""
-    taken: list[float] = []
+    """Return the latencies of the calls, sorted, and the mean number of requests of a call."""
+    latencies: list[float] = []
     requests = 0
     with Simulation(seed) as simulation:
 
@@ -23,18 +23,18 @@ def calls_under(hedge: Any, latency: Any, calls: int, seed: int = 1) -> tuple[li
             for _ in range(calls):
                 began = simulation.now()
                 await simulation.execute(hedge, fetch)
-                taken.append(simulation.now() - began)
+                latencies.append(simulation.now() - began)
                 await simulation.sleep(0.01)
 
         simulation.start(client())
         simulation.run()
-    return sorted(taken), requests / calls
+    return sorted(latencies), requests / calls
 
 
 def lognormal(rng: random.Random) -> float:
     return rng.lognormvariate(-4.0, 0.6)
 
 
-def mostly_quick(rng: random.Random) -> float:
+def mostly_fast(rng: random.Random) -> float:
     """Return the seconds that a call takes: two in a hundred take more than 10 ms, some much more."""
     return rng.uniform(0.002, 0.01) if rng.random() >= 0.02 else 0.01 * rng.paretovariate(2.0)

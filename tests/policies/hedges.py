@@ -1,4 +1,4 @@
-"""What the tests of hedges share: a service whose attempts take so long, and end so, by their number."""
+"""Shared by the tests of hedges: a service whose attempts have given durations and outcomes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.conftest import Virtual
 
 
 class Service:
-    """An `async def fn(ctx)` whose attempts take so long, and end so, by their number.
+    """A function `async def fn(ctx)` whose attempts have given durations and outcomes.
 
-    :param steps: seconds, and then a result or an exception; the last one is that of all further attempts.
+    :param steps: for each attempt its seconds, and its result or exception. The last step is used for all others.
     """
 
     def __init__(self, world: Virtual, *steps: tuple[float, Any]) -> None:
         self.world = world
         self.steps = steps
-        self.begun: list[tuple[int, float]] = []  # numbers, and when
+        self.begun: list[tuple[int, float]] = []  # the number of each attempt, and when it began
         self.cut_off: list[int] = []
 
     def function(self) -> Callable[[Context], Awaitable[Any]]:
@@ -37,7 +37,7 @@ class Service:
         return fn
 
     async def under(self, policy: Policy[Any], ctx: Context | None = None) -> tuple[Any, float]:
-        """Return what came out, and after how many seconds."""
+        """Execute the function; return its result or exception, and the seconds that passed."""
         self.began = self.world.now()
-        ended = await self.world.attempt(policy, self.function(), ctx)
-        return ended, round(self.world.now() - self.began, 6)
+        outcome = await self.world.attempt(policy, self.function(), ctx)
+        return outcome, round(self.world.now() - self.began, 6)

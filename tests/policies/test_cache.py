@@ -1,4 +1,4 @@
-"""Cache: a value answers for a while, and for longer where the call fails; a missing one is loaded once."""
+"""Cache: fresh and stale values, errors that are kept, shared loads, size, and stores."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.conftest import Boom, FakeClock, Incomparable, Script, Watched, World
 from tests.contention.storm import fine_grained_switching
 
 
-def by_argument(*args: Any) -> str:
+def same_key(*args: Any) -> str:
     return "same"
 
 
-def made(**settings: Any) -> Cache:
-    return Cache(settings.pop("ttl", 10.0), **{"key": by_argument, **settings})
+def make_cache(**settings: Any) -> Cache:
+    return Cache(settings.pop("ttl", 10.0), **{"key": same_key, **settings})
 
 
 def counts(cache: Cache) -> tuple[int, int, int, int]:
@@ -46,7 +46,7 @@ class KeywordsOnly(Exception):
 
 
 class MadeOfKeywords(Exception):
-    """One that cannot even be made without."""
+    """An exception that cannot be constructed without its keyword."""
 
     def __new__(cls, *, code: int) -> MadeOfKeywords:
         return super().__new__(cls, "odd")
@@ -56,11 +56,11 @@ class MadeOfKeywords(Exception):
         self.code = code
 
 
-# --- fresh ---------------------------------------------------------------------------------------
+# --- fresh values --------------------------------------------------------------------------------
 
 
-async def test_a_value_answers_until_it_is_as_old_as_ttl(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    cache, script = made(ttl=timedelta(seconds=10)), Script(None, "two")
+async def test_a_value_is_returned_until_it_is_as_old_as_ttl(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    cache, script = make_cache(ttl=timedelta(seconds=10)), Script(None, "two")
     assert [await world.execute(cache, script.function()) for _ in range(2)] == [None, None]
     clock.advance(9.999)
     assert await world.execute(cache, script.function()) is None
@@ -73,7 +73,9 @@ async def test_a_value_answers_until_it_is_as_old_as_ttl(world: World, clock: Fa
 @pytest.mark.parametrize(
     ("ttl", "kept_for"), [(2, 2.0), (timedelta(seconds=3), 3.0), (0, 0.0), (-1.0, 0.0), (timedelta(-1), 0.0)]
 )
-def test_a_ttl_may_depend_on_the_value(clock: FakeClock, ttl: Any, kept_for: float) -> None:
+def test_a_ttl_function_gets_the_value_and_returns_seconds_or_a_timedelta(
+    clock: FakeClock, ttl: Any, kept_for: float
+) -> None:
     cache = Cache(lambda value: ttl)
     cache.call(str, 1)
     if kept_for:
@@ -86,7 +88,7 @@ def test_a_ttl_may_depend_on_the_value(clock: FakeClock, ttl: Any, kept_for: flo
 
 
 @pytest.mark.parametrize("ttl", [float("nan"), "5", None, True])
-def test_a_ttl_that_is_no_number_comes_out(ttl: Any) -> None:
+def test_a_ttl_function_that_returns_no_duration_is_an_error(ttl: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"ttl\(value\)"):
         Cache(lambda value: ttl).call(str, 1)
 
@@ -94,7 +96,7 @@ def test_a_ttl_that_is_no_number_comes_out(ttl: Any) -> None:
 # --- misses --------------------------------------------------------------------------------------
 
 
-def test_callers_of_every_runtime_wait_for_one_call() -> None:
+def test_concurrent_callers_of_all_runtimes_share_one_call() -> None:
     cache = Cache(60, key=lambda *_: "same")
     slow = Slow(lambda: "fine")
     got = ask_from_everywhere(
@@ -105,8 +107,8 @@ def test_callers_of_every_runtime_wait_for_one_call() -> None:
     assert counts(cache) == (0, 0, 8, 1)
 
 
-def test_who_comes_too_late_to_follow_finds_the_value() -> None:
-    """It had looked before the other caller kept the value, and leads after that one has ended."""
+def test_a_caller_that_missed_the_shared_call_finds_its_value() -> None:
+    """It looked before the other caller stored the value, and became the leader after that call had ended."""
     cache = Cache(60, key=lambda *_: "same")
     find, looks = cache._find, []
 
@@ -130,33 +132,37 @@ async def test_sharing_is_reported(in_asyncio: World, heard: list[Any]) -> None:
     assert counts(cache) == (0, 0, 2, 1)
 
 
-# --- stale ---------------------------------------------------------------------------------------
+# --- stale values --------------------------------------------------------------------------------
 
 
-async def test_an_old_value_answers_where_the_refresh_fails(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    cache, script = made(stale=60), Script(1, Boom(), Boom(), 4)
+async def test_a_stale_value_is_returned_if_the_refresh_fails(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    cache, script = make_cache(stale=60), Script(1, Boom(), Boom(), 4)
     seen = [await world.execute(cache, script.function())]
     for seconds in (11, 0.999, 0.001, 1):
         clock.advance(seconds)
         seen.append(await world.execute(cache, script.function()))
     assert seen == [1, 1, 1, 1, 4]
-    assert script.calls == 4  # the second and the third a second apart
-    assert counts(cache) == (0, 3, 0, 2)  # each of the five calls once
+    assert script.calls == 4  # one refresh at most in each second
+    assert counts(cache) == (0, 3, 0, 2)  # each of the five calls is counted once
     assert [it.how for it in heard if type(it).__name__ == "CacheUsed"] == ["stale"] * 3
 
 
-@pytest.mark.parametrize(("seconds", "answered"), [(69.9, True), (70, False)])
-async def test_it_does_so_for_the_stale_time(world: World, clock: FakeClock, seconds: float, answered: bool) -> None:
-    cache, script = made(stale=60), Script(1, Boom())
+@pytest.mark.parametrize(("seconds", "is_answered"), [(69.9, True), (70, False)])
+async def test_a_stale_value_is_returned_for_ttl_plus_stale(
+    world: World, clock: FakeClock, seconds: float, is_answered: bool
+) -> None:
+    cache, script = make_cache(stale=60), Script(1, Boom())
     await world.execute(cache, script.function())
     clock.advance(seconds)
     result = await world.attempt(cache, script.function())
-    assert (result == 1) is answered
-    assert isinstance(result, Boom) is not answered
+    assert (result == 1) is is_answered
+    assert isinstance(result, Boom) is not is_answered
 
 
-async def test_a_value_too_old_when_the_refresh_has_failed_is_no_answer(world: World, clock: FakeClock) -> None:
-    cache = made(stale=60)
+async def test_a_value_that_becomes_too_old_during_the_failing_refresh_is_not_returned(
+    world: World, clock: FakeClock
+) -> None:
+    cache = make_cache(stale=60)
     await world.execute(cache, Script(1).function())
     clock.advance(69)
 
@@ -170,11 +176,10 @@ async def test_a_value_too_old_when_the_refresh_has_failed_is_no_answer(world: W
 @pytest.mark.parametrize(
     ("settings", "error"), [({"on": OSError}, Boom()), ({"ignore": Boom}, Boom()), ({}, KeyboardInterrupt())]
 )
-async def test_a_failure_that_is_not_handled_comes_out(
+async def test_an_unhandled_error_of_a_refresh_is_raised_and_keeps_the_entry(
     world: World, clock: FakeClock, settings: Any, error: BaseException
 ) -> None:
-    """The entry stays, and the next caller tries again."""
-    cache, script = made(stale=60, **settings), Script(1, error, 3)
+    cache, script = make_cache(stale=60, **settings), Script(1, error, 3)
     await world.execute(cache, script.function())
     clock.advance(11)
     with pytest.raises(type(error)):
@@ -183,25 +188,27 @@ async def test_a_failure_that_is_not_handled_comes_out(
 
 
 @pytest.mark.parametrize("name", ["on", "keep_errors"])
-async def test_what_a_predicate_raises_comes_out_as_a_miss(world: World, clock: FakeClock, name: str) -> None:
-    cache, script = made(stale=5, **{name: lambda error: 1 / 0}), Script("old", Boom())
+async def test_an_error_of_a_predicate_is_raised_and_counts_as_a_miss(
+    world: World, clock: FakeClock, name: str
+) -> None:
+    cache, script = make_cache(stale=5, **{name: lambda error: 1 / 0}), Script("old", Boom())
     await world.execute(cache, script.function())
     clock.advance(11 if name == "on" else 16)
     assert isinstance(await world.attempt(cache, script.function()), ZeroDivisionError)
     assert counts(cache) == (0, 0, 0, 2)
 
 
-async def test_a_refusal_is_answered(world: World, clock: FakeClock) -> None:
+async def test_a_stale_value_is_returned_if_the_refresh_is_rejected(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker()
-    pipeline = made(stale=60).wrap(breaker)
+    pipeline = make_cache(stale=60).wrap(breaker)
     await world.execute(pipeline, Script(1).function())
     clock.advance(11)
     breaker.isolate()
     assert await world.execute(pipeline, Script("never").function()) == 1
 
 
-async def test_while_one_replaces_a_value_that_is_too_old_the_others_wait(tasks_world: World, clock: FakeClock) -> None:
-    cache, numbers, got = made(stale=60, key=lambda *_: "same"), iter([1, 2]), []
+async def test_callers_wait_while_a_value_that_is_too_old_is_replaced(tasks_world: World, clock: FakeClock) -> None:
+    cache, numbers, got = make_cache(stale=60, key=lambda *_: "same"), iter([1, 2]), []
 
     async def ask() -> None:
         got.append(await cache.acall(fetch))
@@ -218,7 +225,7 @@ async def test_while_one_replaces_a_value_that_is_too_old_the_others_wait(tasks_
     assert got == [1, 2, 2]
 
 
-async def test_while_one_refreshes_the_others_get_the_old_value(tasks_world: World) -> None:
+async def test_other_callers_get_the_stale_value_during_a_refresh(tasks_world: World) -> None:
     cache, called, got = Cache(0.02, stale=60, key=lambda *_: "same"), [], []
     go = anyio.Event()
 
@@ -244,13 +251,13 @@ async def test_while_one_refreshes_the_others_get_the_old_value(tasks_world: Wor
     assert counts(cache) == (0, 20, 0, 2)
 
 
-def test_a_refresh_that_has_failed_just_before_is_not_tried_again_at_once(clock: FakeClock) -> None:
-    """Also by a caller that had found the old value before that failed, and asks only now."""
+def test_a_refresh_that_has_just_failed_is_not_repeated_at_once(clock: FakeClock) -> None:
+    """Not even by a caller that found the stale value before that failure."""
 
     class Store(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
             looks.append(key)
-            if len(looks) == 4:  # of the second call: once to find the old value, and once more before it calls
+            if len(looks) == 4:  # the second call looks once for the stale value, and once more before its refresh
                 assert cache.call(failing) == 1
             return super().get(key, default)
 
@@ -260,7 +267,7 @@ def test_a_refresh_that_has_failed_just_before_is_not_tried_again_at_once(clock:
 
     looks: list[Any] = []
     called: list[int] = []
-    cache = made(stale=60, errors_ttl=5, store=Store())
+    cache = make_cache(stale=60, errors_ttl=5, store=Store())
     assert cache.call(int, 1) == 1
     clock.advance(11)
     assert cache.call(failing) == 1
@@ -268,7 +275,7 @@ def test_a_refresh_that_has_failed_just_before_is_not_tried_again_at_once(clock:
     assert counts(cache) == (0, 2, 0, 1)
 
 
-async def test_a_cancelled_refresh_leaves_it_to_the_next(tasks_world: World) -> None:
+async def test_after_a_cancelled_refresh_the_next_caller_refreshes(tasks_world: World) -> None:
     cache, called = Cache(0.01, stale=60, key=lambda *_: "same"), []
 
     async def fetch() -> int:
@@ -285,20 +292,20 @@ async def test_a_cancelled_refresh_leaves_it_to_the_next(tasks_world: World) -> 
     assert await cache.acall(fetch) == 3
 
 
-async def test_a_refresh_out_of_time_answers_with_the_old_value(world: World, clock: FakeClock) -> None:
-    cache = made(stale=60)
+async def test_a_refresh_that_exceeds_its_deadline_returns_the_stale_value(world: World, clock: FakeClock) -> None:
+    cache = make_cache(stale=60)
     await world.execute(cache, Script(1).function())
     clock.advance(11)
     late = Script(DeadlineExceeded("late")).function()
     assert await world.execute(cache, late, Context(timeout=5)) == 1
 
 
-# --- errors that are kept ------------------------------------------------------------------------
+# --- kept errors ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), KeywordsOnly(code=7), MadeOfKeywords(code=7)], ids=repr)
-async def test_kept_errors_are_raised_again(world: World, clock: FakeClock, error: Exception) -> None:
-    cache, script = made(keep_errors=type(error), errors_ttl=5), Script(error, "found")
+async def test_a_kept_error_is_raised_again_as_a_copy(world: World, clock: FakeClock, error: Exception) -> None:
+    cache, script = make_cache(keep_errors=type(error), errors_ttl=5), Script(error, "found")
     seen = [await world.attempt(cache, script.function()) for _ in range(3)]
     assert script.calls == 1
     assert len({id(it) for it in seen}) == 3
@@ -308,7 +315,7 @@ async def test_kept_errors_are_raised_again(world: World, clock: FakeClock, erro
     assert await world.execute(cache, script.function()) == "found"
 
 
-def test_kept_errors_keep_no_frames_alive() -> None:
+def test_a_kept_error_keeps_no_frames_alive() -> None:
     cache, alive = Cache(60, keep_errors=KeyError, errors_ttl=60), []
 
     class Big:
@@ -333,9 +340,9 @@ def test_kept_errors_keep_no_frames_alive() -> None:
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 
-def test_nor_do_those_of_a_group() -> None:
+def test_a_kept_exception_group_keeps_no_frames_alive() -> None:
     class Several(ExceptionGroup[Any]):
-        """One that `derive` would make a plain group of."""
+        """A group that `derive` would turn into a plain `ExceptionGroup`."""
 
     cache, watched = Cache(60, keep_errors=Several, errors_ttl=60), Watched()
 
@@ -364,8 +371,8 @@ def test_a_stop_iteration_is_not_kept() -> None:
     assert cache.stats().misses == 3
 
 
-async def test_a_kept_error_does_not_replace_an_old_value(world: World, clock: FakeClock) -> None:
-    cache, script = made(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
+async def test_a_kept_error_does_not_replace_a_stale_value(world: World, clock: FakeClock) -> None:
+    cache, script = make_cache(stale=60, keep_errors=Boom, errors_ttl=5, ignore=Boom), Script(1, Boom(), Boom(), 4)
     await world.execute(cache, script.function())
     clock.advance(11)
     assert isinstance(await world.attempt(cache, script.function()), Boom)
@@ -376,11 +383,11 @@ async def test_a_kept_error_does_not_replace_an_old_value(world: World, clock: F
     assert script.calls == 3
 
 
-# --- room ----------------------------------------------------------------------------------------
+# --- size and stores -----------------------------------------------------------------------------
 
 
-def test_the_size_is_bounded_and_what_is_asked_for_stays() -> None:
-    """Beside that, the newest."""
+def test_the_size_is_bounded_and_used_entries_are_kept() -> None:
+    """Beside those, the newest entries are."""
     cache = Cache(60, max_size=100)
     cache.call(str, "often")
     for number in range(1000):
@@ -391,7 +398,7 @@ def test_the_size_is_bounded_and_what_is_asked_for_stays() -> None:
     assert cache.stats() == CacheStats(hits=1099, stale=0, shared=0, misses=1001, size=100)
 
 
-def test_a_value_that_is_kept_anew_takes_the_place_of_no_other(clock: FakeClock) -> None:
+def test_replacing_a_value_evicts_no_other(clock: FakeClock) -> None:
     cache = Cache(lambda value: 60 if value == "long" else 1, max_size=2)
     cache.call(str, "long")
     cache.call(str, "short")
@@ -400,11 +407,11 @@ def test_a_value_that_is_kept_anew_takes_the_place_of_no_other(clock: FakeClock)
     assert cache.stats().size == 2
 
 
-def test_what_is_asked_for_is_found_also_while_another_goes() -> None:
-    """A hit takes no lock: it may come between any two steps of a call that makes room."""
+def test_a_used_entry_is_found_during_an_eviction() -> None:
+    """A hit takes no lock: it may happen between any two steps of an eviction."""
     cache, looks = Cache(60, max_size=2), []
 
-    class Noted(OrderedDict[Any, Any]):
+    class Recorded(OrderedDict[Any, Any]):
         def __delitem__(self, key: Any) -> None:
             looks.append((key, often in self))
             super().__delitem__(key)
@@ -412,13 +419,13 @@ def test_what_is_asked_for_is_found_also_while_another_goes() -> None:
     for number in (1, 1, 2):
         cache.call(str, number)
     often = (str, (1,))
-    cache._entries = Noted(cache._entries)
+    cache._entries = Recorded(cache._entries)
     cache.call(str, 3)
     assert looks == [((str, (2,)), True)]
 
 
 class Lossy(dict[Any, Any]):
-    """A store that keeps two entries, and the last ones."""
+    """A store that keeps the last two entries."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
@@ -426,7 +433,7 @@ class Lossy(dict[Any, Any]):
             del self[next(iter(self))]
 
 
-def test_a_store_of_the_users_own() -> None:
+def test_a_custom_store_is_read_written_and_cleared() -> None:
     store = Lossy()
     cache = Cache(60, store=store, max_size=1)
     for number in (1, 2, 3, 3, 2, 1):
@@ -449,12 +456,12 @@ class Broken(dict[Any, Any]):
         raise OSError("gone")
 
 
-def test_what_is_none_of_ours_in_a_store_is_no_value() -> None:
-    cache = Cache(60, store=collections.defaultdict(str, same="not ours"), key=by_argument)
+def test_foreign_values_in_a_store_are_ignored() -> None:
+    cache = Cache(60, store=collections.defaultdict(str, same="not ours"), key=same_key)
     assert [cache.call(str, it) for it in (1, 2)] == ["1", "1"]
 
 
-def test_a_store_that_raises_is_no_store(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_a_store_are_logged_and_the_call_is_made(caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache(60, store=Broken())
     assert [cache.call(str, 1) for _ in range(2)] == ["1", "1"]
     assert {it.message for it in caplog.records} == {
@@ -464,8 +471,8 @@ def test_a_store_that_raises_is_no_store(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("drop", [lambda it: it.forget("same"), lambda it: it.clear()], ids=["forget", "clear"])
-def test_what_is_forgotten_during_a_call_is_not_kept(drop: Any) -> None:
-    """What the call returns may be what it was before the change for which it was forgotten."""
+def test_a_value_that_is_forgotten_during_its_call_is_not_kept(drop: Any) -> None:
+    """The call may have read it before the change for which it was forgotten."""
     cache = Cache(60, key=lambda *_: "same")
 
     def read_and_change() -> str:
@@ -479,8 +486,8 @@ def test_what_is_forgotten_during_a_call_is_not_kept(drop: Any) -> None:
     assert cache.call(lambda: "newer") == "newer"
 
 
-def test_a_stampede_with_forgetting_and_failures_stays_exact() -> None:
-    """Ten threads and two loops: each call of the cache is counted once."""
+def test_concurrent_calls_failures_and_clears_are_counted_exactly() -> None:
+    """In ten threads and two event loops each call is counted once."""
     cache = Cache(60, keep_errors=Boom, errors_ttl=0.001, max_size=8)
     calls = []
 
@@ -516,11 +523,11 @@ def test_a_stampede_with_forgetting_and_failures_stays_exact() -> None:
     assert cache.stats().size <= 8
 
 
-# --- keys, misuse, the rest ----------------------------------------------------------------------
+# --- keys, misuse, copies and cycles -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", [None, {}], ids=["own", "a store"])
-def test_a_call_without_a_key_is_a_misuse(store: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_without_a_usable_key_is_misuse(store: Any, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), Cache(60, store=store))
     with pytest.raises(TypeError, match="give key="):
         pipeline.execute(lambda ctx: 1)
@@ -529,7 +536,7 @@ def test_a_call_without_a_key_is_a_misuse(store: Any, caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
+def test_an_error_of_comparing_keys_is_raised_and_is_no_misuse() -> None:
     cache = Cache(60, key=lambda *_: Incomparable())
     assert cache.call(lambda: "kept") == "kept"
     with pytest.raises(TypeError, match="cannot be compared"):
@@ -537,7 +544,7 @@ def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
     assert Fallback("answered").wrap(cache).call(int) == "answered"
 
 
-def test_it_is_one_for_all_who_use_it() -> None:
+def test_a_cache_cannot_be_copied_and_is_described() -> None:
     cache = Cache(60, stale=5, name="users")
     for make in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="users holds values"):
@@ -549,9 +556,9 @@ def test_it_is_one_for_all_who_use_it() -> None:
     assert repr(cache) == "Cache(ttl=60, stale=5, name='users')"
 
 
-async def test_it_leaves_no_cycle(world: World, clock: FakeClock) -> None:
+async def test_a_cache_leaves_no_reference_cycle(world: World, clock: FakeClock) -> None:
     watched = Watched()
-    cache = made(stale=60, keep_errors=Boom)
+    cache = make_cache(stale=60, keep_errors=Boom)
     with no_collector():
         for _ in range(3):
             await world.attempt(cache, watched.fn)
@@ -563,8 +570,8 @@ async def test_it_leaves_no_cycle(world: World, clock: FakeClock) -> None:
         assert watched.alive == []
 
 
-def test_a_refusal_of_the_users_own_can_be_kept() -> None:
-    cache = Cache(60, keep_errors=Rejected, key=by_argument)
+def test_a_rejection_raised_by_the_function_can_be_kept() -> None:
+    cache = Cache(60, keep_errors=Rejected, key=same_key)
 
     def refused(ctx: Context) -> None:
         raise Rejected("no", policy="theirs", retry_after=5)

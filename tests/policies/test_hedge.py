@@ -1,4 +1,4 @@
-"""Hedge: when another attempt begins, which one decides, and what becomes of the others."""
+"""Hedge: when another attempt begins, which attempt decides, and how the others end."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from tests.policies.retries import Response, bad, notes_of
 # --- when another attempt begins ----------------------------------------------------------------
 
 
-async def test_a_call_that_is_quick_is_made_once(anywhere: Virtual) -> None:
-    """Nothing begins beside it before its delay."""
+async def test_a_call_that_is_faster_than_the_delay_is_made_once(anywhere: Virtual) -> None:
     service = Service(anywhere, (0.09, "quick"))
     assert await service.under(Hedge(0.1)) == ("quick", 0.09)
     assert service.begun == [(0, 0.0)]
 
 
-async def test_every_call_of_the_function_is_reported(anywhere: Virtual) -> None:
-    """To listeners that ask for it: also the one that is cut off."""
+async def test_each_attempt_is_reported_as_a_finished_call(anywhere: Virtual) -> None:
+    """One that is cut off has the outcome None."""
     service, ended = Service(anywhere, (5, "first"), (0.01, "second")), list[Any]()
     end = events.subscribe(lambda event: ended.append(event.outcome), events.CallFinished)
     await service.under(Hedge(0.1))
@@ -47,45 +46,42 @@ async def test_every_call_of_the_function_is_reported(anywhere: Virtual) -> None
     assert ended == [Success("second"), None]
 
 
-async def test_the_first_answer_wins(anywhere: Virtual) -> None:
-    """The loser is cut off before it is returned."""
+async def test_the_first_result_wins_and_the_loser_is_cut_off(anywhere: Virtual) -> None:
     service = Service(anywhere, (5, "first"), (0.01, "second"))
     assert await service.under(Hedge(0.1)) == ("second", 0.11)
     assert service.cut_off == ([] if anywhere.blocking else [0])
 
 
-async def test_the_first_attempt_may_win_as_well(anywhere: Virtual) -> None:
-    """Then the other one is cut off."""
+async def test_the_hedge_is_cut_off_if_the_first_attempt_wins(anywhere: Virtual) -> None:
     service = Service(anywhere, (0.2, "first"), (5, "second"))
     assert await service.under(Hedge(0.1)) == ("first", 0.2)
     assert service.cut_off == ([] if anywhere.blocking else [1])
 
 
-async def test_the_schedule_is_that_of_grpc(anywhere: Virtual) -> None:
-    """With a delay of d and four attempts: sent at 0, d, 2d, 3d (gRFC A6)."""
+async def test_attempts_begin_on_the_schedule_of_grpc(anywhere: Virtual) -> None:
+    """With a delay of d, four attempts begin at 0, d, 2d, 3d (gRFC A6)."""
     service = Service(anywhere, (1, "fine"))
     assert await service.under(Hedge(0.1, hedges=3, budget=None)) == ("fine", 1)
     assert service.begun == [(0, 0), (1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_without_a_delay_all_begin_at_once(anywhere: Virtual) -> None:
-    """And the quickest decides, whichever it is."""
-    for quick in range(3):
-        steps = [(0.1 if number == quick else 5, number) for number in range(3)]
+async def test_with_a_delay_of_zero_all_attempts_begin_at_once(anywhere: Virtual) -> None:
+    """The fastest decides, whichever it is."""
+    for fast in range(3):
+        steps = [(0.1 if number == fast else 5, number) for number in range(3)]
         service = Service(anywhere, *steps)
-        assert await service.under(Hedge(0, hedges=2, budget=None)) == (quick, 0.1)
+        assert await service.under(Hedge(0, hedges=2, budget=None)) == (fast, 0.1)
         assert sorted(service.begun) == [(0, 0), (1, 0), (2, 0)]
 
 
-async def test_no_attempt_begins_after_the_deadline(anywhere: Virtual) -> None:
-    """That of the context, which cuts nothing off."""
+async def test_no_attempt_begins_after_the_deadline_of_the_context(anywhere: Virtual) -> None:
+    """That deadline cuts off no attempt."""
     service = Service(anywhere, (1, "late"))
     assert await service.under(Hedge(0.1, hedges=5, budget=None), Context(timeout=0.15)) == ("late", 1)
     assert len(service.begun) == 2
 
 
-async def test_what_must_not_be_repeated_is_not(anywhere: Virtual) -> None:
-    """A callable object says so; on a plain function the attribute means nothing."""
+async def test_a_callable_with_repeatable_false_is_not_hedged(anywhere: Virtual) -> None:
     service = Service(anywhere, (1, "paid"), (0.1, "paid twice"))
 
     class Payment:
@@ -116,11 +112,11 @@ class _Blocking:
         return self.function(ctx)
 
 
-# --- what decides -------------------------------------------------------------------------------
+# --- which attempt decides ----------------------------------------------------------------------
 
 
 async def test_a_failure_does_not_win_while_another_attempt_runs(anywhere: Virtual) -> None:
-    """Nor does a result that is not good enough, which is closed."""
+    """Nor does a bad result; it is closed."""
     for loser in (Boom("first"), Response()):
         service = Service(anywhere, (0.2, loser), (0.5, "second"))
         assert await service.under(Hedge(0.1, on=Boom, on_result=_is_bad)) == ("second", 0.6)
@@ -131,8 +127,8 @@ def _is_bad(value: object) -> bool:
     return isinstance(value, Response) and bad(value)
 
 
-async def test_a_failure_with_none_beside_it_ends_the_call(anywhere: Virtual) -> None:
-    """A `Retry` outside is there to repeat it."""
+async def test_a_failure_of_the_only_attempt_ends_the_call(anywhere: Virtual) -> None:
+    """So does a bad result. An outer `Retry` can repeat it."""
     service = Service(anywhere, (0.05, Boom()), (0, "never"))
     error, seconds = await service.under(Hedge(0.1, on=Boom))
     assert (type(error), seconds, service.begun) == (Boom, 0.05, [(0, 0)])
@@ -142,7 +138,7 @@ async def test_a_failure_with_none_beside_it_ends_the_call(anywhere: Virtual) ->
     assert response.closed == 0
 
 
-async def test_the_response_of_a_failure_that_is_discarded_is_closed(anywhere: Virtual) -> None:
+async def test_the_response_of_a_discarded_failure_is_closed(anywhere: Virtual) -> None:
     discarded = Boom("first")
     discarded.response = Response()  # type: ignore[attr-defined]
     service = Service(anywhere, (0.2, discarded), (0.5, "second"))
@@ -150,8 +146,8 @@ async def test_the_response_of_a_failure_that_is_discarded_is_closed(anywhere: V
     assert discarded.response.closed == 1  # type: ignore[attr-defined]
 
 
-async def test_eager_begins_the_next_attempt_at_once(anywhere: Virtual) -> None:
-    """Where one has failed; so many as there may be."""
+async def test_eager_begins_the_next_attempt_as_soon_as_one_has_failed(anywhere: Virtual) -> None:
+    """At most `hedges` of them."""
     service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")), (0.05, "third"))
     assert await service.under(Hedge(10, hedges=2, on=Boom, eager=True)) == ("third", 0.15)
     service = Service(anywhere, (0.05, Boom("a")), (0.05, Boom("b")))
@@ -159,11 +155,11 @@ async def test_eager_begins_the_next_attempt_at_once(anywhere: Virtual) -> None:
     assert (error.args, seconds) == (("a",), 0.1)
 
 
-async def test_the_first_attempts_failure_comes_out_where_all_fail(anywhere: Virtual) -> None:
-    """With a note on the others, in whatever order they ended."""
+async def test_the_first_attempts_failure_is_raised_if_all_attempts_fail(anywhere: Virtual) -> None:
+    """It has a note about the others, in whatever order they ended."""
     for first in (0.15, 0.5):
-        one = Service(anywhere, (first, Boom("a")), (0.1, Boom("b")))
-        error, _ = await one.under(Hedge(0.1, on=Boom))
+        two_attempts = Service(anywhere, (first, Boom("a")), (0.1, Boom("b")))
+        error, _ = await two_attempts.under(Hedge(0.1, on=Boom))
         assert notes_of(error) == ["resilience: 1 attempt beside it failed with Boom(b)"]
         service = Service(anywhere, (first, Boom("a")), (0.12, Boom("b")), (0.12, ConnectionError("c")))
         error, _ = await service.under(Hedge(0.1, hedges=2, on=(Boom, ConnectionError)))
@@ -171,7 +167,7 @@ async def test_the_first_attempts_failure_comes_out_where_all_fail(anywhere: Vir
         assert notes_of(error) == ["resilience: 2 attempts beside it failed with Boom(b), ConnectionError(c)"]
 
 
-async def test_the_first_attempts_result_comes_out_where_none_is_good(anywhere: Virtual) -> None:
+async def test_the_first_attempts_result_is_returned_if_no_result_is_good(anywhere: Virtual) -> None:
     """The others are closed."""
     first, second = Response(), Response()
     service = Service(anywhere, (0.15, first), (0.2, second))
@@ -179,9 +175,7 @@ async def test_the_first_attempts_result_comes_out_where_none_is_good(anywhere: 
     assert (first.closed, second.closed) == (0, 1)
 
 
-async def test_a_failure_that_refuses_attributes_goes_without_a_note(anywhere: Virtual) -> None:
-    """It comes out all the same."""
-
+async def test_a_failure_that_refuses_notes_is_raised_without_one(anywhere: Virtual) -> None:
     class Frozen(ConnectionError):
         def add_note(self, note: str) -> None:
             raise AttributeError
@@ -191,8 +185,8 @@ async def test_a_failure_that_refuses_attributes_goes_without_a_note(anywhere: V
     assert (type(error), notes_of(error)) == (Frozen, [])
 
 
-async def test_a_result_that_is_not_good_enough_earns_nothing(anywhere: Virtual) -> None:
-    """Neither of a call that is hedged nor of one that is not."""
+async def test_a_bad_result_adds_nothing_to_the_budget(anywhere: Virtual) -> None:
+    """Neither with an observed delay nor with a fixed one."""
     budget, response = RetryBudget(1.0, saved=1), Response()
     budget.withdraw()
     for delay in (Quantile(), 60):
@@ -203,8 +197,8 @@ async def test_a_result_that_is_not_good_enough_earns_nothing(anywhere: Virtual)
         assert budget.withdraw()
 
 
-async def test_a_failure_that_is_not_named_ends_it_at_once(anywhere: Virtual) -> None:
-    """A wrong request is wrong everywhere; and `ignore` is stronger than `on`."""
+async def test_an_unhandled_error_ends_the_call_at_once(anywhere: Virtual) -> None:
+    """`ignore` has priority over `on`."""
     for options in ({}, {"on": Exception, "ignore": Boom}):
         service = Service(anywhere, (5, "first"), (0.1, Boom("wrong")))
         error, seconds = await service.under(Hedge(0.1, **options))  # type: ignore[arg-type]
@@ -212,20 +206,18 @@ async def test_a_failure_that_is_not_named_ends_it_at_once(anywhere: Virtual) ->
         assert notes_of(error) == []
 
 
-@pytest.mark.parametrize("refusal", [BulkheadFull("full"), DeadlineExceeded("late")], ids=repr)
-async def test_a_refusal_of_one_attempt_never_decides_while_another_runs(anywhere: Virtual, refusal: Exception) -> None:
-    """It says nothing of the other one; alone, it comes out at once."""
-    service = Service(anywhere, (0.5, "first"), (0.1, refusal))
+@pytest.mark.parametrize("rejection", [BulkheadFull("full"), DeadlineExceeded("late")], ids=repr)
+async def test_a_rejected_attempt_does_not_decide_while_another_runs(anywhere: Virtual, rejection: Exception) -> None:
+    """A rejection of the only attempt is raised at once."""
+    service = Service(anywhere, (0.5, "first"), (0.1, rejection))
     assert await service.under(Hedge(0.1)) == ("first", 0.5)
-    service = Service(anywhere, (0.2, refusal), (0.5, "second"))
+    service = Service(anywhere, (0.2, rejection), (0.5, "second"))
     assert await service.under(Hedge(0.1)) == ("second", 0.6)
-    service = Service(anywhere, (0.05, refusal))
-    assert await service.under(Hedge(0.1, eager=True)) == (refusal, 0.05)
+    service = Service(anywhere, (0.05, rejection))
+    assert await service.under(Hedge(0.1, eager=True)) == (rejection, 0.05)
 
 
-async def test_what_a_predicate_raises_comes_out(anywhere: Virtual) -> None:
-    """Whichever attempt it was asked about; the others are cut off, and nothing is left."""
-
+async def test_an_error_of_a_predicate_is_raised_and_cuts_off_the_attempts(anywhere: Virtual) -> None:
     def broken(value: object) -> bool:
         raise LookupError("broken")
 
@@ -238,11 +230,11 @@ async def test_what_a_predicate_raises_comes_out(anywhere: Virtual) -> None:
             assert bulkhead.stats().in_flight == 0
 
 
-# --- what pays for it ---------------------------------------------------------------------------
+# --- budgets ------------------------------------------------------------------------------------
 
 
-async def test_a_spent_budget_lets_the_attempts_be_that_run(anywhere: Virtual) -> None:
-    """No further one begins; a good result earns."""
+async def test_a_spent_budget_allows_no_further_attempt(anywhere: Virtual) -> None:
+    """Running attempts go on, and a good result adds to the budget."""
     heard: list[Any] = []
     budget = RetryBudget(0.5, saved=1)
     for expected in ("second", "first", "second"):
@@ -254,8 +246,8 @@ async def test_a_spent_budget_lets_the_attempts_be_that_run(anywhere: Virtual) -
     assert [(it.policy, it.repeat) for it in spent] == [("h", "hedge")]
 
 
-async def test_a_hedge_that_was_refused_costs_nothing(anywhere: Virtual) -> None:
-    """As for a Retry: it has called nothing."""
+async def test_a_rejected_hedge_costs_nothing(anywhere: Virtual) -> None:
+    """It has made no call."""
     budget = RetryBudget(0, saved=1)
     policy = Hedge(0.1, budget=budget).wrap(Bulkhead(1))
     for _ in range(2):
@@ -263,8 +255,8 @@ async def test_a_hedge_that_was_refused_costs_nothing(anywhere: Virtual) -> None
     assert budget.balance == 1
 
 
-async def test_a_cap_counts_hedges(anywhere: Virtual) -> None:
-    """Together with retries, and is no spent budget."""
+async def test_a_repeat_cap_counts_hedges(anywhere: Virtual) -> None:
+    """A reached cap is no spent budget."""
     heard: list[Any] = []
     service = Service(anywhere, (1, "fine"))
     policy = RepeatCap(2).wrap(Hedge(0.1, hedges=5, budget=None), listeners=[heard.append])
@@ -276,8 +268,8 @@ async def test_a_cap_counts_hedges(anywhere: Virtual) -> None:
 # --- with other policies ------------------------------------------------------------------------
 
 
-async def test_what_losers_hold_comes_back_at_once(anywhere: Virtual) -> None:
-    """Permits and probes; and a breaker inside counts no loser."""
+async def test_losers_release_permits_and_probes_at_once(anywhere: Virtual) -> None:
+    """An inner breaker records no outcome for a loser."""
     bulkhead = Bulkhead(2)
     breaker = CircuitBreaker(1, open_for=0.1, probes=2, on=Exception)
     await Service(anywhere, (0, Boom())).under(breaker)
@@ -288,8 +280,7 @@ async def test_what_losers_hold_comes_back_at_once(anywhere: Virtual) -> None:
     assert (breaker.state, breaker.stats().probes) == (CircuitState.CLOSED, 0)
 
 
-async def test_a_timeout_around_fires_as_itself(anywhere: Virtual) -> None:
-    """Through all attempts, and ends them."""
+async def test_an_outer_timeout_ends_all_attempts(anywhere: Virtual) -> None:
     bulkhead = Bulkhead(2)
     service = Service(anywhere, (5, "first"))
     error, seconds = await service.under(Policy.wrap(Timeout(0.25, name="total"), Hedge(0.1), bulkhead))
@@ -297,8 +288,8 @@ async def test_a_timeout_around_fires_as_itself(anywhere: Virtual) -> None:
     assert bulkhead.stats().in_flight == 0
 
 
-async def test_a_timeout_inside_is_one_for_each_attempt(anywhere: Virtual) -> None:
-    """A first attempt that times out is a failure in `on`."""
+async def test_an_inner_timeout_holds_for_each_attempt(anywhere: Virtual) -> None:
+    """An attempt that times out is a handled failure."""
     service = Service(anywhere, (5, "first"), (0.15, "second"))
     assert await service.under(Hedge(0.1).wrap(Timeout(0.2))) == ("second", 0.25)
     service = Service(anywhere, (5, "first"))
@@ -306,8 +297,8 @@ async def test_a_timeout_inside_is_one_for_each_attempt(anywhere: Virtual) -> No
     assert (type(error), seconds) == (TimeoutExceeded, 0.3)
 
 
-async def test_a_retry_around_repeats_the_hedged_call(anywhere: Virtual) -> None:
-    """`ctx.attempt` is the Retry's, `ctx.hedge` the Hedge's, `ctx.attempts` counts both."""
+async def test_an_outer_retry_repeats_the_hedged_call(anywhere: Virtual) -> None:
+    """`ctx.attempt` counts retries, `ctx.hedge` hedges, `ctx.attempts` both."""
     seen: list[tuple[int, int]] = []
     ctx = Context()
 
@@ -325,8 +316,8 @@ async def test_a_retry_around_repeats_the_hedged_call(anywhere: Virtual) -> None
     assert [it.message for it in ctx.failures] == ["down", "down"]
 
 
-async def test_retries_inside_end_with_their_attempt(anywhere: Virtual) -> None:
-    """A loser that waits for its next attempt makes none."""
+async def test_inner_retries_end_with_their_attempt(anywhere: Virtual) -> None:
+    """A loser that waits for its next retry makes none."""
     calls: list[tuple[int, int]] = []
 
     async def fn(ctx: Context) -> str:
@@ -340,8 +331,7 @@ async def test_retries_inside_end_with_their_attempt(anywhere: Virtual) -> None:
     assert calls == [(0, 1), (1, 1)]
 
 
-async def test_hedges_may_stand_inside_one_another(anywhere: Virtual) -> None:
-    """Each with its own attempts."""
+async def test_hedges_can_be_nested(anywhere: Virtual) -> None:
     service = Service(anywhere, (5, "first"), (0.01, "second"))
     assert await service.under(Hedge(1).wrap(Hedge(0.1))) == ("second", 0.11)
     service = Service(anywhere, (5, "never"))
@@ -351,8 +341,8 @@ async def test_hedges_may_stand_inside_one_another(anywhere: Virtual) -> None:
     assert len(service.begun) == 4
 
 
-async def test_a_bulkhead_inside_queues_attempts(anywhere: Virtual) -> None:
-    """A hedge that waits in a queue leaves it when the first attempt has answered."""
+async def test_a_hedge_that_waits_for_an_inner_bulkhead_leaves_its_queue(anywhere: Virtual) -> None:
+    """It leaves when the first attempt has its result."""
     bulkhead = Bulkhead(1, queue=5)
     service = Service(anywhere, (0.5, "first"))
     assert await service.under(Hedge(0.1).wrap(bulkhead)) == ("first", 0.5)
@@ -364,11 +354,11 @@ async def test_a_bulkhead_inside_queues_attempts(anywhere: Virtual) -> None:
         assert len(service.begun) == 1
 
 
-# --- telling ------------------------------------------------------------------------------------
+# --- events and description ---------------------------------------------------------------------
 
 
-async def test_it_tells_when_it_hedges_and_what_came_of_it(anywhere: Virtual) -> None:
-    """Only of calls of which more than one attempt was made."""
+async def test_events_report_each_hedge_and_the_outcome_of_the_race(anywhere: Virtual) -> None:
+    """Calls of a single attempt send none."""
     heard: list[Any] = []
     started: list[Any] = []
     policy = Hedge(0.1, on=Boom, on_hedge=started.append, name="h").wrap(listeners=[heard.append])
@@ -383,12 +373,11 @@ async def test_it_tells_when_it_hedges_and_what_came_of_it(anywhere: Virtual) ->
     assert [(it.policy, it.number, round(it.elapsed, 6)) for it in started] == [("h", 1, 0.1)] * 4
     assert [it for it in heard if isinstance(it, events.HedgeStarted)] == started
     finished = [it for it in heard if isinstance(it, events.HedgeFinished)]
-    told = [(it.won, it.attempts, round(it.elapsed, 6)) for it in finished]
-    assert told == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2)]
+    results = [(it.won, it.attempts, round(it.elapsed, 6)) for it in finished]
+    assert results == [(1, 2, 0.2), (0, 2, 0.2), (None, 2, 0.3), (None, 2, 0.2)]
 
 
-def test_a_hedge_says_what_it_does() -> None:
-    """In a line, and as it was written."""
+def test_repr_and_description_of_a_hedge() -> None:
     assert repr(Hedge()) == "Hedge()"
     assert repr(Hedge(0.5, hedges=2, budget=None)) == "Hedge(delay=0.5, hedges=2, budget=None)"
     assert Hedge(0.5, budget=None).describe() == "Hedge: another attempt beside one that takes longer than 0.5 s"

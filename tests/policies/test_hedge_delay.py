@@ -1,4 +1,4 @@
-"""Hedge's observed delay: what it knows, when it is warm, and what it must not learn from."""
+"""The observed delay of a Hedge: its warm-up, what it learns from, and its effect on latencies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from resilience import Hedge, Quantile
 from tests.conftest import Boom, Virtual
-from tests.policies.hedged import calls_under, lognormal, mostly_quick
+from tests.policies.hedged import calls_under, lognormal, mostly_fast
 from tests.policies.hedges import Service
 from tests.policies.retries import Response
 
 
-async def test_nothing_is_hedged_before_it_is_warm(anywhere: Virtual) -> None:
-    """So many good calls have to be known; also an eager one waits for that."""
+async def test_no_call_is_hedged_before_the_warm_up(anywhere: Virtual) -> None:
+    """The warm-up counts good results; an eager hedge waits for it, too."""
     hedge = Hedge(Quantile(0.5, warm_up=3), on=Boom, eager=True)
     for step in ("fine", Boom(), "fine"):
         assert hedge.delay() == inf
@@ -28,9 +28,9 @@ async def test_nothing_is_hedged_before_it_is_warm(anywhere: Virtual) -> None:
     assert hedge.delay() == pytest.approx(0.2, rel=0.03)
 
 
-async def test_it_learns_from_first_attempts_that_end_well(anywhere: Virtual) -> None:
-    """Not from failures, from results that are not good enough, or from the hedge itself; and where another attempt
-    wins, from the time at which the first was cut off: else the slow ones would be missing.
+async def test_the_delay_learns_from_good_results_of_first_attempts(anywhere: Virtual) -> None:
+    """It does not learn from failures, bad results or hedges. If a hedge wins, the first attempt counts with the time
+    at which it was cut off; otherwise the slow calls would be missing.
     """
     hedge = Hedge(Quantile(0.01, warm_up=1), on_result=lambda value: isinstance(value, Response), on=Boom, budget=None)
     await Service(anywhere, (1.0, "fine")).under(hedge)
@@ -46,8 +46,7 @@ async def test_it_learns_from_first_attempts_that_end_well(anywhere: Virtual) ->
     assert hedge._latencies._histogram.count == len(observed)
 
 
-async def test_the_delay_keeps_to_its_limits(anywhere: Virtual) -> None:
-    """`least` and `most`."""
+async def test_the_delay_stays_within_least_and_most(anywhere: Virtual) -> None:
     hedge = Hedge(Quantile(0.5, warm_up=1, least=0.5, most=0.8))
     for seconds, delay in ((0.1, 0.5), (5.0, 0.5), (5.0, 0.8)):
         await Service(anywhere, (seconds, "fine")).under(hedge)
@@ -56,8 +55,8 @@ async def test_the_delay_keeps_to_its_limits(anywhere: Virtual) -> None:
     assert Hedge(0.3).delay() == 0.3
 
 
-async def test_what_was_long_ago_is_forgotten(anywhere: Virtual) -> None:
-    """After its window it is cold again."""
+async def test_latencies_older_than_the_window_are_forgotten(anywhere: Virtual) -> None:
+    """After that the warm-up begins again."""
     hedge = Hedge(Quantile(0.5, warm_up=2, window=10))
     for _ in range(2):
         await Service(anywhere, (0.1, "fine")).under(hedge)
@@ -66,8 +65,7 @@ async def test_what_was_long_ago_is_forgotten(anywhere: Virtual) -> None:
     assert hedge.delay() == inf
 
 
-def test_a_quantile_does_not_change() -> None:
-    """A Hedge reads it once."""
+def test_a_quantile_is_immutable_and_checks_its_share() -> None:
     quantile = Quantile(0.9)
     with pytest.raises(AttributeError, match="share does not change"):
         quantile.share = 0.5
@@ -76,8 +74,8 @@ def test_a_quantile_does_not_change() -> None:
         Quantile(95)
 
 
-def test_what_is_shared_is_not_copied() -> None:
-    """Each would know half of the calls, and pay for its own."""
+def test_a_hedge_with_an_observed_delay_cannot_be_copied_or_pickled() -> None:
+    """Two copies would each know half of the calls, and have a budget each."""
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             copied(Hedge())
@@ -86,24 +84,24 @@ def test_what_is_shared_is_not_copied() -> None:
 # --- numbers (contract: Tail at Scale, and the bias of learning from winners alone) ----------------
 
 
-def test_the_quantile_is_not_drawn_down_by_hedges_that_win() -> None:
-    """95 % are as quick: 5 % of the calls are hedged. Learning from winners alone hedges 11 % (failsafe-go)."""
+def test_hedges_that_win_do_not_lower_the_observed_quantile() -> None:
+    """With a quantile of 95 %, 5 % of the calls are hedged; learning from winners alone hedges 11 % (failsafe-go)."""
     _, load = calls_under(Hedge(Quantile(0.95), budget=None), lognormal, 3_000)
     assert load == pytest.approx(1.05, abs=0.01)
 
 
-def test_two_per_cent_more_requests_cut_off_the_tail() -> None:
-    """Dean, Barroso, "The Tail at Scale": 2 % take more than 10 ms, some much more."""
-    plain, _ = calls_under(Hedge(60, budget=None), mostly_quick, 8_000)
-    hedged, load = calls_under(Hedge(0.01, budget=None), mostly_quick, 8_000)
+def test_two_per_cent_more_requests_cut_off_the_tail_of_latencies() -> None:
+    """Dean, Barroso, "The Tail at Scale": 2 % of the calls take more than 10 ms, some much more."""
+    plain, _ = calls_under(Hedge(60, budget=None), mostly_fast, 8_000)
+    hedged, load = calls_under(Hedge(0.01, budget=None), mostly_fast, 8_000)
     at = int(0.999 * len(plain))
     assert load == pytest.approx(1.02, abs=0.003)
     assert plain[at] > 0.04
     assert hedged[at] < 0.021
 
 
-def test_a_delay_below_the_latency_hedges_no_more_than_the_budget_pays_for() -> None:
-    """Ten, and a tenth of the calls; without a budget it would be every one."""
+def test_the_budget_bounds_the_hedges_of_a_delay_below_the_latency() -> None:
+    """By default ten, and a tenth of the calls; without a budget every call is hedged."""
     _, load = calls_under(Hedge(0.01), lambda rng: 0.05, 500)
     assert (load - 1) * 500 == pytest.approx(10 + 0.1 * 500, abs=1)
     _, load = calls_under(Hedge(0.01, budget=None), lambda rng: 0.05, 500)

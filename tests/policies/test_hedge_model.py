@@ -1,4 +1,4 @@
-"""Hedge against a model of its course: which attempts begin, when, which one decides, and when."""
+"""Hedge against a model: which attempts begin and when, which attempt decides and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.policies.hedges import Service
 
 GOOD, POOR, FAILED, REFUSED, FATAL = "good", "poor", "failed", "refused", "fatal"
 
-#: The end of attempt n has 1/16, 1/32, ... s that no other instant has, so that no two things happen at once.
+#: Attempt n ends 1/16, 1/32, ... s after a whole second, so that no two events are simultaneous.
 ATTEMPTS = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from([GOOD, GOOD, POOR, FAILED, FAILED, REFUSED, FATAL])),
     min_size=4,
@@ -23,10 +23,10 @@ ATTEMPTS = st.lists(
 ).map(lambda steps: [(seconds + 2.0 ** -(4 + number), end) for number, (seconds, end) in enumerate(steps)])
 
 
-def course(
+def expected_course(
     steps: list[tuple[float, str]], delay: float, hedges: int, eager: bool, limit: float
 ) -> tuple[list[float], int | None, float]:
-    """Return when attempts begin, the number of the one whose outcome it is (None: the limit's), and when."""
+    """Return when attempts begin, the number of the deciding attempt (None if the limit decides), and when that is."""
     begun, ended, due = [0.0], set[int](), delay
     while True:
         running = {number: begun[number] + steps[number][0] for number in range(len(begun)) if number not in ended}
@@ -53,10 +53,10 @@ def course(
 @pytest.mark.parametrize("name", ["simulation", "asyncio", "trio", "threads"])
 @settings(max_examples=25, deadline=None)
 @given(steps=ATTEMPTS, delay=st.integers(1, 4), hedges=st.integers(1, 3), eager=st.booleans(), limit=st.integers(2, 20))
-def test_a_call_takes_the_course_of_the_model(
+def test_a_hedged_call_agrees_with_the_model(
     name: str, steps: list[tuple[float, str]], delay: int, hedges: int, eager: bool, limit: int
 ) -> None:
-    """Also where an outer limit cuts it off; and then nothing of it is left."""
+    """Also if an outer limit cuts it off; then no permit is held."""
     ends: list[Any] = [
         {POOR: POOR, FAILED: Boom(number), REFUSED: BulkheadFull(str(number)), FATAL: LookupError(number)}.get(
             end, number
@@ -64,7 +64,7 @@ def test_a_call_takes_the_course_of_the_model(
         for number, (_, end) in enumerate(steps)
     ]
     cut_off_at = limit + 1 / 1024
-    begun, decider, at = course(steps, delay, hedges, eager, cut_off_at)
+    begun, decider, at = expected_course(steps, delay, hedges, eager, cut_off_at)
     inside = Bulkhead(4)
     hedge = Hedge(delay, hedges=hedges, on=Boom, on_result=lambda it: it == POOR, eager=eager, budget=None)
     world = Virtual(name)
@@ -76,7 +76,7 @@ def test_a_call_takes_the_course_of_the_model(
         assert seconds == pytest.approx(at, abs=1e-5)
         assert type(out) is TimeoutExceeded if decider is None else out is ends[decider]
         assert inside.stats().in_flight == 0
-        await world.sleep(40)  # what was walked away from ends
+        await world.sleep(40)  # until abandoned threads have ended
         assert len(service.begun) == len(begun)
 
     world.run(main)

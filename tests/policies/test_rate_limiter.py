@@ -1,4 +1,4 @@
-"""RateLimiter: the order, the instants, who is refused, and what the other side says."""
+"""RateLimiter: the order and the instants of turns, refusals, pauses, and hints of the service."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from tests.conftest import Boom, Script, World, no_collector
 
 @pytest.fixture
 def virtual() -> Iterator[VirtualClock]:
-    """Virtual time, in every world."""
+    """Virtual time, in each world."""
     with virtual_time() as clock:
         yield clock
 
 
 class TooMany(Exception):
-    """What the other side raises when it has had enough."""
+    """What the service raises above its quota."""
 
     def __init__(self, retry_after: Any) -> None:
         super().__init__(retry_after)
@@ -57,7 +57,7 @@ async def works(world: World, policy: Any, ctx: Context | None = None) -> Any:
 
 
 class Arrivals:
-    """Callers in simulated time: when each began, or was refused."""
+    """Callers in simulated time, and when each began or was refused."""
 
     def __init__(self, limiter: Policy[Any], answer: Any = None) -> None:
         self._limiter = limiter
@@ -68,7 +68,7 @@ class Arrivals:
         self.instants: list[tuple[float, Any]] = []
 
     def at(self, instant: float, *names: str, budget: float | None = None, cost: float = 1.0) -> Arrivals:
-        """Let callers arrive."""
+        """Start these callers at this instant."""
 
         async def arrive(name: str) -> None:
             async def fn(ctx: Context) -> Any:
@@ -94,7 +94,7 @@ class Arrivals:
         return self
 
     def then(self, instant: float, do: Any) -> Arrivals:
-        """Do something at an instant."""
+        """Call `do` at this instant."""
 
         async def act() -> None:
             await self.simulation.sleep(instant)
@@ -112,7 +112,7 @@ class Arrivals:
 # --- order and rate ----------------------------------------------------------------------------
 
 
-async def test_calls_wait_for_their_turn_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
+async def test_calls_beyond_the_burst_wait_and_begin_at_the_rate(world: World, virtual: VirtualClock) -> None:
     limiter = RateLimiter(Rate(4, burst=2))
     instants = []
 
@@ -124,14 +124,14 @@ async def test_calls_wait_for_their_turn_and_begin_at_the_rate(world: World, vir
     assert instants == [0, 0, 0.25, 0.5, 0.75]
 
 
-def test_several_rates_hold_together() -> None:
-    """One after another in half a second, and at most three in any four."""
+def test_several_rates_hold_at_the_same_time() -> None:
+    """At most one call in each half second, and three in any four seconds."""
     arrivals = Arrivals(RateLimiter(Rate(2, burst=1), Rate(3, per=4))).at(0, *"abcde").run()
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 1, "d": 4, "e": 4.5}
 
 
-async def test_who_gives_up_lets_all_behind_come_earlier(tasks_world: World, virtual: VirtualClock) -> None:
-    """5 a second, four callers; the second is cancelled at 50 ms: the third begins at 0.2 s, and not at 0.4."""
+async def test_a_cancelled_caller_moves_those_behind_it_forward(tasks_world: World, virtual: VirtualClock) -> None:
+    """At 5 a second, the second of four callers is cancelled at 50 ms: the third begins at 0.2 s, not at 0.4 s."""
     limiter = RateLimiter(Rate(5, burst=1))
     began: dict[str, float] = {}
 
@@ -150,15 +150,15 @@ async def test_who_gives_up_lets_all_behind_come_earlier(tasks_world: World, vir
     assert limiter.stats().next_turn == pytest.approx(0.2)
 
 
-def test_a_dear_call_is_not_overtaken_by_cheap_ones() -> None:
-    """First come, first served: of 10 a second, 10 units wait for all of them, and those behind wait for it."""
+def test_an_expensive_call_is_not_overtaken_by_cheap_ones() -> None:
+    """Turns are first come, first served: at 10 units a second, those behind a call of 10 units wait for it."""
     limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]))
     arrivals = Arrivals(limiter).at(0, "a", cost=6).at(0.25, "b", cost=10).at(0.5, "c", cost=1).run()
     assert arrivals.began == {"a": 0, "b": 1, "c": 2}
 
 
-async def a_thousand_tasks(now: Callable[[], float]) -> float:
-    """Return the seconds that they take, at a thousand a second."""
+async def run_a_thousand_tasks(now: Callable[[], float]) -> float:
+    """Return the seconds that a thousand tasks take at a rate of a thousand a second."""
     limiter = RateLimiter(Rate(1000, burst=1))
     began = now()
     async with anyio.create_task_group() as group:
@@ -167,19 +167,19 @@ async def a_thousand_tasks(now: Callable[[], float]) -> float:
     return now() - began
 
 
-async def test_a_thousand_tasks_take_their_second(tasks_world: World, virtual: VirtualClock) -> None:
-    assert await a_thousand_tasks(virtual.now) == pytest.approx(0.999)
+async def test_a_thousand_tasks_at_a_thousand_a_second_take_a_second(tasks_world: World, virtual: VirtualClock) -> None:
+    assert await run_a_thousand_tasks(virtual.now) == pytest.approx(0.999)
 
 
 @pytest.mark.slow
 @pytest.mark.serial
 def test_late_timers_do_not_lower_the_rate() -> None:
-    """Turns are charged by their schedule: 1.00 s on a machine that does nothing else."""
-    assert 0.98 < anyio.run(a_thousand_tasks, time.monotonic) < 1.2
+    """Turns are charged by their schedule: a thousand take 1.00 s on an idle machine."""
+    assert 0.98 < anyio.run(run_a_thousand_tasks, time.monotonic) < 1.2
 
 
-def test_one_queue_over_threads_and_loops() -> None:
-    """Eight callers in a thread, in asyncio and in trio each, at 80 a second: 24 turns, and no two at once."""
+def test_threads_and_event_loops_share_one_queue() -> None:
+    """Eight callers each in threads, asyncio and trio, at 80 a second: their 24 turns are spread."""
     limiter = RateLimiter(Rate(80, burst=1))
     instants: list[float] = []
 
@@ -205,11 +205,11 @@ def test_one_queue_over_threads_and_loops() -> None:
     assert limiter.stats().queued == 0
 
 
-# --- who is refused ----------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------
 
 
-async def test_what_comes_too_late_is_refused_at_once(world: World, virtual: VirtualClock) -> None:
-    """For `max_wait`, the deadline and a Timeout around alike: `RateLimited` with the exact seconds, and no wait."""
+async def test_a_call_whose_turn_comes_too_late_is_refused_at_once(world: World, virtual: VirtualClock) -> None:
+    """For `max_wait`, the deadline and an outer Timeout alike: `RateLimited` carries the exact seconds."""
     for budget in (4.0, None):
         limiter = RateLimiter(Rate(1, per=10))
         assert await works(world, limiter) == "fine"
@@ -225,14 +225,14 @@ async def test_what_comes_too_late_is_refused_at_once(world: World, virtual: Vir
     assert limiter.stats() == RateLimiterStats(0, 10, 1)
 
 
-def test_a_turn_at_the_very_end_of_the_wait_is_in_time_and_one_at_the_deadline_is_not() -> None:
+def test_a_turn_exactly_at_max_wait_is_in_time_and_one_at_the_deadline_is_not() -> None:
     limiter = RateLimiter(Rate(5, burst=1), max_wait=0.6)
     arrivals = Arrivals(limiter).at(0.1, "a", "b", "c", "d").at(0.1, "e", budget=0.8).run()
     assert list(arrivals.began) == ["a", "b", "c", "d"]
     assert arrivals.refused["e"] == pytest.approx((0.1, 0.8))
 
 
-def test_the_wait_of_one_who_is_refused_counts_those_before_it() -> None:
+def test_retry_after_of_a_refused_call_includes_the_turns_before_it() -> None:
     limiter = RateLimiter(Rate(1, burst=1), max_wait=2)
     arrivals = Arrivals(limiter).at(0, *"abcdef").run()
     assert arrivals.began == {"a": 0, "b": 1, "c": 2}
@@ -240,8 +240,8 @@ def test_the_wait_of_one_who_is_refused_counts_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_wait": 3.0}, {"budget": 3.0}])
-def test_who_is_moved_beyond_its_limit_leaves(limit: dict[str, float]) -> None:
-    """A pause comes while it waits: it leaves with `RateLimited` before its limit has passed, and not after."""
+def test_a_caller_that_a_pause_moves_beyond_its_limit_is_refused(limit: dict[str, float]) -> None:
+    """It leaves the queue with `RateLimited` at its old turn, before the limit has passed."""
     limiter = RateLimiter(Rate(1, burst=1), max_wait=limit.get("max_wait"))
     arrivals = Arrivals(limiter).at(0, "a", "b", "c", budget=limit.get("budget"))
     arrivals.then(0.5, lambda: limiter.pause(60)).run()
@@ -250,15 +250,15 @@ def test_who_is_moved_beyond_its_limit_leaves(limit: dict[str, float]) -> None:
     assert limiter.stats().rejected == 2
 
 
-def test_who_will_leave_delays_no_newcomer() -> None:
-    """After a pause of 10 s one who waits until 30 begins at its end, though three were before it."""
+def test_callers_that_will_be_refused_delay_no_new_caller() -> None:
+    """After a pause of 10 s a new caller with 30 s begins first, though three callers with 5 s were before it."""
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, "a").at(0, "b", "c", "d", budget=5).then(0.5, lambda: limiter.pause(10))
     arrivals.at(0.75, "e", budget=30).run()
     assert arrivals.began == {"a": 0, "e": 10.5}
 
 
-async def test_a_cost_above_the_window_is_never_admitted(world: World, virtual: VirtualClock) -> None:
+async def test_a_cost_above_the_limit_is_refused_without_retry_after(world: World, virtual: VirtualClock) -> None:
     limiter = RateLimiter(Rate(10, cost=lambda ctx: 11))
     error = await works(world, limiter)
     assert (type(error), error.retry_after) == (RateLimited, None)
@@ -266,7 +266,7 @@ async def test_a_cost_above_the_window_is_never_admitted(world: World, virtual: 
     assert limiter.try_take(10) == 0
 
 
-def test_who_can_never_begin_after_a_resize_leaves_and_holds_up_no_other() -> None:
+def test_a_caller_whose_cost_exceeds_a_resized_limit_is_refused_and_blocks_no_other() -> None:
     limiter = RateLimiter(Rate(4, cost=lambda ctx: ctx.properties["cost"]))
     arrivals = Arrivals(limiter).at(0, "a", cost=4).at(0, "b", cost=3).at(0, "c", cost=1)
     arrivals.then(0.5, lambda: limiter.resize(2)).run()
@@ -274,33 +274,33 @@ def test_who_can_never_begin_after_a_resize_leaves_and_holds_up_no_other() -> No
     assert arrivals.refused == {"b": (1, None)}
 
 
-# --- pauses, and what the other side says ------------------------------------------------------
+# --- pauses, and hints of the service ----------------------------------------------------------
 
 
-async def test_a_pause_closes_a_bucket_with_room(world: World, virtual: VirtualClock) -> None:
-    """Again and again: a call that finds room takes no lock, and looks all the same."""
+async def test_a_pause_delays_calls_although_units_are_free(world: World, virtual: VirtualClock) -> None:
+    """Each pause does: a call that finds free units takes no lock, and sees the pause anyway."""
     limiter = RateLimiter(Rate(1000, burst=1000))
-    for closed_until in (5, 10):
+    for resumed_at in (5, 10):
         assert [await works(world, limiter), await works(world, limiter)] == ["fine", "fine"]
         limiter.pause(5)
         assert limiter.try_take() == 5
         assert await works(world, limiter) == "fine"
-        assert virtual.now() == closed_until
+        assert virtual.now() == resumed_at
 
 
-def test_after_a_pause_those_who_wait_come_evenly() -> None:
+def test_after_a_pause_waiting_callers_begin_at_the_rate() -> None:
     limiter = RateLimiter(Rate(4, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.1, lambda: limiter.pause(5)).run()
     assert arrivals.began == pytest.approx({"a": 0, "b": 5.1, "c": 5.35, "d": 5.6})
 
 
-def test_after_a_reset_they_come_evenly_too() -> None:
+def test_after_a_reset_waiting_callers_begin_at_the_rate() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, limiter.reset).run()
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 1.5, "d": 2.5}
 
 
-def test_a_resize_times_those_who_wait_anew() -> None:
+def test_a_resize_reschedules_waiting_callers() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     arrivals = Arrivals(limiter).at(0, *"abcd").then(0.5, lambda: limiter.resize(2)).run()
     assert arrivals.began == {"a": 0, "b": 0.75, "c": 1.25, "d": 1.75}
@@ -312,22 +312,22 @@ def test_a_resize_times_those_who_wait_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "closed_for"),
+    ("retry_after", "pause"),
     [(2, 2), (timedelta(seconds=3), 3), (600, 60), (None, 0), (0, 0), (-1, 0), (nan, 0), (inf, 0), ("2", 0), (True, 0)],
 )
-async def test_an_error_that_says_when_closes_it_to_all(
-    threads: World, virtual: VirtualClock, asked: Any, closed_for: float
+async def test_an_error_with_retry_after_pauses_the_limiter_for_at_most_a_minute(
+    threads: World, virtual: VirtualClock, retry_after: Any, pause: float
 ) -> None:
-    """For so long, at most a minute; what is no number of seconds is ignored."""
+    """A value that is no number of seconds is ignored."""
     limiter = RateLimiter(1000)
-    await threads.attempt(limiter, Script(TooMany(asked)).function())
-    assert limiter.stats().next_turn == closed_for
+    await threads.attempt(limiter, Script(TooMany(retry_after)).function())
+    assert limiter.stats().next_turn == pause
     assert await works(threads, limiter) == "fine"
-    assert virtual.now() == closed_for
+    assert virtual.now() == pause
 
 
-async def test_a_refusal_of_ours_and_an_unwanted_hint_close_nothing(world: World, virtual: VirtualClock) -> None:
-    """`Rejected` says nothing about the other side; nor do errors where `retry_after=False`."""
+async def test_rejections_and_switched_off_hints_do_not_pause(world: World, virtual: VirtualClock) -> None:
+    """A `Rejected` says nothing about the service; `retry_after=False` ignores errors, `longest_pause` caps them."""
     limiter = RateLimiter(1000)
     await world.attempt(limiter, Script(RateLimited("inner", retry_after=9)).function())
     assert limiter.stats().next_turn == 0
@@ -339,14 +339,14 @@ async def test_a_refusal_of_ours_and_an_unwanted_hint_close_nothing(world: World
     assert limiter.stats().next_turn == 5
 
 
-def test_what_the_other_side_says_only_narrows() -> None:
-    """Two until 30 s, though 1000 a second would be allowed; from then on as before."""
+def test_a_learned_quota_only_lowers_the_rate_until_it_renews() -> None:
+    """Two calls until 30 s, although the limiter allows 1000 a second; after that 1000 again."""
     limiter = RateLimiter(1000)
     arrivals = Arrivals(limiter).then(0, lambda: limiter.learn(2, 30)).at(1, *"abcd").run()
     assert arrivals.began == {"a": 1, "b": 1, "c": 30, "d": 30}
 
 
-def test_told_reads_it_from_results() -> None:
+def test_the_quota_is_read_from_results() -> None:
     limiter = RateLimiter(1000, told=lambda result: result)
     arrivals = Arrivals(limiter, answer=(1, timedelta(seconds=20))).at(0, "a").at(0.5, "b", "c").run()
     assert arrivals.began == {"a": 0, "b": 0.5, "c": 20.5}
@@ -357,8 +357,8 @@ def test_told_reads_it_from_results() -> None:
             RateLimiter(1000, told=lambda result: result).call(lambda it: it, said)
 
 
-def test_what_was_used_after_all_is_charged_or_given_back() -> None:
-    """60 calls and 1,000 tokens a minute: estimated before the call, put right after it."""
+def test_actual_use_is_charged_or_credited_after_the_call() -> None:
+    """60 calls and 1,000 tokens a minute: estimated before the call, corrected after it."""
 
     def used(tokens: float) -> Any:
         return lambda ctx: tokens
@@ -375,7 +375,7 @@ def test_what_was_used_after_all_is_charged_or_given_back() -> None:
 
 
 @pytest.mark.parametrize("bad", [nan, inf, -1, "3", None, True])
-def test_a_cost_or_use_that_is_none_comes_out(bad: Any) -> None:
+def test_an_invalid_cost_or_actual_use_is_an_error_and_uses_no_turn(bad: Any) -> None:
     for rate in (Rate(10, cost=lambda ctx: bad), Rate(10, actual=lambda result: bad)):
         limiter = RateLimiter(rate)
         with pytest.raises((ValueError, TypeError), match=r"cost|actual"):
@@ -386,8 +386,7 @@ def test_a_cost_or_use_that_is_none_comes_out(bad: Any) -> None:
 # --- blocks and turns without a call -----------------------------------------------------------
 
 
-async def test_a_block_takes_a_turn(world: World, virtual: VirtualClock) -> None:
-    """And its errors close the limiter as those of a call do."""
+async def test_a_block_takes_a_turn_and_its_errors_pause_the_limiter(world: World, virtual: VirtualClock) -> None:
     limiter = RateLimiter(Rate(2, burst=1))
     block = limiter.turn()
 
@@ -410,7 +409,7 @@ async def test_a_block_takes_a_turn(world: World, virtual: VirtualClock) -> None
         await enter()
 
 
-async def test_a_block_of_a_computed_cost_asks_the_ambient_context(world: World, virtual: VirtualClock) -> None:
+async def test_the_cost_of_a_block_is_computed_from_the_current_context(world: World, virtual: VirtualClock) -> None:
     limiter = RateLimiter(Rate(10, cost=lambda ctx: ctx.properties["cost"]), max_wait=0)
 
     async def fn(ctx: Context) -> Any:
@@ -420,7 +419,7 @@ async def test_a_block_of_a_computed_cost_asks_the_ambient_context(world: World,
     assert await world.execute(Fallback("?"), fn, Context(properties={"cost": 6})) == 1
 
 
-def test_costs_are_given_for_each_rate() -> None:
+def test_a_turn_takes_one_cost_for_each_rate() -> None:
     limiter = RateLimiter(Rate(10, per=60), Rate(100, per=60))
     with limiter.turn(3, 90):
         pass
@@ -434,7 +433,7 @@ def test_costs_are_given_for_each_rate() -> None:
         limiter.try_take(1, -1)
 
 
-def test_a_turn_that_is_tried_takes_nothing_while_any_caller_waits() -> None:
+def test_try_take_takes_no_turn_while_a_caller_waits() -> None:
     limiter = RateLimiter(Rate(1, burst=1))
     tried: list[Any] = []
     arrivals = Arrivals(limiter).at(0, "a", "b").then(0.25, lambda: tried.append(limiter.try_take()))
@@ -449,16 +448,15 @@ def test_a_turn_that_is_tried_takes_nothing_while_any_caller_waits() -> None:
     assert limiter.stats().rejected == 0
 
 
-# --- observing ---------------------------------------------------------------------------------
+# --- observe_only ------------------------------------------------------------------------------
 
 
-async def test_who_only_observes_lets_all_through_and_tells(
+async def test_observe_only_admits_all_calls_and_blocks_and_reports_refusals(
     world: World, virtual: VirtualClock, heard: list[Any]
 ) -> None:
-    """At once, blocks too. What has no turn takes none, and what it ends with moves nothing."""
+    """A call without a turn takes none, and its result and its errors are no hints."""
     limiter = RateLimiter(Rate(1, burst=1), told=lambda result: (0, 60), observe_only=True, name="trial")
-    limiter_told = await world.attempt(limiter, Script(Boom("no")).function())
-    assert isinstance(limiter_told, Boom)
+    assert isinstance(await world.attempt(limiter, Script(Boom("no")).function()), Boom)
     for answer in ("fine", TooMany(60)):
         assert await world.attempt(limiter, Script(answer).function()) is answer
     if world.blocking:
@@ -467,30 +465,30 @@ async def test_who_only_observes_lets_all_through_and_tells(
     else:
         async with limiter.turn():
             pass
-    told = [it for it in heard if isinstance(it, events.CallRejected)]
-    assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in told] == [
+    rejected = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert [(it.policy, it.reason, it.retry_after, it.shadow) for it in rejected] == [
         ("trial", "RateLimited", 1.0, True)
     ] * 3
     assert limiter.stats() == RateLimiterStats(0, 1, 3)
     assert virtual.now() == 0
 
 
-def test_what_can_never_begin_is_told_without_seconds(heard: list[Any]) -> None:
+def test_the_event_of_a_call_that_can_never_begin_has_no_retry_after(heard: list[Any]) -> None:
     limiter = RateLimiter(Rate(10, cost=lambda ctx: 11), observe_only=True)
     assert limiter.call(int) == 0
     assert heard[0].retry_after is None
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- events, descriptions and values -----------------------------------------------------------
 
 
-def test_it_tells_how_long_one_had_waited(heard: list[Any]) -> None:
+def test_the_event_of_a_refusal_carries_the_seconds_waited(heard: list[Any]) -> None:
     limiter = RateLimiter(Rate(1, burst=1), max_wait=3)
     Arrivals(limiter).at(2, "a", "b").then(2.5, lambda: limiter.pause(60)).run()
     assert [(it.retry_after, it.waited) for it in heard if isinstance(it, events.CallRejected)] == [(59.5, 1.0)]
 
 
-def test_retry_waits_for_the_turn_where_it_is_told_to() -> None:
+def test_a_retry_on_rate_limited_waits_for_the_turn() -> None:
     limiter = RateLimiter(Rate(1, per=10), max_wait=0)
     with virtual_time() as clock:
         limiter.call(int)
@@ -498,7 +496,7 @@ def test_retry_waits_for_the_turn_where_it_is_told_to() -> None:
         assert clock.now() == 10
 
 
-def test_repr_and_description_tell_every_number() -> None:
+def test_repr_and_description_contain_every_number() -> None:
     limiter = RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5, name="llm")
     assert repr(limiter) == "RateLimiter(Rate(60, per=60), Rate(10, burst=2, cost=3), max_wait=5.0, name='llm')"
     assert limiter.describe() == (
@@ -512,7 +510,7 @@ def test_repr_and_description_tell_every_number() -> None:
 
 
 def test_a_rate_is_a_value() -> None:
-    """Compared, hashed, copied and pickled by what it says, and never changed."""
+    """It is compared, hashed, copied and pickled by its fields, and immutable."""
     rate = Rate(60, timedelta(minutes=1), burst=5)
     assert rate == Rate(60, 60, burst=5) != Rate(60, 60)
     assert hash(rate) == hash(pickle.loads(pickle.dumps(rate)))
@@ -525,12 +523,12 @@ def test_a_rate_is_a_value() -> None:
     assert repr(Rate(1, cost=cost, actual=actual)) == f"Rate(1, cost={cost!r}, actual={actual!r})"
 
 
-# --- what waits and ends -----------------------------------------------------------------------
+# --- ends of waiting callers -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["close the loop", "close the coroutine"])
-def test_who_never_comes_back_holds_up_no_other(end: str) -> None:
-    """A loop is closed with tasks that wait: they leave, and the next begins at its own turn."""
+def test_tasks_of_a_closed_loop_delay_no_other_caller(end: str) -> None:
+    """They leave the queue, and the next caller begins at its own turn."""
     limiter = RateLimiter(Rate(5, burst=1))
     limiter.call(int)
     coroutines = [limiter.acall(anyio.sleep, 0) for _ in range(3)]
@@ -550,14 +548,14 @@ def test_who_never_comes_back_holds_up_no_other(end: str) -> None:
     loop.close()
     began = time.monotonic()
     limiter.call(int)
-    assert time.monotonic() - began < 0.6  # and not the four turns of all
+    assert time.monotonic() - began < 0.6  # one turn, not four
     assert limiter.stats().queued == 0
     for task in tasks:
         task._log_destroy_pending = False
 
 
-def test_the_trio_run_of_the_first_has_ended() -> None:
-    """Waking it fails: it leaves, and the next is woken."""
+def test_a_waiting_task_of_an_ended_trio_run_leaves_the_queue() -> None:
+    """An attempt to wake it fails, and removes it."""
     limiter = RateLimiter(Rate(1, per=60, burst=1))
     limiter.call(int)
     left: list[Any] = []
@@ -575,8 +573,8 @@ def test_the_trio_run_of_the_first_has_ended() -> None:
         left[0].close()
 
 
-async def test_no_error_is_kept_by_a_cycle(world: World, virtual: VirtualClock) -> None:
-    """Of a call that failed at once, after it had waited, and of one that was refused, at once and later."""
+async def test_errors_and_refusals_leave_no_reference_cycle(world: World, virtual: VirtualClock) -> None:
+    """Of calls that failed, with and without a wait, and of calls that were refused, at once and later."""
     left: list[Any] = []
 
     async def fn(ctx: Context) -> None:
@@ -599,7 +597,7 @@ async def test_no_error_is_kept_by_a_cycle(world: World, virtual: VirtualClock) 
         assert [it() for it in left] == [None] * 8
 
 
-def test_it_is_not_copied() -> None:
+def test_a_limiter_cannot_be_copied_or_pickled() -> None:
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="counts what all its users do"):
             copied(RateLimiter(1))

@@ -1,4 +1,4 @@
-"""SingleFlight: one call for a key at a time, over all runtimes; all who ask meanwhile get what it ends with."""
+"""SingleFlight: one call at a time for each key, in all runtimes; concurrent callers get its outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class KeywordsOnly(Exception):
 
 
 class Swapped(Exception):
-    """An exception whose copy has its arguments turned round."""
+    """An exception whose copy has its arguments reversed."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*reversed(args))
@@ -58,15 +58,15 @@ def raising(error: BaseException) -> Any:
     return fn
 
 
-def same(*args: Any) -> str:
+def same_key(*args: Any) -> str:
     return "same"
 
 
 # --- sharing -------------------------------------------------------------------------------------
 
 
-def test_callers_of_every_runtime_share_one_call() -> None:
-    flight, result = SingleFlight(key=same), object()
+def test_concurrent_callers_of_all_runtimes_share_one_call() -> None:
+    flight, result = SingleFlight(key=same_key), object()
     slow = Slow(lambda: result)
     got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
     assert got == [Success(result)] * 9
@@ -75,7 +75,7 @@ def test_callers_of_every_runtime_share_one_call() -> None:
 
 
 def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
-    flight, error, cause = SingleFlight(key=same), Boom("no"), Boom("why")
+    flight, error, cause = SingleFlight(key=same_key), Boom("no"), Boom("why")
     error.add_note("of the call")
     error.__cause__ = cause
     slow = Slow(raising(error))
@@ -92,17 +92,17 @@ def test_each_follower_raises_a_copy_with_the_traceback_of_the_call() -> None:
     assert [it.__notes__ for it in errors[1:]] == [["of the call"]] * 8
 
 
-@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2)], ids=["not at all", "not as it is"])
+@pytest.mark.parametrize("error", [KeywordsOnly(code=3), Swapped(1, 2)], ids=["copy raises", "copy differs"])
 def test_an_error_that_cannot_be_copied_is_shared(error: Exception) -> None:
-    flight = SingleFlight(key=same)
+    flight = SingleFlight(key=same_key)
     slow = Slow(raising(error))
     got = ask_from_everywhere(flight, slow, lambda count: followers(flight) == count)
     assert [it.error is error for it in got] == [True] * 9
 
 
-async def test_an_error_that_is_shared_does_not_grow(tasks_world: World) -> None:
-    """Each caller raises it from the call, not from where the one before has caught it."""
-    flight, error, depths = SingleFlight(key=same), Swapped(1, 2), list[int]()
+async def test_the_traceback_of_a_shared_error_does_not_grow(tasks_world: World) -> None:
+    """Each follower raises it with the traceback of the call, not with that of another caller."""
+    flight, error, depths = SingleFlight(key=same_key), Swapped(1, 2), list[int]()
 
     async def fetch() -> None:
         await until(tasks_world, lambda: followers(flight) == 8)
@@ -120,7 +120,7 @@ async def test_an_error_that_is_shared_does_not_grow(tasks_world: World) -> None
     assert len(set(depths[1:])) == 1, "the followers, behind the leader"
 
 
-async def test_calls_with_other_arguments_are_apart(tasks_world: World) -> None:
+async def test_calls_with_different_arguments_are_not_shared(tasks_world: World) -> None:
     flight, called = SingleFlight(), []
 
     async def fetch(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ async def test_calls_with_other_arguments_are_apart(tasks_world: World) -> None:
     assert all(it in called for it in (calls[0], calls[1], calls[2], calls[4]))
 
 
-async def test_a_call_after_the_end_is_a_call_of_its_own(world: World) -> None:
+async def test_a_call_after_the_end_of_a_flight_is_a_new_call(world: World) -> None:
     flight = SingleFlight(key=lambda ctx: "same")
     results = iter([1, 2])
 
@@ -153,9 +153,9 @@ async def test_a_call_after_the_end_is_a_call_of_its_own(world: World) -> None:
     assert [await world.execute(flight, fn) for _ in range(2)] == [1, 2]
 
 
-async def test_what_was_forgotten_is_called_anew(tasks_world: World) -> None:
-    """Those who wait already get what they wait for."""
-    flight, got, go = SingleFlight(key=same), [], anyio.Event()
+async def test_after_forget_the_next_caller_makes_a_new_call(tasks_world: World) -> None:
+    """Callers that wait already get the result of the first call."""
+    flight, got, go = SingleFlight(key=same_key), [], anyio.Event()
 
     async def first() -> str:
         await go.wait()
@@ -177,9 +177,9 @@ async def test_what_was_forgotten_is_called_anew(tasks_world: World) -> None:
     assert got == ["second", "first", "first"]
 
 
-def test_one_that_is_forgotten_as_it_ends_does_not_end_the_next() -> None:
-    """No lock: another thread may come between any two steps."""
-    flight, next_leader = SingleFlight(key=same), object()
+def test_a_flight_that_is_forgotten_at_its_end_does_not_end_the_next_one() -> None:
+    """Flights take no lock: another thread may run between any two steps."""
+    flight, next_leader = SingleFlight(key=same_key), object()
 
     class Leaders(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
@@ -193,7 +193,7 @@ def test_one_that_is_forgotten_as_it_ends_does_not_end_the_next() -> None:
     assert flight._flights.leaders == {"same": next_leader}
 
 
-async def test_who_calls_itself_goes_straight_through(world: World) -> None:
+async def test_a_recursive_call_does_not_wait_for_itself(world: World) -> None:
     flight = SingleFlight(key=lambda *_: "same")
 
     async def fn(n: int) -> int:
@@ -206,14 +206,14 @@ async def test_who_calls_itself_goes_straight_through(world: World) -> None:
     assert flight.stats() == SingleFlightStats(in_flight=0, shared=0)
 
 
-def test_a_worker_thread_of_the_leader_goes_straight_through() -> None:
-    flight = SingleFlight(key=same)
+def test_a_call_in_a_worker_thread_of_the_leader_does_not_wait_for_it() -> None:
+    flight = SingleFlight(key=same_key)
     inner = Pipeline(Timeout(5.0), flight)
     assert Pipeline(flight, Timeout(5.0)).call(lambda: inner.call(lambda: "inner")) == "inner"
 
 
-async def test_a_child_task_that_outlives_the_call_is_one_like_others(in_asyncio: World) -> None:
-    flight, called = SingleFlight(key=same), []
+async def test_calls_of_a_child_task_that_outlives_the_leader_are_shared(in_asyncio: World) -> None:
+    flight, called = SingleFlight(key=same_key), []
 
     async def fetch() -> int:
         called.append(1)
@@ -230,26 +230,26 @@ async def test_a_child_task_that_outlives_the_call_is_one_like_others(in_asyncio
     assert await (await flight.acall(leads)) == [1, 1]
 
 
-def test_what_interrupts_the_end_of_a_flight_does_not_wait_for_it() -> None:
-    """A signal handler, a finalizer, or the copying of an error here: all run in the thread of the leader."""
-    flight, asked = SingleFlight(key=same), []
+def test_a_call_during_the_end_of_a_flight_in_its_own_thread_is_a_new_call() -> None:
+    """A signal handler, a finalizer or, as here, `__copy__` of an error runs in the leader's thread."""
+    flight, results = SingleFlight(key=same_key), []
 
-    class Asks(Exception):
-        def __copy__(self) -> Asks:
-            asked.append(flight.call(lambda: "anew"))
-            return Asks()
+    class CallsOnCopy(Exception):
+        def __copy__(self) -> CallsOnCopy:
+            results.append(flight.call(lambda: "new"))
+            return CallsOnCopy()
 
-    got = ask_from_everywhere(flight, Slow(raising(Asks())), lambda count: followers(flight) == count)
-    assert {type(it.error) for it in got} == {Asks}
-    assert set(asked) == {"anew"}
+    got = ask_from_everywhere(flight, Slow(raising(CallsOnCopy())), lambda count: followers(flight) == count)
+    assert {type(it.error) for it in got} == {CallsOnCopy}
+    assert set(results) == {"new"}
     assert flight.stats().in_flight == 0
 
 
-# --- leaders that bring nothing ------------------------------------------------------------------
+# --- leaders without a result --------------------------------------------------------------------
 
 
-async def test_a_cancelled_leader_fails_no_other(tasks_world: World) -> None:
-    flight, called, got = SingleFlight(key=same), [], []
+async def test_after_a_cancelled_leader_a_follower_makes_the_call(tasks_world: World) -> None:
+    flight, called, got = SingleFlight(key=same_key), [], []
 
     async def fetch() -> int:
         called.append(1)
@@ -273,9 +273,9 @@ async def test_a_cancelled_leader_fails_no_other(tasks_world: World) -> None:
 
 
 @pytest.mark.parametrize("outer", [Timeout(1.0), Timeout(1.0, cooperative=True)], ids=["cut off", "cooperative"])
-def test_a_leader_that_is_out_of_its_own_time_fails_no_other(outer: Timeout) -> None:
-    """It is cut off by a Timeout around it, or ends with the deadline that it has."""
-    flight, called = SingleFlight(key=same), []
+def test_after_a_leader_exceeds_its_own_time_limit_a_follower_makes_the_call(outer: Timeout) -> None:
+    """An outer Timeout cuts it off, or the function ends at the leader's deadline."""
+    flight, called = SingleFlight(key=same_key), []
 
     async def fetch(ctx: Context) -> int:
         called.append(1)
@@ -298,16 +298,16 @@ def test_a_leader_that_is_out_of_its_own_time_fails_no_other(outer: Timeout) -> 
         asyncio.run(main())
 
 
-async def test_a_timeout_inside_is_an_outcome(in_asyncio: World) -> None:
-    flight = SingleFlight(key=same)
+async def test_an_inner_timeout_is_a_shared_outcome(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same_key)
     pipeline = Pipeline(flight, Timeout(0.01))
     outcomes = await asyncio.gather(*(pipeline.acapture(lambda ctx: asyncio.sleep(5)) for _ in range(3)))
     assert [type(it.error) for it in outcomes if isinstance(it, Failure)] == [TimeoutExceeded] * 3
     assert flight.stats().shared == 2
 
 
-def test_another_error_of_a_leader_that_is_out_of_its_own_time_is_an_outcome() -> None:
-    flight = SingleFlight(key=same)
+def test_another_error_after_the_leaders_time_limit_is_a_shared_outcome() -> None:
+    flight = SingleFlight(key=same_key)
     hurried = Timeout(1.0, cooperative=True).wrap(flight)
 
     async def fetch(ctx: Context) -> None:
@@ -323,8 +323,8 @@ def test_another_error_of_a_leader_that_is_out_of_its_own_time_is_an_outcome() -
     assert flight.stats().shared == 1
 
 
-def test_an_interrupted_leader_fails_no_other() -> None:
-    flight, got = SingleFlight(key=same), []
+def test_after_an_interrupted_leader_a_follower_makes_the_call() -> None:
+    flight, got = SingleFlight(key=same_key), []
     slow = Slow(raising(KeyboardInterrupt()))
     leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
     leader.start()
@@ -336,9 +336,9 @@ def test_an_interrupted_leader_fails_no_other() -> None:
     assert not flight._flights.leaders
 
 
-def test_a_stop_iteration_is_for_its_own_caller() -> None:
-    """A task could not raise it."""
-    flight = SingleFlight(key=same)
+def test_a_stop_iteration_is_not_shared() -> None:
+    """A task cannot raise it."""
+    flight = SingleFlight(key=same_key)
     slow = Slow(raising(StopIteration("end")))
     got: list[Any] = []
     leader = threading.Thread(target=outcome_of, args=[lambda: flight.call(slow.blocking)])
@@ -354,8 +354,8 @@ def test_a_stop_iteration_is_for_its_own_caller() -> None:
     assert got == ["fine"]
 
 
-def test_a_follower_whose_loop_has_ended_holds_up_no_other() -> None:
-    flight, slow = SingleFlight(key=same), Slow(lambda: "fine")
+def test_a_follower_whose_event_loop_has_ended_delays_no_other() -> None:
+    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
     got: list[Any] = []
     leader = threading.Thread(target=lambda: got.append(flight.call(slow.blocking)))
     leader.start()
@@ -371,11 +371,11 @@ def test_a_follower_whose_loop_has_ended_holds_up_no_other() -> None:
     assert got == ["fine", "fine"]
 
 
-# --- followers that leave ------------------------------------------------------------------------
+# --- followers that stop waiting -----------------------------------------------------------------
 
 
-async def test_a_follower_leaves_at_its_own_deadline(in_asyncio: World) -> None:
-    flight = SingleFlight(key=same)
+async def test_a_follower_stops_waiting_at_its_own_deadline_or_timeout(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same_key)
     leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.1, "fine"))
     await asyncio.sleep(0)
     with deadline(0.01), pytest.raises(DeadlineExceeded, match="while another caller made the same call") as caught:
@@ -387,8 +387,8 @@ async def test_a_follower_leaves_at_its_own_deadline(in_asyncio: World) -> None:
     assert await leader == "fine"
 
 
-def test_a_following_thread_leaves_at_its_own_deadline() -> None:
-    flight, slow = SingleFlight(key=same), Slow(lambda: "fine")
+def test_a_follower_in_a_thread_stops_waiting_at_its_own_deadline() -> None:
+    flight, slow = SingleFlight(key=same_key), Slow(lambda: "fine")
     leader = threading.Thread(target=lambda: flight.call(slow.blocking))
     leader.start()
     assert slow.entered.wait(5)
@@ -398,8 +398,8 @@ def test_a_following_thread_leaves_at_its_own_deadline() -> None:
     leader.join(5)
 
 
-async def test_a_cancelled_follower_leaves_nothing_behind(in_asyncio: World) -> None:
-    flight = SingleFlight(key=same)
+async def test_a_cancelled_follower_leaves_the_flight_unaffected(in_asyncio: World) -> None:
+    flight = SingleFlight(key=same_key)
     leader = asyncio.create_task(flight.acall(asyncio.sleep, 0.05, "fine"))
     await asyncio.sleep(0)
     follower = asyncio.create_task(flight.acall(asyncio.sleep, 0.05))
@@ -415,8 +415,8 @@ async def test_a_cancelled_follower_leaves_nothing_behind(in_asyncio: World) -> 
 
 
 def test_calls_of_one_key_never_overlap() -> None:
-    """Ten threads and two loops, 40 rounds each: never two calls at once, and each call answers somebody."""
-    flight, inside, most, calls, answered = SingleFlight(key=same), [0], [0], [], []
+    """In ten threads and two event loops, 40 calls each; each caller that made no call shared one."""
+    flight, inside, most, calls, results = SingleFlight(key=same_key), [0], [0], [], []
 
     def enter() -> int:
         inside[0] += 1
@@ -436,22 +436,22 @@ def test_calls_of_one_key_never_overlap() -> None:
         return number
 
     def thread() -> None:
-        answered.extend(flight.call(blocking) for _ in range(40))
+        results.extend(flight.call(blocking) for _ in range(40))
 
     async def loop() -> None:
         for _ in range(10):
-            answered.extend(await asyncio.gather(*(flight.acall(task) for _ in range(4))))
+            results.extend(await asyncio.gather(*(flight.acall(task) for _ in range(4))))
 
     run_all(
         [threading.Thread(target=thread) for _ in range(10)]
         + [threading.Thread(target=lambda: asyncio.run(loop())) for _ in range(2)]
     )
-    assert len(answered) == 480
+    assert len(results) == 480
     assert most == [1]
     assert flight.stats() == SingleFlightStats(in_flight=0, shared=480 - len(calls))
 
 
-# --- keys, misuse, the rest ----------------------------------------------------------------------
+# --- keys, misuse, copies and cycles -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -461,32 +461,32 @@ def test_calls_of_one_key_never_overlap() -> None:
         (lambda it: it.call(len, []), "must be hashable: unhashable type: 'list'"),
     ],
 )
-def test_a_call_without_a_key_is_a_misuse(call: Any, message: str) -> None:
+def test_a_call_without_a_usable_key_is_misuse(call: Any, message: str) -> None:
     flight = SingleFlight()
     with pytest.raises(TypeError, match=message):
         call(Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), flight))
 
 
-def test_a_key_function_that_cannot_take_the_arguments_is_a_misuse() -> None:
+def test_a_key_function_that_does_not_accept_the_arguments_is_misuse() -> None:
     with pytest.raises(TypeError, match="called with what the function is called with"):
         Fallback("no").wrap(SingleFlight(key=lambda url: url)).call(max, 1, 2)
 
 
-def test_what_the_comparison_of_keys_raises_comes_out() -> None:
+def test_an_error_of_comparing_keys_is_raised() -> None:
     flight = SingleFlight(key=lambda *_: Incomparable())
     with pytest.raises(TypeError, match="cannot be compared"):
         flight.call(lambda: flight.call(lambda: "same hash"))
     assert _enclosing.get() == ()
 
 
-def test_what_a_key_function_raises_comes_out_and_is_an_outcome() -> None:
+def test_an_error_inside_a_key_function_is_an_outcome() -> None:
     def key(url: str) -> str:
         raise TypeError("from inside")
 
     assert Fallback("answer").wrap(SingleFlight(key=key)).call(str.upper, "a") == "answer"
 
 
-def test_it_is_one_for_all_who_use_it() -> None:
+def test_a_single_flight_cannot_be_copied_and_is_described() -> None:
     flight = SingleFlight(name="users")
     for make in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="users has calls under way"):
@@ -497,8 +497,8 @@ def test_it_is_one_for_all_who_use_it() -> None:
     assert repr(flight) == "SingleFlight(name='users')"
 
 
-async def test_a_flight_leaves_no_cycle(world: World) -> None:
-    """Of a leader; and of a follower where tasks can have one."""
+async def test_a_failed_flight_leaves_no_reference_cycle(world: World) -> None:
+    """Neither that of the leader nor, in asyncio, those of followers."""
     watched = Watched()
     flight = SingleFlight(key=lambda *_: "same")
     with no_collector():
@@ -519,9 +519,9 @@ async def test_a_flight_leaves_no_cycle(world: World) -> None:
         assert watched.alive == []
 
 
-async def test_a_task_that_outlives_the_call_keeps_nothing_of_it(in_asyncio: World) -> None:
-    """Neither what it brought, nor, where each call leaves one behind that calls, the flights of all before."""
-    watched, flight, inside, done = Watched(), SingleFlight(key=same), [], asyncio.Event()
+async def test_a_task_that_outlives_its_flight_keeps_neither_results_nor_earlier_flights(in_asyncio: World) -> None:
+    """Also where each call starts a task that makes the next call."""
+    watched, flight, inside, done = Watched(), SingleFlight(key=same_key), [], asyncio.Event()
 
     async def fetch(generation: int) -> Heavy:
         inside.append(len(_enclosing.get()))
@@ -550,7 +550,7 @@ async def test_a_task_that_outlives_the_call_keeps_nothing_of_it(in_asyncio: Wor
 
 
 async def test_sharing_is_reported(in_asyncio: World, heard: list[Any]) -> None:
-    flight = SingleFlight(key=same, name="users")
+    flight = SingleFlight(key=same_key, name="users")
     await asyncio.gather(*(flight.acall(asyncio.sleep, 0.001) for _ in range(3)))
     used = [it for it in heard if type(it).__name__ == "CacheUsed"]
     assert [(it.policy, it.how, it.operation) for it in used] == [("users", "shared", "sleep")] * 2

@@ -172,14 +172,28 @@ async def test_without_a_limit_of_its_own_it_is_not_cut_off(tasks_world: World) 
     assert ended == ["ended"]
 
 
-async def test_under_trio_it_is_shielded_from_a_cancellation(in_trio: World) -> None:
+async def test_it_is_shielded_from_a_scope_that_was_cancelled(tasks_world: World) -> None:
+    """A scope of anyio, such as the group of a web framework, cancels every wait under asyncio, too."""
     ended: list[str] = []
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with detached(timeout=LONG):
-            await anyio.sleep(SHORT)
-            ended.append("ended")
+        try:
+            await anyio.sleep(LONG)
+        finally:
+            async with detached(timeout=LONG):
+                await anyio.sleep(SHORT)
+                await Timeout(LONG).aexecute(lambda ctx: anyio.sleep(SHORT))
+                ended.append("ended")
+    assert scope.cancelled_caught
     assert ended == ["ended"]
+
+
+async def test_its_limit_holds_in_a_scope_that_was_cancelled(tasks_world: World) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(DeadlineExceeded):
+            async with detached(timeout=SHORT):
+                await anyio.sleep(LONG)
 
 
 # --- work in the background ----------------------------------------------------------------------

@@ -288,8 +288,13 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
 
 
 def shielded_timer(deadline: float) -> Timer | None:
-    """Make a timer for a block that is shielded from cancellation from outside; None unless in a trio task."""
-    return ScopeTimer(deadline, shield=True) if _in_trio() else None
+    """Make a timer for a block that is shielded from cancellation from outside; None where that is not needed.
+
+    A task of asyncio is cancelled once, unless a scope of anyio does it: that cancels every wait, as trio does.
+    """
+    effective = getattr(sys.modules.get("anyio"), "current_effective_deadline", None)  # None also during its import
+    is_needed = _in_trio() or (effective is not None and effective() == -inf)
+    return ScopeTimer(deadline, shield=True) if is_needed else None
 
 
 def find_runtime() -> Runtime:

@@ -66,8 +66,9 @@ class Chaos(Policy[A_co], Generic[A_co]):
     environment it cannot be switched on. Give exactly one of `error`, `result`, `delay` and `action`.
 
     :param rate: the share of the calls that are affected while it is on, from 0 to 1; 0.01 by default.
-    :param error: what is raised instead of making the call: an `Exception`, a class of them, or a function of the
-        context that returns one. Calls that share one exception share its traceback, so prefer a class.
+    :param error: what is raised instead of making the call: an `Exception`, a class of them that needs no arguments, or
+        a function of the context that returns one. Calls that share one exception share its traceback, so prefer a
+        class.
     :param result: what is returned instead of making the call.
     :param delay: seconds before the call is made, or a function of the context that returns them. Timeouts around it
         cut the wait off; a wait that does not fit into the deadline ends there, with `DeadlineExceeded`.
@@ -304,6 +305,14 @@ def _is_error(value: object) -> bool:
 
 
 def _checked_error(value: Any) -> Any:
+    if isinstance(value, type) and _is_error(value):
+        try:
+            value()
+        except Exception as error:
+            name = value.__name__
+            raise TypeError(
+                f"error must be made without arguments: {error}; use error=lambda ctx: {name}(...)"
+            ) from None
     if _is_error(value):
         return value
     if isinstance(value, (type, BaseException)) or not callable(value):

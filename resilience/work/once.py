@@ -66,7 +66,8 @@ class Once(Policy[Never]):
 
     :param store: where claims and results are stored: a mapping or `MemoryStore` (in this process), a function that
         opens a DB-API connection (SQLite, PostgreSQL, MySQL and others), or a client of `redis` or `redis.asyncio`.
-    :param key: called with the same arguments as the function; returns the idempotency key, a text or a number.
+    :param key: called with the same arguments as the function; returns the idempotency key, a non-empty text or
+        a number.
     :param payload: called with the same arguments; returns a value that must be equal for equal keys. It is compared
         in its serialized form.
     :param lease: how many seconds a claim lasts, 60 by default: more than the longest call takes. After a cancelled
@@ -142,8 +143,10 @@ class Once(Policy[Never]):
 
     def _key_of(self, ctx: Context) -> str:
         key = key_of(ctx, self)
-        if isinstance(key, bool) or not isinstance(key, (str, int)):
-            raise KeyMisuse(f"{self.name}: the key of a call is a text or a whole number, not {key!r}")
+        if isinstance(key, bool) or not isinstance(key, (str, int)) or key == "":
+            raise KeyMisuse(
+                f"{self.name}: the key of a call is a text or a whole number, and not empty; it was {key!r}"
+            )
         return f"resilience:once:{self.name}:{key}"
 
     def _fingerprint(self, ctx: Context) -> str:

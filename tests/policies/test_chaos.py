@@ -352,6 +352,12 @@ def test_it_is_given_exactly_one_effect(given: dict[str, Any]) -> None:
     assert all(f"{name}={value!r}" in str(told.value) for name, value in given.items())
 
 
+def test_a_class_of_errors_is_made_without_arguments() -> None:
+    """Else its calls would fail with another error than the one that was asked for."""
+    with pytest.raises(TypeError, match=r"0 given.*use error=lambda ctx: UnicodeDecodeError\("):
+        Chaos(error=UnicodeDecodeError)
+
+
 # --- many at once --------------------------------------------------------------------------------
 
 

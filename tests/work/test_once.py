@@ -248,7 +248,7 @@ def test_results_pass_a_serializer() -> None:
         Once({}, key=by_order).call(lambda order: {1, 2}, "a")
 
 
-@pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b")])
+@pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b"), ""])
 def test_a_key_is_a_text_or_a_number(key: Any) -> None:
     with pytest.raises(TypeError, match="a text or a whole number"):
         Pipeline(Fallback("no"), Once({}, key=lambda: key)).call(int)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Never, TypeVar, final
 
 from typing_extensions import override
@@ -117,7 +115,7 @@ class Gate(Policy[Never]):
     def drain(self, timeout: Duration) -> bool:
         """Shut the gate, and wait until no call is in progress: true, or false after `timeout` seconds (0 or more).
 
-        Inside a call of this gate it waits for the others only, and returns false, because its own is in progress.
+        Call it outside the calls of this gate: inside one, it would wait for its own call until `timeout`.
         """
         return drive(self._drain(checks.seconds("timeout", timeout, zero=True), BLOCKING))
 
@@ -131,36 +129,22 @@ class Gate(Policy[Never]):
 
     async def _drain(self, timeout: float, runtime: Runtime) -> bool:
         self.shut()
-        ends_at, own = clock.now() + timeout, self._calls_around()
-        while not self._admitted <= own:
+        ends_at = clock.now() + timeout
+        while self._admitted:
             waiter = runtime.waiter()
             self._drains.append(waiter)
             try:
-                if not self._admitted <= own and not await waiter.wait(ends_at, None):
+                if self._admitted and not await waiter.wait(ends_at, None):
                     return not self._admitted
             finally:
                 with suppress(ValueError):  # removed when it was woken
                     self._drains.remove(waiter)
-        return not own
-
-    def _calls_around(self) -> set[_Admitted]:
-        """Return the calls that cannot end before the drain: those in the frames of its thread or task.
-
-        `_inside` may contain others: calls that started this task, and do not wait for it.
-        """
-        around: set[_Admitted] = set()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_name == "around" and isinstance(it := frame.f_locals.get("admitted"), _Admitted):
-                around.add(it)
-            frame = frame.f_back
-        return around & self._admitted
+        return True
 
     def _wake_drains(self) -> None:
-        """Wake each drain to check whether its calls have ended. A drain that waits on is appended again."""
-        for _ in range(len(self._drains)):
+        while self._drains and not self._admitted:
             with suppress(IndexError, RuntimeError):  # a drain has left; its event loop is closed
-                self._drains.pop(0).wake()
+                self._drains.pop().wake()
 
     def _refusal(self, ctx: Context) -> ShuttingDown:
         self._rejected.add()

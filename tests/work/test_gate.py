@@ -18,7 +18,7 @@ from resilience.testing import virtual_time
 from resilience.work import Gate, GateStats, ShuttingDown
 from resilience.work import gate as gates
 from tests.callers import run_all, wait_until
-from tests.conftest import Boom, Script, Virtual, World
+from tests.conftest import Boom, Script, World
 
 
 async def test_a_shut_gate_refuses_new_calls(world: World, heard: list[Any]) -> None:
@@ -91,57 +91,6 @@ def test_a_drain_waits_for_threads_and_tasks() -> None:
         ],
         drains,
     )
-
-
-async def test_a_drain_inside_a_call_waits_for_the_others_only(anywhere: Virtual) -> None:
-    """It would wait in vain for the call that it is made in, which is still in progress when it returns."""
-    gate, answers = Gate(), []
-
-    def drain(timeout: float) -> Any:
-        return gate.drain(timeout) if anywhere.blocking else gate.adrain(timeout)
-
-    async def drains(ctx: Context) -> None:
-        began = anywhere.now()
-        drained = drain(60)
-        answers.append((drained if anywhere.blocking else await drained, anywhere.now() - began))
-
-    await anywhere.execute(Pipeline(Retry(), gate), drains)
-    assert answers == [(False, 0.0)]
-    assert gate.stats().is_shut
-
-
-def test_a_drain_inside_a_call_ends_with_the_last_of_the_others() -> None:
-    gate = Gate()
-
-    async def drains() -> tuple[bool, float]:
-        began = asyncio.get_running_loop().time()
-        return await gate.adrain(60), asyncio.get_running_loop().time() - began
-
-    async def main() -> None:
-        others = [asyncio.create_task(gate.acall(asyncio.sleep, seconds)) for seconds in (10, 20)]
-        await asyncio.sleep(0)
-        drained, elapsed = await gate.acall(gate.acall, drains)  # type: ignore[arg-type]
-        assert (drained, elapsed) == (False, pytest.approx(20))
-        await asyncio.gather(*others)
-
-    with virtual_time():
-        asyncio.run(main())
-
-
-def test_a_drain_in_a_task_that_a_call_has_begun_waits_for_that_call() -> None:
-    """The call does not wait for the drain."""
-    gate, drains = Gate(), []
-
-    async def begins_a_drain() -> None:
-        drains.append(asyncio.create_task(gate.adrain(60)))
-        await asyncio.sleep(10)
-
-    async def main() -> None:
-        await gate.acall(begins_a_drain)
-        assert await drains[0] is True
-
-    with virtual_time():
-        asyncio.run(main())
 
 
 def test_a_drain_in_a_task_takes_virtual_time_too() -> None:

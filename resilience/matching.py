@@ -103,7 +103,8 @@ def _condition(name: str, value: Any) -> Callable[[Exception], object]:
         # What `isinstance` calls, without a Python frame: 60 ns less. A class with a metaclass may define its own.
         return type.__instancecheck__.__get__(value) if type(value) is type else partial(_is_one_of, (value,))
     if not callable(value):
-        raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}")
+        hint = "; did you mean a tuple?" if isinstance(value, (list, set, frozenset)) else ""
+        raise TypeError(f"{name} must be an exception type, a tuple of them or a predicate, not {value!r}{hint}")
     predicate: Callable[[Exception], object] = checks.plain_function(name, value, ("error",))
     return predicate
 

@@ -134,6 +134,21 @@ def test_a_ratio_in_percent_is_guessed() -> None:
         FailureRatio(1000)
 
 
+def test_a_ratio_that_is_no_condition_is_guessed() -> None:
+    """Other breakers take the share of failures as their first number."""
+    with refused(TypeError, r"not 0\.5; did you mean FailureRatio\(0\.5\)\?"):
+        CircuitBreaker(0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not 5\.0$"):
+        CircuitBreaker(5.0)  # type: ignore[arg-type]
+
+
+def test_exceptions_in_a_list_are_refused_with_what_to_write() -> None:
+    """`except` takes a tuple as well."""
+    for make in (lambda: Retry(on=[OSError]), lambda: Retry(ignore={OSError})):  # type: ignore[arg-type]
+        with refused(TypeError, "must be an exception type", r"did you mean a tuple\?"):
+            make()
+
+
 @pytest.mark.parametrize(
     ("make", "parameter", "call"),
     [

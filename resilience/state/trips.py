@@ -169,7 +169,8 @@ def as_trip(value: object) -> Trip:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return ConsecutiveFailures(checks.whole("trip", value))
-    raise TypeError(f"trip must be a condition such as ConsecutiveFailures(5), or an int, not {value!r}")
+    hint = f"; did you mean FailureRatio({value!r})?" if isinstance(value, float) and 0 < value <= 1 else ""
+    raise TypeError(f"trip must be a condition such as ConsecutiveFailures(5), or an int, not {value!r}{hint}")
 
 
 @final

@@ -1,12 +1,12 @@
-"""Every HTTP client that has an integration, behind one face: the rules that they share are tested once.
+"""Every HTTP client that has an integration, behind one interface: the rules that they share are tested once.
 
 A test is `async def test_x(client)`, which runs in the client's world, and opens the client with a policy:
 
     async with client.open(policy, rules=...) as send:
         reply = await send("PUT", url, data=b"...", headers={...})   # a `Reply`, or what the client raises
-        reply = await send("GET", url, stream=True)                   # one that is open: `await reply.read()`
+        reply = await send("GET", url, stream=True)                   # an open one: `await reply.read()`
 
-Each has room for one connection, so that one which is not given back is found out.
+Each has a pool of one connection, so that a connection which is not returned makes the test fail.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HTTPClient(ABC):
     error: type[Exception]
     #: Whether a body is read in the attempt, unless a stream is asked for.
     reads_in_attempt = False
-    #: What is raised for a body that cannot be sent a second time, where another request would need that.
+    #: What is raised if a redirect would need a body that cannot be sent a second time.
     used_up: Any = NotRepeatable
 
     @property
@@ -176,18 +176,18 @@ class Httpx(HTTPClient):
                 yield send
 
     def _send(self, client: Any) -> Any:
-        async def finished(value: Any) -> Any:
+        async def awaited(value: Any) -> Any:
             return value if self.world.blocking else await value
 
         async def send(method: str, url: str, *, data: Any = None, stream: bool = False, **how: Any) -> Reply:
             request = client.build_request(method, url, content=data, **how)
-            response = await finished(client.send(request, stream=stream))
+            response = await awaited(client.send(request, stream=stream))
 
             async def read() -> bytes:
-                return bytes(await finished(response.read() if self.world.blocking else response.aread()))
+                return bytes(await awaited(response.read() if self.world.blocking else response.aread()))
 
             async def close() -> None:
-                await finished(response.close() if self.world.blocking else response.aclose())
+                await awaited(response.close() if self.world.blocking else response.aclose())
 
             return Reply(
                 response.status_code, response.headers, response, read, close, None if stream else await read()
@@ -202,7 +202,7 @@ class Httpx2(Httpx):
 
 class Aiohttp(HTTPClient):
     error = aiohttp.ClientError
-    used_up = (NotRepeatable, aiohttp.ClientPayloadError)  # newer versions look themselves
+    used_up = (NotRepeatable, aiohttp.ClientPayloadError)  # newer versions check this themselves
     make = staticmethod(resilience_middleware)  # type: ignore[assignment]
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ CLIENTS: list[HTTPClient] = [
 
 @contextlib.contextmanager
 def process_clock_ahead(seconds: float) -> Iterator[None]:
-    """Let the process clock be ahead of what it was."""
+    """Move the process clock ahead."""
     with pytest.MonkeyPatch.context() as patch:
         now = process_clock.now
         patch.setattr(process_clock, "now", lambda: now() + seconds)

@@ -1,15 +1,15 @@
-"""A real HTTP/1.1 server on loopback that fails as it is told.
+"""A real HTTP/1.1 server on loopback that fails as scripted.
 
     with flaky_server() as server:                  # or the fixture `server`
         server.script("/orders", 503, Answer(200, body=b"fine"))
         client.get(f"{server.url}/orders")
         assert [it.method for it in server.requests] == ["GET", "GET"]
 
-A path has a queue of answers; the last one is given for ever, and a path without a script answers
+A path has a queue of answers; the last one is repeated, and a path without a script answers
 200 with `b"ok"`. A script is for the path with or without a query. An answer is an `Answer`, or an
 `int` for a status with a body of `b"ok"`:
 
-    Answer(429, {"Retry-After": "2"})               headers: a mapping, or pairs where one comes twice
+    Answer(429, {"Retry-After": "2"})               headers: a mapping, or pairs if one of them is repeated
     Answer(200, hold=event)                         wait for a `threading.Event` before answering
     Answer(200, delay=5.0)                          wait for seconds before answering (the end of the server ends it)
     Answer(200, body=[b"a", b"b"], chunked=True)    pieces, as chunks; without `chunked` under one Content-Length
@@ -23,8 +23,8 @@ A path has a queue of answers; the last one is given for ever, and a path withou
 What was received is in `server.requests` (`server.requests_to(path)`): method, path with its query, headers
 (names in any case), body as it arrived with chunks joined, and the number of the connection that it came on.
 A request is recorded once it has been read, before it is answered. `server.connections` counts the connections
-ever made, `server.open_connections` those that are open; `server.wait_until(condition)` waits for what happens
-soon. `unused_url()` is the address of a port on which nobody listens.
+ever made, `server.open_connections` those that are open; `server.wait_until(condition)` waits for a condition.
+`unused_url()` is the address of a port without a listener.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal
 
-#: Closes with a reset instead of a farewell: linger for no time.
+#: Close with a reset: linger for no time.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 #: Seconds after which a test that waits for the server has failed.
@@ -95,7 +95,7 @@ class _Script:
 
 @dataclass
 class FlakyServer:
-    """The server as a test sees it."""
+    """The server, as tests use it."""
 
     url: str
     requests: list[Received] = field(default_factory=list)
@@ -114,18 +114,18 @@ class FlakyServer:
         return len(self._open)
 
     def script(self, path: str, *answers: Answer | int) -> str:
-        """Set what a path answers, from now on; return its URL."""
+        """Set the answers of a path; return its URL."""
         assert answers, "a script needs an answer"
         with self._lock:
             self._scripts[path] = _Script([Answer(it) if isinstance(it, int) else it for it in answers])
         return self.url + path
 
     def requests_to(self, path: str) -> list[Received]:
-        """What was received for a path, whatever its query."""
+        """The requests to a path, with any query."""
         return [it for it in list(self.requests) if path in {it.path, it.path.partition("?")[0]}]
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait for what is about to be true."""
+        """Wait until the condition holds; fail after `PATIENCE`."""
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, "waited in vain"
@@ -256,7 +256,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def flaky_server() -> Iterator[FlakyServer]:
-    """Run a server on a free port of loopback; at the end every connection is closed and every thread gone."""
+    """Run a server on a free port of loopback; at the end every connection is closed and every thread has ended."""
     with _Server(("127.0.0.1", 0), _Handler) as listener:
         scripted = FlakyServer(f"http://127.0.0.1:{listener.server_port}")
         listener.RequestHandlerClass = type("Handler", (_Handler,), {"scripted": scripted})
@@ -271,6 +271,6 @@ def flaky_server() -> Iterator[FlakyServer]:
 
 
 def unused_url() -> str:
-    """Return the URL of a port on which nobody listens: connections to it are refused."""
+    """Return the URL of a port without a listener: connections to it are refused."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"

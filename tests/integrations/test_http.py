@@ -1,4 +1,4 @@
-"""What the HTTP clients share: `Retry-After`, what is transient, and what may be sent again."""
+"""What the HTTP clients share: `Retry-After`, transient statuses, and which requests may be sent again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def in_seconds(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S") -> str:
         ("Wed, 21 Oct 2015 07:28:00", 0.0),
     ],
 )
-def test_retry_after_is_read_in_all_its_forms(text: str, seconds: float) -> None:
-    """Digits, decimals and dates; what is negative or in the past is "now"."""
+def test_retry_after_is_parsed_in_all_its_forms(text: str, seconds: float) -> None:
+    """Digits, decimals and dates; a negative number or a past date is 0."""
     assert retry_after({"Retry-After": text}) == seconds
 
 
@@ -57,28 +57,25 @@ def test_retry_after_is_read_in_all_its_forms(text: str, seconds: float) -> None
         *["9" * 400, "9" * 5000, "Mon, 01 Jan 99999 00:00:00 GMT"],
     ],
 )
-def test_rubbish_in_retry_after_is_no_delay(text: str) -> None:
-    """A header that cannot be understood asks for nothing."""
+def test_an_invalid_retry_after_is_no_delay(text: str) -> None:
     assert retry_after({"Retry-After": text}) is None
 
 
 @pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a, %d %b %Y %H:%M:%S", "%A, %d-%b-%y %H:%M:%S GMT"])
-def test_a_date_is_the_time_until_then_and_utc_where_it_names_no_zone(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the zone of this machine."""
+def test_a_date_without_a_zone_is_in_utc(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independently of the zone of this machine."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert retry_after({"Retry-After": in_seconds(3600, form)}) == pytest.approx(3600, abs=30)
 
 
-def test_a_date_with_another_zone_is_understood() -> None:
-    """HTTP knows only GMT; who writes another one means it."""
+def test_a_date_with_another_zone_is_parsed() -> None:
+    """HTTP allows only GMT, but a server that writes another zone means it."""
     date = datetime.now(UTC).astimezone() + timedelta(hours=1)
     assert retry_after({"Retry-After": format_datetime(date)}) == pytest.approx(3600, abs=30)
 
 
-def test_milliseconds_come_first() -> None:
-    """`retry-after-ms` is the more exact of the two; rubbish in it leaves the other one."""
+def test_retry_after_ms_comes_first() -> None:
+    """It is the more exact one of the two; if it is invalid, the other one holds."""
     assert retry_after({"retry-after-ms": "250", "Retry-After": "7"}) == 0.25
     assert retry_after({"Retry-After-Ms": "-1", "Retry-After": "7"}) == 0.0
     assert retry_after({"retry-after-ms": "soon", "Retry-After": "7"}) == 7.0
@@ -86,13 +83,13 @@ def test_milliseconds_come_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["Retry-After", "retry-after", "RETRY-AFTER"])
-def test_the_name_of_a_header_has_no_case(name: str) -> None:
-    """Also where the headers are a plain dictionary."""
+def test_the_case_of_a_headers_name_is_ignored(name: str) -> None:
+    """Also if the headers are a plain dictionary."""
     assert retry_after({name: "5"}) == 5.0
 
 
-def test_which_statuses_are_transient() -> None:
-    """Those that say "not now". 500 is one where it is added."""
+def test_the_statuses_of_the_rules_are_transient() -> None:
+    """By default those that mean "not now"; 500 can be added."""
     assert sorted(TRANSIENT_STATUSES) == [408, 425, 429, 502, 503, 504]
     for rules in (Rules(), Rules(statuses=TRANSIENT_STATUSES | {500}), Rules(statuses=())):
         for status in range(100, 600):
@@ -101,8 +98,8 @@ def test_which_statuses_are_transient() -> None:
     assert Rules(statuses=()).failure_of(503, {}, None) is None
 
 
-def test_a_transient_status_says_what_it_was() -> None:
-    """It carries the response, its status, and how long the server asks to wait."""
+def test_a_transient_status_carries_the_response() -> None:
+    """And its status, and how long the server asks to wait."""
     response = object()
     error = Rules().failure_of(503, {"Retry-After": "2"}, response)
     assert error is not None
@@ -124,14 +121,13 @@ def test_a_transient_status_pickles_without_its_response() -> None:
 
 @pytest.mark.parametrize("method", sorted(IDEMPOTENT_METHODS))
 def test_an_idempotent_request_may_be_sent_again(method: str) -> None:
-    """Two of them have the effect of one."""
     assert Rules().why_not_again(method, {}, sent=True) is None
     assert Rules().why_not_again(method.lower(), {}, sent=True) is None
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH", "CONNECT", "BREW"])
-def test_another_request_may_be_sent_again_only_where_that_does_no_harm(method: str) -> None:
-    """Never sent, or known to the server by its key, or named by the user."""
+def test_other_requests_may_be_sent_again_only_if_that_is_safe(method: str) -> None:
+    """If it was never sent, has an idempotency key, or its method is named by the user."""
     reason = f"{method} may have been carried out, and carries no Idempotency-Key"
     assert Rules().why_not_again(method, {}, sent=True) == reason
     assert Rules().why_not_again(method, {"Idempotency-Key": " "}, sent=True) == reason
@@ -141,15 +137,15 @@ def test_another_request_may_be_sent_again_only_where_that_does_no_harm(method: 
     assert Rules(methods={method.lower()}).why_not_again(method, {}, sent=True) is None
 
 
-def test_a_body_that_is_used_up_is_not_sent_again() -> None:
-    """Whatever the method and the key; but where nothing was sent, it is still there."""
+def test_a_one_shot_body_that_was_sent_is_not_sent_again() -> None:
+    """With any method and with a key. If nothing was sent, the body is still there."""
     rules, headers = Rules(), {"Idempotency-Key": "4711"}
     assert rules.why_not_again("PUT", headers, sent=True, replayable=False) == "its body can be sent only once"
     assert rules.why_not_again("PUT", headers, sent=False, replayable=False) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "message"),
+    ("settings", "kind", "message"),
     [
         ({"statuses": {"503"}}, TypeError, "statuses must be whole numbers, not '503'"),
         ({"statuses": {True}}, TypeError, "statuses must be whole numbers, not True"),
@@ -162,10 +158,10 @@ def test_a_body_that_is_used_up_is_not_sent_again() -> None:
         ({"idempotency_header": None}, TypeError, "idempotency_header must be a string, not None"),
     ],
 )
-def test_wrong_rules_are_refused(words: dict[str, Any], kind: type[Exception], message: str) -> None:
-    """Where they are written, with the value."""
+def test_wrong_rules_are_refused(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
+    """The message has the value."""
     with pytest.raises(kind, match=message):
-        Rules(**words)
+        Rules(**settings)
 
 
 class Response:
@@ -213,13 +209,13 @@ def test_an_exchange_closes_all_responses_but_the_one_that_it_returns() -> None:
     responses = [Response(503), Response(503), Response(503)]
     assert Scripted(Retry(3, backoff=[0]), *responses).run() is responses[-1]
     assert [it.closed > 0 for it in responses] == [True, True, False]
-    lost = Response(503)
-    assert Scripted(Fallback("cached"), lost).run() == "cached"
-    assert lost.closed == 1
+    replaced = Response(503)
+    assert Scripted(Fallback("cached"), replaced).run() == "cached"
+    assert replaced.closed == 1
 
 
 class Collecting(Policy[Any]):
-    """Asks twice, keeps both responses to itself, and goes on for ever."""
+    """Calls twice, keeps both responses, and sleeps."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         for _ in range(2):
@@ -231,9 +227,9 @@ class Collecting(Policy[Any]):
 async def test_a_cancelled_exchange_closes_all_its_responses(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
-    """Each of them to its end: the wait in one close is neither cut off nor the reason to leave out the next one.
+    """Each completely: the wait in one close is neither cut off nor a reason to leave out the next one.
 
-    One that hangs has its time, and does not keep a cancelled caller.
+    A close that hangs ends after a grace period, and does not keep a cancelled caller.
     """
     closed: list[int] = []
     monkeypatch.setattr("resilience.integrations.http.exchange.CLOSING_GRACE", 0.05)
@@ -249,21 +245,21 @@ async def test_a_cancelled_exchange_closes_all_its_responses(
     assert closed == ([200] if stuck else [201, 200])
 
 
-def test_an_answer_of_another_exchange_is_an_error_like_others() -> None:
-    """What is no response to this request is not returned as one."""
+def test_the_error_of_another_exchange_is_raised_as_an_error() -> None:
+    """Its response is not one to this request, and is not returned."""
     with pytest.raises(TransientStatus):
         Scripted(Retry(1), TransientStatus("busy", status=503, response=Response(503))).run()
 
 
 class Sealed(Exception):
-    """An error that takes neither attribute nor note."""
+    """An error that accepts neither attribute nor note."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name} cannot be set")
 
 
-def test_an_error_that_cannot_be_marked_is_obeyed_all_the_same() -> None:
-    """The exchange itself tells a Retry that the request must not be sent again."""
+def test_a_request_is_not_repeated_if_its_error_accepts_no_attribute() -> None:
+    """The exchange has the attribute `repeatable` too, which a Retry checks."""
     for method, sent in (("POST", 1), ("GET", 3)):
         exchange = Scripted(Retry(3, on=Sealed, backoff=[0]), *[Sealed("the client's own")] * 3, method=method)
         with pytest.raises(Sealed, match="the client's own"):
@@ -275,15 +271,15 @@ def test_an_error_that_cannot_be_marked_is_obeyed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("body", [None, b"once", "once", bytearray(b"once"), [b"on", b"ce"], ()], ids=repr)
-def test_what_is_in_memory_can_be_sent_again(body: Any) -> None:
-    """There is nothing to rewind, and nothing to look at."""
+def test_a_body_in_memory_can_be_sent_again(body: Any) -> None:
+    """There is nothing to rewind."""
     assert body_of(body).can_be_sent_again
     assert body_of(body).start is None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_can_be_rewound_can_be_sent_again(name: str) -> None:
-    """From where it stood, or from where its client says."""
+def test_a_body_that_can_be_rewound_can_be_sent_again(name: str) -> None:
+    """From its position, or from the one that the client names."""
     file = FILES[name]()
     file.read(1)
     for start, rest in ((None, ONCE[1:]), (2, ONCE[2:])):
@@ -297,15 +293,15 @@ def test_what_can_be_rewound_can_be_sent_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [*ITERATORS.values(), Asynchronous, pipe], ids=[*ITERATORS, "asynchronous", "pipe"])
-def test_all_else_is_sent_once(make: Any) -> None:
-    """By one attempt, in one request: the next one is refused, which would send nothing."""
+def test_other_bodies_are_sent_once(make: Any) -> None:
+    """By one attempt, in one request: the next one would send nothing, and is refused."""
     source = make()
     assert not body_of(source).can_be_sent_again
     once = OneShot.of(source)
     assert OneShot.of(once) is once
     assert not body_of(once).can_be_sent_again
     iterator = iter(once)
-    body_of(once)  # nothing was taken out of it
+    body_of(once)  # nothing was read
     if not isinstance(source, Asynchronous):
         assert b"".join(iterator) == ONCE
         with pytest.raises(NotRepeatable, match="used up before"):
@@ -316,8 +312,8 @@ def test_all_else_is_sent_once(make: Any) -> None:
         source.close()
 
 
-async def test_a_file_that_cannot_say_where_it_stands_is_sent_once(tmp_path: Path) -> None:
-    """Nor one whose answers have to be awaited."""
+async def test_a_file_without_a_readable_position_is_sent_once(tmp_path: Path) -> None:
+    """Or whose methods have to be awaited."""
 
     class Unknown(io.BytesIO):
         def tell(self) -> int:
@@ -328,8 +324,8 @@ async def test_a_file_that_cannot_say_where_it_stands_is_sent_once(tmp_path: Pat
     assert not body_of(Unknown(ONCE)).can_be_sent_again
 
 
-def test_a_file_is_rewound_when_no_attempt_reads_it_any_more() -> None:
-    """Or when it was read to its end: who waits for the answer does not read."""
+def test_a_file_is_rewound_when_no_attempt_reads_it() -> None:
+    """Also after it was read to its end: an attempt that waits for the response does not read."""
     file = io.BytesIO(ONCE)
     body = body_of(file)
     body.begin()
@@ -346,11 +342,11 @@ def test_a_file_is_rewound_when_no_attempt_reads_it_any_more() -> None:
     body.end()
     body.begin()
     file.close()
-    assert body.is_being_read  # by all that is known of it
+    assert body.is_being_read  # a closed file has no position, so that this is not known
 
 
-def test_a_retry_obeys_a_transient_status() -> None:
-    """By default, its delay included; and it does not repeat what must not be repeated."""
+def test_a_retry_waits_as_long_as_a_transient_status_asks() -> None:
+    """With no configuration."""
     waits: list[float] = []
     once = TransientStatus("busy", status=429, retry_after=0.05)
     answers = iter([once, "fine"])

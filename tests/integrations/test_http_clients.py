@@ -1,4 +1,4 @@
-"""The rules that all HTTP clients share, for each of them: what is retried, sent again, closed, and when."""
+"""The rules that all HTTP clients share, tested with each: statuses, repeats, bodies, responses and deadlines."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ from tests.integrations.upload_bodies import SlowFile
 @pytest.fixture(params=CLIENTS, ids=repr)
 def client(request: pytest.FixtureRequest) -> HTTPClient:
     """Every client."""
-    it: HTTPClient = request.param
-    return it
+    client: HTTPClient = request.param
+    return client
 
 
 @pytest.fixture(params=BLOCKING, ids=repr)
 def blocking_client(request: pytest.FixtureRequest) -> HTTPClient:
     """Every client of blocking code."""
-    it: HTTPClient = request.param
-    return it
+    client: HTTPClient = request.param
+    return client
 
 
-async def attempt(request: Any) -> Any:
-    """What came out: the reply, or the exception as a value."""
+async def outcome_of(request: Any) -> Any:
+    """Return the reply, or the exception as a value."""
     try:
         return await request
     except Exception as error:
         return error
 
 
-def note(error: BaseException) -> str:
+def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
 
 
 # --- statuses ---------------------------------------------------------------------------------
 
 
-async def test_a_status_that_says_not_now_is_retried(server: FlakyServer, client: HTTPClient) -> None:
-    """By a plain Retry, with no configuration."""
+async def test_transient_statuses_are_retried(server: FlakyServer, client: HTTPClient) -> None:
+    """A plain Retry does so, with no configuration."""
     async with client.open() as send:
         for status in sorted(TRANSIENT_STATUSES):
             reply = await send("GET", server.script(f"/{status}", status, status, Answer(body=b"fine")))
@@ -75,8 +75,8 @@ async def test_a_status_that_says_not_now_is_retried(server: FlakyServer, client
     assert len(server.requests) == 3 * len(TRANSIENT_STATUSES)
 
 
-async def test_other_statuses_are_answers(server: FlakyServer, client: HTTPClient) -> None:
-    """What is not transient is returned at once; 500 is as often a bug as an overload."""
+async def test_other_statuses_are_not_retried(server: FlakyServer, client: HTTPClient) -> None:
+    """A status that is not transient is a result. 500 is one by default, as it is as often a bug as an overload."""
     statuses = [200, 204, 304, 400, 404, 409, 500, 501]
     async with client.open() as send:
         for status in statuses:
@@ -84,15 +84,16 @@ async def test_other_statuses_are_answers(server: FlakyServer, client: HTTPClien
     assert len(server.requests) == len(statuses)
 
 
-async def test_500_on_request(server: FlakyServer, client: HTTPClient) -> None:
-    """Rules can name more statuses."""
+async def test_rules_can_add_a_transient_status(server: FlakyServer, client: HTTPClient) -> None:
     async with client.open(rules=Rules(statuses=TRANSIENT_STATUSES | {500})) as send:
         assert (await send("GET", server.script("/", 500, 200))).status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_last_response_is_returned_as_it_is(server: FlakyServer, client: HTTPClient, stream: bool) -> None:
-    """Out of attempts, the client's user gets the response, with its body and headers."""
+async def test_the_last_response_is_returned_when_no_attempt_is_left(
+    server: FlakyServer, client: HTTPClient, stream: bool
+) -> None:
+    """The caller gets the server's response, with its body and headers, and no error."""
     url = server.script("/", 503, 503, Answer(503, {"X-Why": "busy"}, b"the third"), 200)
     async with client.open() as send:
         reply = await send("GET", url, stream=stream)
@@ -103,7 +104,7 @@ async def test_the_last_response_is_returned_as_it_is(server: FlakyServer, clien
 async def test_a_retry_waits_as_long_as_the_server_asks(
     server: FlakyServer, client: HTTPClient, clock: FakeClock
 ) -> None:
-    """Where that is longer than the backoff."""
+    """The wait is the longer one of the backoff and what the server asks for."""
     asked = [("retry-after-ms", "2500", 2.5), *(("Retry-After", *it) for it in (("2", 2.0), ("-5", 0), ("soon", 0)))]
     async with client.open() as send:
         for header, value, delay in asked:
@@ -112,8 +113,10 @@ async def test_a_retry_waits_as_long_as_the_server_asks(
             assert sum(clock.sleeps) == delay
 
 
-async def test_a_wait_that_does_not_fit_is_not_begun(server: FlakyServer, client: HTTPClient) -> None:
-    """The response that asked for it comes out at once."""
+async def test_a_wait_that_the_server_asks_for_is_not_begun_if_the_deadline_is_earlier(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    """The response that asked for it is returned immediately."""
     async with client.open() as send:
         with deadline(PATIENCE):
             reply = await send("GET", server.script("/", Answer(503, {"Retry-After": "3600"}), 200))
@@ -121,45 +124,45 @@ async def test_a_wait_that_does_not_fit_is_not_begun(server: FlakyServer, client
     assert len(server.requests) == 1
 
 
-async def test_a_breaker_counts_them(server: FlakyServer, client: HTTPClient) -> None:
-    """As the exception `TransientStatus`; then an open circuit sends nothing."""
+async def test_a_breaker_counts_transient_statuses(server: FlakyServer, client: HTTPClient) -> None:
+    """They are `TransientStatus` errors inside the policy; an open circuit sends nothing."""
     url = server.script("/", 503)
     async with client.open(CircuitBreaker(2, on=TransientStatus)) as send:
         assert [(await send("GET", url)).status for _ in range(2)] == [503, 503]
-        assert isinstance(await attempt(send("GET", url)), CircuitOpen)
+        assert isinstance(await outcome_of(send("GET", url)), CircuitOpen)
     assert len(server.requests) == 2
 
 
 async def test_the_standard_pipeline_has_a_breaker_for_each_host(server: FlakyServer, client: HTTPClient) -> None:
-    """One host that is down does not keep requests from another."""
+    """The open circuit of one host does not refuse requests to another."""
     url = server.script("/down", 503)
     async with client.open(standard(attempts=1, min_calls=2, failure_ratio=1.0)) as send:
         assert [(await send("GET", url)).status for _ in range(2)] == [503, 503]
-        assert isinstance(await attempt(send("GET", url)), CircuitOpen)
+        assert isinstance(await outcome_of(send("GET", url)), CircuitOpen)
         assert (await send("GET", url.replace("127.0.0.1", "localhost"))).status == 503
 
 
-async def test_a_fallback_answers_with_a_response(server: FlakyServer, client: HTTPClient) -> None:
-    """The client could not go on with anything else; the response that lost is closed."""
-    lost: list[Any] = []
+async def test_a_fallback_that_returns_no_response_is_an_error(server: FlakyServer, client: HTTPClient) -> None:
+    """The client could not use anything else. The response that was replaced is closed."""
+    replaced: list[Any] = []
 
     def cached(failure: Any, ctx: Context) -> str:
-        lost.append(failure.error.response)
+        replaced.append(failure.error.response)
         return "cached"
 
     async with client.open(Fallback(handler=cached)) as send:
         for _ in range(2):  # with one connection
-            error = await attempt(send("GET", server.script("/", Answer(503, body=b"x" * 99_999)), stream=True))
+            error = await outcome_of(send("GET", server.script("/", Answer(503, body=b"x" * 99_999)), stream=True))
             assert isinstance(error, TypeError)
             assert "answered with 'cached'" in str(error)
-    assert len(lost) == 2
+    assert len(replaced) == 2
 
 
 # --- what may be sent again -------------------------------------------------------------------
 
 
-async def test_methods_that_do_no_harm_twice_are_sent_again(server: FlakyServer, client: HTTPClient) -> None:
-    """Whatever came of the first time."""
+async def test_idempotent_requests_are_sent_again(server: FlakyServer, client: HTTPClient) -> None:
+    """After any failure: a transient status, a reset connection, a closed connection."""
     async with client.open() as send:
         for method, headers in (("PUT", {}), ("DELETE", {}), ("POST", {"idempotency-key": "4711"})):
             for failure in (503, Answer(fault="reset"), Answer(fault="close")):
@@ -168,8 +171,8 @@ async def test_methods_that_do_no_harm_twice_are_sent_again(server: FlakyServer,
                 assert (reply.status, [it.body for it in server.requests]) == (200, [b"order"] * 2)
 
 
-async def test_other_methods_are_sent_once(server: FlakyServer, client: HTTPClient) -> None:
-    """They may have been carried out; and the failure says so."""
+async def test_requests_that_are_not_idempotent_are_sent_once(server: FlakyServer, client: HTTPClient) -> None:
+    """The server may have carried them out, and a note on the error says so."""
     async with client.open() as send:
         for method, headers in (("POST", {}), ("PATCH", {}), ("POST", {"Idempotency-Key": ""})):
             server.requests.clear()
@@ -177,56 +180,56 @@ async def test_other_methods_are_sent_once(server: FlakyServer, client: HTTPClie
             assert reply.status == 503
             for fault in ("reset", "close"):
                 url = server.script("/", Answer(fault=fault), 200)  # type: ignore[arg-type]
-                error = await attempt(send(method, url, headers=headers, data=b"order"))
+                error = await outcome_of(send(method, url, headers=headers, data=b"order"))
                 assert isinstance(error, client.error)
                 assert error.repeatable is False  # type: ignore[attr-defined]
-                assert f"{method} may have been carried out, and carries no Idempotency-Key" in note(error)
+                assert f"{method} may have been carried out, and carries no Idempotency-Key" in notes_of(error)
             assert [it.body for it in server.requests] == [b"order"] * 3
 
 
-async def test_the_rules_may_name_more_methods(server: FlakyServer, client: HTTPClient) -> None:
-    """Where the user knows that a POST does no harm twice."""
+async def test_rules_can_add_a_repeatable_method(server: FlakyServer, client: HTTPClient) -> None:
+    """For users who know that the effect of two POSTs is that of one."""
     async with client.open(rules=Rules(methods={"GET", "POST"})) as send:
         assert (await send("POST", server.script("/", 503, 200))).status == 200
 
 
-async def test_what_was_never_sent_is_tried_again(server: FlakyServer, client: HTTPClient) -> None:
-    """No connection could be made: any method is repeated, and its body is untouched."""
+async def test_any_request_is_tried_again_if_there_was_no_connection(server: FlakyServer, client: HTTPClient) -> None:
+    """Nothing was sent, so that a POST is repeated too, and its body is unread."""
     body = client.generator(b"on", b"ce")
     async with client.open() as send:
-        error = await attempt(send("POST", unused_url(), data=body))
+        error = await outcome_of(send("POST", unused_url(), data=body))
         assert isinstance(error, client.error)
-        assert "3 attempts" in note(error)
+        assert "3 attempts" in notes_of(error)
         assert (await send("POST", server.url, data=body)).status == 200
     assert [it.body for it in server.requests] == [b"once"]
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(503, 3), (407, 1)])
-async def test_a_proxy_that_does_not_connect(
+async def test_a_request_through_a_proxy_that_does_not_connect_was_not_sent(
     server: FlakyServer, client: HTTPClient, status: int, attempts: int
 ) -> None:
-    """Nothing was sent, so any method may be repeated; but a proxy that asks for a login will ask again."""
+    """Any method may be repeated, unless the proxy asks for a login: it would ask again."""
     server.script("nowhere.invalid:443", status)
     async with client.open(Retry(3, on=Exception, backoff=[0]), proxy=server.url) as send:
-        error = await attempt(send("POST", "https://nowhere.invalid/", data=client.generator(b"order")))
+        error = await outcome_of(send("POST", "https://nowhere.invalid/", data=client.generator(b"order")))
         assert isinstance(error, client.error)
-        assert ("the request is not sent again: the proxy asks for a login" in note(error)) is (status == 407)
+        assert ("the request is not sent again: the proxy asks for a login" in notes_of(error)) is (status == 407)
     assert [it.method for it in server.requests] == ["CONNECT"] * attempts
 
 
-async def test_a_policy_is_told_what_must_not_be_repeated(server: FlakyServer, client: HTTPClient) -> None:
-    """On the failure itself, for a listener that looks at it."""
+async def test_the_failure_says_whether_the_request_may_be_repeated(server: FlakyServer, client: HTTPClient) -> None:
+    """It has the attribute `repeatable`, which a listener can read."""
     seen: list[Any] = []
     async with client.open(Policy.wrap(QUICK, listeners=[seen.append])) as send:
         await send("POST", server.script("/", 503, 503, 200))
         await send("GET", server.url)
     failures = [it.outcome.error for it in seen if isinstance(it, events.AttemptFailed)]
     assert [it.repeatable for it in failures] == [False, True]
-    assert "POST may have been carried out" in note(failures[0])
+    assert "POST may have been carried out" in notes_of(failures[0])
 
 
-class Stubborn(Policy[Any]):
-    """Calls twice, whatever the exchange says."""
+class AlwaysTwice(Policy[Any]):
+    """Calls twice, also if the request must not be repeated."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         try:
@@ -238,29 +241,33 @@ class Stubborn(Policy[Any]):
         return await call(ctx)
 
 
-async def test_a_policy_that_does_not_ask_cannot_repeat_it_either(server: FlakyServer, client: HTTPClient) -> None:
+async def test_a_policy_that_does_not_check_repeatable_cannot_repeat_a_post(
+    server: FlakyServer, client: HTTPClient
+) -> None:
     """A second call for a request that must not be sent twice sends nothing."""
-    async with client.open(Stubborn()) as send:
+    async with client.open(AlwaysTwice()) as send:
         assert (await send("GET", server.script("/", 503, 200))).status == 200
-        error = await attempt(send("POST", server.script("/", 503, 200)))
+        error = await outcome_of(send("POST", server.script("/", 503, 200)))
         assert isinstance(error, NotRepeatable)
         assert "POST may have been carried out" in str(error)
     assert [it.method for it in server.requests] == ["GET", "GET", "POST"]
 
 
-async def test_a_timeout_does_not_have_a_post_sent_again(server: FlakyServer, client: HTTPClient) -> None:
-    """A call that was cut off leaves no failure of its own, and yet a Retry around it knows."""
+async def test_a_post_is_not_sent_again_after_a_timeout(server: FlakyServer, client: HTTPClient) -> None:
+    """The error is that of the Timeout, and a Retry around it still knows that the request was sent."""
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(QUICK.wrap(Timeout(0.3))) as send:
-        error = await attempt(send("POST", url, data=b"order"))
+        error = await outcome_of(send("POST", url, data=b"order"))
         assert isinstance(error, TimeoutExceeded)
         assert error.repeatable is False  # type: ignore[attr-defined]
     server.wait_until(lambda: server.requests)
     assert len(server.requests) == 1
 
 
-async def test_a_client_that_is_closed_in_a_wait_sends_nothing_more(server: FlakyServer, client: HTTPClient) -> None:
-    """However many attempts there are, and whatever is retried."""
+async def test_a_client_that_is_closed_between_two_attempts_sends_nothing_more(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    """Also if attempts are left and any error is retried."""
     url = server.script("/", 503)
 
     class Closing(Policy[Any]):
@@ -277,7 +284,7 @@ async def test_a_client_that_is_closed_in_a_wait_sends_nothing_more(server: Flak
     end: Any = None
     async with client.open(Closing()) as send:
         end = send.end
-        error = await attempt(send("GET", url))
+        error = await outcome_of(send("GET", url))
         assert isinstance(error, (NotRepeatable, RuntimeError))
         assert "closed" in str(error)
     assert len(server.requests) == 1
@@ -286,10 +293,10 @@ async def test_a_client_that_is_closed_in_a_wait_sends_nothing_more(server: Flak
 # --- bodies of requests -----------------------------------------------------------------------
 
 
-async def test_a_body_that_can_be_produced_again_is_sent_again(
+async def test_a_repeatable_body_is_sent_whole_at_each_attempt(
     server: FlakyServer, client: HTTPClient, tmp_path: Path
 ) -> None:
-    """It arrives whole at each attempt: what is in memory, and a file from where it stood."""
+    """A body in memory, and a file from the position at which it was given."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     with path.open("rb") as file:
@@ -304,30 +311,30 @@ async def test_a_body_that_can_be_produced_again_is_sent_again(
 
 
 @pytest.mark.parametrize("answer", [503, Answer(fault="reset")], ids=["503", "reset"])
-async def test_what_can_be_sent_only_once_is_sent_once(server: FlakyServer, client: HTTPClient, answer: Any) -> None:
-    """An empty body would arrive, and be answered with 200; an Idempotency-Key changes nothing in that."""
+async def test_a_one_shot_body_is_sent_once(server: FlakyServer, client: HTTPClient, answer: Any) -> None:
+    """A second attempt would send an empty body, and be answered with 200. An idempotency key does not change that."""
     async with client.open() as send:
         body = client.generator(b"on", b"ce")
         url = server.script("/", answer, 200)
-        outcome = await attempt(send("PUT", url, data=body, headers={"Idempotency-Key": "4711"}))
+        outcome = await outcome_of(send("PUT", url, data=body, headers={"Idempotency-Key": "4711"}))
         if isinstance(outcome, Exception):
-            assert "its body can be sent only once" in note(outcome)
+            assert "its body can be sent only once" in notes_of(outcome)
         else:
             assert outcome.status == 503
     assert [it.body for it in server.requests] == [b"once"]
 
 
-async def test_a_redirect_does_not_send_it_either(server: FlakyServer, client: HTTPClient) -> None:
-    """The client itself would send what is left of it in the next hop, nothing."""
+async def test_a_redirect_does_not_send_a_one_shot_body_again(server: FlakyServer, client: HTTPClient) -> None:
+    """The client itself would send an empty body to the second URL."""
     server.script("/from", Answer(307, {"Location": "/to"}))
     async with client.open() as send:
-        error = await attempt(send("PUT", f"{server.url}/from", data=client.generator(b"on", b"ce")))
+        error = await outcome_of(send("PUT", f"{server.url}/from", data=client.generator(b"on", b"ce")))
         assert isinstance(error, client.used_up)
     assert [(it.path, it.body) for it in server.requests] == [("/from", b"once")]
 
 
 async def test_each_hop_of_a_redirect_has_attempts_of_its_own(server: FlakyServer, client: HTTPClient) -> None:
-    """A file is rewound for each of them (where the client itself does so), and the headers stay."""
+    """A file is rewound for each hop if the client itself does so, and the headers stay."""
     server.script("/from", 503, Answer(307, {"Location": "/to"}))
     server.script("/to", 503, Answer(body=b"there"))
     data = b"body" if "httpx" in repr(client) else io.BytesIO(b"body")
@@ -338,14 +345,14 @@ async def test_each_hop_of_a_redirect_has_attempts_of_its_own(server: FlakyServe
     assert {it.headers["X-A"] for it in server.requests} == {"1"}
 
 
-@pytest.mark.parametrize("policy", [QUICK, Stubborn()], ids=["retry", "stubborn"])
+@pytest.mark.parametrize("policy", [QUICK, AlwaysTwice()], ids=["retry", "always-twice"])
 async def test_a_file_that_is_still_being_read_is_not_sent_again(
     server: FlakyServer, blocking_client: HTTPClient, policy: Policy[Any]
 ) -> None:
-    """An attempt that was walked away from goes on reading; rewinding its file would mix up both bodies."""
+    """An attempt that a Timeout has abandoned continues to read; to rewind its file would mix up both bodies."""
     file = SlowFile(b"x" * 10)
     async with blocking_client.open(policy.wrap(Timeout(0.2))) as send:
-        error = await attempt(send("PUT", server.url, data=file))
+        error = await outcome_of(send("PUT", server.url, data=file))
         assert isinstance(error, TimeoutExceeded if policy is QUICK else NotRepeatable)
         assert file.is_read.is_set()
         file.let_go.set()
@@ -357,8 +364,10 @@ async def test_a_file_that_is_still_being_read_is_not_sent_again(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_connections_go_back_to_the_pool(server: FlakyServer, client: HTTPClient, stream: bool) -> None:
-    """With one connection for all, discarded responses keep no request waiting."""
+async def test_connections_of_discarded_responses_return_to_the_pool(
+    server: FlakyServer, client: HTTPClient, stream: bool
+) -> None:
+    """With one connection for all, they keep no request waiting."""
     discarded = Answer(503, body=b"x" * 1_000_000)
     async with client.open() as send:
         for _ in range(3):
@@ -367,7 +376,7 @@ async def test_connections_go_back_to_the_pool(server: FlakyServer, client: HTTP
 
 
 async def test_a_stream_is_open_when_it_is_returned(server: FlakyServer, client: HTTPClient) -> None:
-    """Its body is read by whoever asked for it; left early, it gives its connection back."""
+    """The caller reads the body. A stream that is closed early returns its connection."""
     rest = threading.Event()
     url = server.script("/", 503, Answer(body=[b"first", b"rest"], drip=rest, chunked=True))
     async with client.open(QUICK.wrap(Timeout(PATIENCE))) as send:
@@ -380,8 +389,10 @@ async def test_a_stream_is_open_when_it_is_returned(server: FlakyServer, client:
         assert (await send("GET", f"{server.url}/other")).body == b"ok"
 
 
-async def test_a_body_that_breaks_off(server: FlakyServer, client: HTTPClient) -> None:
-    """Where it is read in the attempt, that is a failure like any other; else it comes out, and is not retried."""
+async def test_a_body_that_breaks_off_is_retried_only_if_it_is_read_in_the_attempt(
+    server: FlakyServer, client: HTTPClient
+) -> None:
+    """An error of a stream that the caller reads is raised, and not retried."""
     cut = Answer(body=[b"first", b"rest"], fault="cut")
     in_attempt = client.reads_in_attempt
     options = {} if in_attempt else {"read_body": True}
@@ -390,32 +401,32 @@ async def test_a_body_that_breaks_off(server: FlakyServer, client: HTTPClient) -
         assert reply.body == b"whole"
     async with client.open() as send:
         url = server.script("/once", cut, 200)
-        reply = await attempt(send("GET", url, stream=True))
-        assert isinstance(await attempt(reply.read()), client.error)
+        reply = await outcome_of(send("GET", url, stream=True))
+        assert isinstance(await outcome_of(reply.read()), client.error)
     assert len(server.requests_to("/once")) == 1
 
 
 @pytest.mark.parametrize("retried", [False, True])
-async def test_a_response_that_comes_too_late_is_closed(
+async def test_the_response_of_an_abandoned_attempt_is_closed(
     server: FlakyServer, blocking_client: HTTPClient, retried: bool
 ) -> None:
-    """Its caller has walked away from the attempt: its connection is free for the next one, or closed at the end."""
+    """Its connection is free for the next attempt, or closed at the end."""
     late = threading.Event()
     url = server.script("/", Answer(body=b"x" * 999_999, hold=late), Answer(body=b"in time"))
     again = Retry(9, backoff=[0.1], on_retry=lambda event: late.set())
     async with blocking_client.open(again.wrap(Timeout(0.5)) if retried else Timeout(0.2)) as send:
-        outcome = await attempt(send("GET", url, stream=True))
+        outcome = await outcome_of(send("GET", url, stream=True))
         if retried:
             assert await outcome.read() == b"in time"
         else:
             assert isinstance(outcome, TimeoutExceeded)
         late.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
-        assert (await send("GET", f"{server.url}/other")).body == b"ok"  # there is one connection to be had
+        assert (await send("GET", f"{server.url}/other")).body == b"ok"  # the pool has one connection
 
 
 class Leaving(Policy[Any]):
-    """Leaves its call behind in a thread or task, once the server has the request, and keeps what becomes of it."""
+    """Leaves its call behind in a thread or task as soon as the server has the request, and keeps its outcome."""
 
     def __init__(self, server: FlakyServer, group: Any) -> None:
         self.server = server
@@ -424,7 +435,7 @@ class Leaving(Policy[Any]):
 
     async def around(self, call: Any, ctx: Context) -> Any:
         async def left_behind() -> None:
-            self.outcomes.append(await attempt(call(ctx)))
+            self.outcomes.append(await outcome_of(call(ctx)))
 
         if self.group is None:
             threading.Thread(target=lambda: drive(left_behind())).start()
@@ -435,17 +446,17 @@ class Leaving(Policy[Any]):
         raise LookupError("not waiting for it")
 
 
-async def test_a_response_that_comes_when_the_exchange_is_over_is_closed(
+async def test_a_response_that_comes_after_the_end_of_the_exchange_is_closed(
     server: FlakyServer, client: HTTPClient
 ) -> None:
-    """Whoever waited for it has left, for whatever reason: Ctrl-C is one. And what begins then sends nothing."""
+    """The caller has left for any reason, for example Ctrl-C. An attempt that begins then sends nothing."""
     late = threading.Event()
     url = server.script("/", Answer(body=b"x" * 999_999, hold=late))
     async with contextlib.AsyncExitStack() as stack:
         blocking = client.world.blocking
         leaving = Leaving(server, None if blocking else await stack.enter_async_context(anyio.create_task_group()))
         send = await stack.enter_async_context(client.open(leaving))
-        assert isinstance(await attempt(send("GET", url, stream=True)), LookupError)
+        assert isinstance(await outcome_of(send("GET", url, stream=True)), LookupError)
         late.set()
         while not leaving.outcomes:
             await client.world.sleep(0.01)
@@ -460,67 +471,66 @@ async def test_a_response_that_comes_when_the_exchange_is_over_is_closed(
 
 
 @pytest.mark.parametrize("policy", [QUICK, Timeout(PATIENCE), Timeout(PATIENCE, cooperative=True)], ids=repr)
-async def test_a_server_that_hangs_is_left_at_the_deadline(
+async def test_a_request_to_a_server_that_hangs_ends_at_the_deadline(
     server: FlakyServer, client: HTTPClient, policy: Policy[Any]
 ) -> None:
-    """A deadline that by itself cuts nothing off does so here; its connection is free again."""
+    """Also under policies that do not enforce a deadline. The connection is free again."""
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(policy) as send:
         began = time.monotonic()
         with deadline(0.1):
-            assert type(await attempt(send("GET", url))) is DeadlineExceeded
+            assert type(await outcome_of(send("GET", url))) is DeadlineExceeded
         assert 0.09 <= time.monotonic() - began < PATIENCE / 2
         assert (await send("GET", f"{server.url}/other")).status == 200
 
 
 async def test_nothing_is_sent_after_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
-    """Not a byte."""
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(0):
-            assert type(await attempt(send("GET", server.url))) is DeadlineExceeded
+            assert type(await outcome_of(send("GET", server.url))) is DeadlineExceeded
     assert server.connections == 0
 
 
 @pytest.mark.parametrize("cooperative", [True, False])
-async def test_the_timeout_whose_limit_it_was_is_named(
+async def test_the_timeout_of_an_attempt_is_named_and_retried(
     server: FlakyServer, client: HTTPClient, cooperative: bool
 ) -> None:
-    """An attempt's timeout is no deadline of the whole, and the attempt is repeated."""
+    """It is no deadline of the whole call, so that the attempt is repeated."""
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(Retry(2, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))) as send:
-        error = await attempt(send("GET", url))
+        error = await outcome_of(send("GET", url))
         assert type(error) is TimeoutExceeded
         assert "no result within 0.1 s" in str(error)
-        assert "2 attempts" in note(error)
+        assert "2 attempts" in notes_of(error)
 
 
-async def test_a_timeout_of_the_users_own_is_a_failure_like_others(server: FlakyServer, client: HTTPClient) -> None:
-    """One that is shorter than what is left stays the client's, and is retried."""
+async def test_a_timeout_of_the_client_is_a_failure_like_others(server: FlakyServer, client: HTTPClient) -> None:
+    """If it is shorter than the time left, the error is the client's, and is retried."""
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(Timeout(PATIENCE).wrap(Retry(2, backoff=[0]))) as send:
-        error = await attempt(send("GET", url, timeout=0.1))
+        error = await outcome_of(send("GET", url, timeout=0.1))
         assert isinstance(error, client.error)
-        assert "2 attempts" in note(error)
+        assert "2 attempts" in notes_of(error)
 
 
-async def test_a_client_that_gives_up_a_little_early_has_met_the_deadline(
+async def test_a_client_timeout_just_before_the_deadline_counts_as_the_deadline(
     server: FlakyServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timers are not exact. Here a little is made a lot."""
+    """Timers are not exact. The tolerance is enlarged here."""
     monkeypatch.setattr(context, "EARLIEST", PATIENCE)
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(PATIENCE):
-            assert type(await attempt(send("GET", url, timeout=0.05))) is DeadlineExceeded
+            assert type(await outcome_of(send("GET", url, timeout=0.05))) is DeadlineExceeded
 
 
 @pytest.mark.parametrize(
     ("policy", "kind", "chunked"), [(Timeout(0.2), TimeoutExceeded, True), (QUICK, DeadlineExceeded, False)]
 )
-async def test_a_body_that_stops_is_left_at_its_time(
+async def test_reading_a_body_ends_at_the_deadline_of_its_attempt(
     server: FlakyServer, client: HTTPClient, policy: Policy[Any], kind: type[Exception], chunked: bool
 ) -> None:
-    """It has the time of the attempt that brought it; the error says whose time it was."""
+    """The error says which limit that was."""
     url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event(), chunked=chunked))
     async with client.open(policy) as send:
         with deadline(0.2) if kind is DeadlineExceeded else contextlib.nullcontext():
@@ -533,8 +543,7 @@ async def test_a_body_that_stops_is_left_at_its_time(
         await reply.close()
 
 
-async def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(server: FlakyServer, client: HTTPClient) -> None:
-    """What was left of the attempt is no limit to it."""
+async def test_limit_body_false_lets_a_body_outlast_its_attempt(server: FlakyServer, client: HTTPClient) -> None:
     rest = threading.Event()
     url = server.script("/", Answer(body=[b"a", b"b"], drip=rest))
     async with client.open(Timeout(0.2), rules=Rules(limit_body=False)) as send:
@@ -546,8 +555,10 @@ async def test_a_body_takes_as_long_as_it_likes_where_the_rules_say_so(server: F
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_a_body_has_the_time_of_the_whole_call(server: FlakyServer, client: HTTPClient, connection: str) -> None:
-    """With the standard pipeline, whatever becomes of the connection."""
+async def test_the_standard_pipeline_gives_a_body_the_time_of_the_whole_call(
+    server: FlakyServer, client: HTTPClient, connection: str
+) -> None:
+    """For a connection that is kept and for one that is closed."""
     rest = threading.Event()
     url = server.script("/", Answer(headers={"Connection": connection}, body=[b"a", b"b"], drip=rest))
     async with client.open(standard(total_timeout=PATIENCE, attempt_timeout=0.1)) as send:
@@ -558,8 +569,8 @@ async def test_a_body_has_the_time_of_the_whole_call(server: FlakyServer, client
         timer.join()
 
 
-async def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakyServer, client: HTTPClient) -> None:
-    """What was left of the attempt that failed means nothing to it."""
+async def test_the_body_of_a_fallbacks_response_has_its_own_deadline(server: FlakyServer, client: HTTPClient) -> None:
+    """The deadline of the attempt that failed does not apply to it."""
     server.script("/mirror", Answer(body=b"mirrored"))
     async with client.open() as mirror:
 
@@ -573,8 +584,7 @@ async def test_the_body_of_a_fallbacks_response_has_its_own_time(server: FlakySe
                 assert await reply.read() == b"mirrored"
 
 
-async def test_a_body_that_was_read_is_not_late(server: FlakyServer, client: HTTPClient) -> None:
-    """It is there for ever."""
+async def test_a_body_that_was_read_stays_available_after_the_deadline(server: FlakyServer, client: HTTPClient) -> None:
     async with client.open(Timeout(PATIENCE)) as send:
         reply = await send("GET", server.url)
         with process_clock_ahead(2 * PATIENCE):
@@ -585,7 +595,7 @@ async def test_a_body_that_was_read_is_not_late(server: FlakyServer, client: HTT
 
 
 async def test_the_operation_is_the_method_and_the_host(server: FlakyServer, client: HTTPClient) -> None:
-    """No path and no query: those would make as many names as there are requests."""
+    """No path and no query, of which there are as many as requests."""
     seen: list[Any] = []
     async with client.open(Policy.wrap(QUICK, listeners=[seen.append])) as send:
         await send("GET", f"{server.url}/users/4711?token=secret")
@@ -600,8 +610,8 @@ async def test_the_operation_is_the_method_and_the_host(server: FlakyServer, cli
     assert finished[1].properties == {"tenant": "a"}
 
 
-async def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer, client: HTTPClient) -> None:
-    """Anew for each attempt, under the name that `wire.Propagation` gives it; and to no other host."""
+async def test_the_deadline_is_sent_to_the_named_hosts_only(server: FlakyServer, client: HTTPClient) -> None:
+    """The header of `wire.Propagation` holds the time left at each attempt."""
     elsewhere = f"{server.url}/to".replace("127.0.0.1", "localhost")
     server.script("/from", 503, Answer(302, {"Location": elsewhere}))
     named = Propagation(["127.0.0.1"], header="X-Budget-Ms")
@@ -623,7 +633,7 @@ async def test_the_deadline_is_told_to_hosts_that_are_named(server: FlakyServer,
 
 
 def test_wrong_arguments_are_refused(client: HTTPClient) -> None:
-    """Where they are written, with the value."""
+    """The constructor raises, and names the value."""
     for policy, options, message in (
         (None, {}, "policy must be a policy, or have one for each host"),
         (Retry, {}, "policy must be a policy"),
@@ -642,10 +652,10 @@ def keys_of(server: FlakyServer) -> list[str | None]:
 
 
 @pytest.mark.parametrize("outermost", [True, False])
-async def test_a_key_of_the_execution_lets_a_post_be_repeated(
+async def test_an_idempotency_key_policy_lets_a_post_be_repeated(
     server: FlakyServer, client: HTTPClient, outermost: bool
 ) -> None:
-    """One key in all attempts of a request, another one for the next request, wherever the policy stands."""
+    """One key in all attempts of a request, and another one for the next request, wherever the policy stands."""
     policy = IdempotencyKey().wrap(QUICK) if outermost else QUICK.wrap(IdempotencyKey())
     async with client.open(policy) as send:
         for path in ("/one", "/two"):
@@ -658,16 +668,16 @@ async def test_a_key_of_the_execution_lets_a_post_be_repeated(
     assert [it.body for it in server.requests] == [b"body"] * 6
 
 
-async def test_a_header_of_the_requests_own_is_kept(server: FlakyServer, client: HTTPClient) -> None:
-    """In any case of letters, and it is what lets the request be repeated."""
+async def test_an_idempotency_header_of_the_request_is_kept(server: FlakyServer, client: HTTPClient) -> None:
+    """In upper or lower case; it lets the request be repeated."""
     async with client.open(IdempotencyKey().wrap(QUICK)) as send:
         url = server.script("/", 503, 200)
         assert (await send("POST", url, headers={"idempotency-key": "own"}, data=b"body")).status == 200
     assert keys_of(server) == ["own", "own"]
 
 
-async def test_the_key_of_a_call_around_is_not_sent(server: FlakyServer, client: HTTPClient) -> None:
-    """That call may send several requests, which are not the same one; a key that the caller has given is sent."""
+async def test_the_idempotency_key_of_an_outer_call_is_not_sent(server: FlakyServer, client: HTTPClient) -> None:
+    """That call may send several different requests. A key that the caller has given is sent."""
     given = Context(properties={"idempotency_key": "order-7"})
     async with client.open(QUICK) as send:
 
@@ -680,15 +690,14 @@ async def test_the_key_of_a_call_around_is_not_sent(server: FlakyServer, client:
         assert keys_of(server) == [None, "order-7", "order-7"]
 
 
-async def test_a_key_does_not_bring_a_body_back(server: FlakyServer, client: HTTPClient) -> None:
-    """What can be sent only once is sent once."""
+async def test_an_idempotency_key_does_not_repeat_a_one_shot_body(server: FlakyServer, client: HTTPClient) -> None:
     async with client.open(IdempotencyKey().wrap(QUICK)) as send:
-        outcome = await attempt(send("POST", server.script("/", 503, 200), data=client.generator(b"a", b"b")))
+        outcome = await outcome_of(send("POST", server.script("/", 503, 200), data=client.generator(b"a", b"b")))
     assert getattr(outcome, "status", 503) == 503
     assert len(server.requests) == 1
 
 
-async def test_the_rules_name_the_header(server: FlakyServer, client: HTTPClient) -> None:
+async def test_rules_name_the_idempotency_header(server: FlakyServer, client: HTTPClient) -> None:
     rules = Rules(idempotency_header="X-Request-Key")
     async with client.open(IdempotencyKey(lambda: "k").wrap(QUICK), rules=rules) as send:
         assert (await send("POST", server.script("/", 503, 200), data=b"body")).status == 200

@@ -1,4 +1,4 @@
-"""Lines in the standard library's logging: levels, words, repeats, and nothing that is nobody's business."""
+"""Lines in the standard library's logging: levels, wording, repeats, and no secrets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ LOGRECORD = set(vars(logging.makeLogRecord({})))
 
 
 class Log(logging.Handler):
-    """A logger of its own that keeps its records, and what was begun with it."""
+    """A separate logger that keeps its records, and the exporters that were started with it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logger = logging.Logger("test", logging.INFO)
         self.logger.addHandler(self)
         self.records: list[logging.LogRecord] = []
-        self.endings: list[Callable[[], None]] = []
+        self.ends: list[Callable[[], None]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
     def begin(self, **options: Any) -> Callable[[], None]:
-        self.endings.append(log_events(self.logger, **options))
-        return self.endings[-1]
+        self.ends.append(log_events(self.logger, **options))
+        return self.ends[-1]
 
     @property
     def lines(self) -> list[str]:
@@ -45,21 +45,21 @@ class Log(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    it = Log()
-    yield it
-    for ending in it.endings:
-        ending()
+    log = Log()
+    yield log
+    for end in log.ends:
+        end()
 
 
 def extra(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in LOGRECORD}
 
 
-# --- words and levels ------------------------------------------------------------------------
+# --- wording and levels ----------------------------------------------------------------------
 
 
 def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
-    """However many there are; `name` would be that of the logger."""
+    """The limit on repeats does not apply. The extra value is `task`, as `name` would be that of the logger."""
     log.begin(repeats=1)
     for name in ("feed", "poll\nforged"):
         park_a_task(name)
@@ -76,14 +76,14 @@ def test_a_task_that_is_given_up_is_always_written(log: Log) -> None:
     }
 
 
-def test_a_task_that_is_given_up_with_its_message(log: Log) -> None:
+def test_the_line_of_a_task_that_is_given_up_can_hold_the_message(log: Log) -> None:
     log.begin(messages=True)
     park_a_task()
     assert log.lines == ["ERROR feeds: gave feed up after 0 restarts; the last failure was Boom: secret"]
 
 
-async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World, clock: FakeClock, log: Log) -> None:
-    """An opened circuit is an error; what policies are there for is information."""
+async def test_each_kind_of_event_has_its_level_and_a_readable_line(world: World, clock: FakeClock, log: Log) -> None:
+    """An opened circuit is an error; what policies do as configured is information."""
     pipeline = Policy.wrap(
         Fallback("x", name="spare"),
         Retry(3, on=Boom, backoff=[1.5]),
@@ -111,13 +111,12 @@ async def test_each_kind_has_its_level_and_a_line_that_one_can_read(world: World
 
 
 def test_a_call_without_an_operation_is_named_after_its_function(threads: World, clock: FakeClock, log: Log) -> None:
-    """No line is anonymous."""
     log.begin()
     Retry(2, on=TypeError, backoff=[1]).capture(max)
     assert log.lines[0] == "INFO Retry (max): attempt 1 failed with TypeError, the next one is in 1 s"
 
 
-async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
+async def test_the_line_of_a_timeout_says_what_timed_out(world: World, log: Log) -> None:
     """An attempt, the execution, the caller's deadline, or the wait in a queue."""
 
     async def hang(ctx: Context) -> None:
@@ -146,12 +145,12 @@ async def test_timeouts_say_what_timed_out(world: World, log: Log) -> None:
     assert len(lines) == 5
 
 
-class Saying(Boom):
-    """A failure that says when, or whether, the call may be made again."""
+class FailureWithAdvice(Boom):
+    """A failure that says whether, or when, the call may be made again."""
 
-    def __init__(self, **says: object) -> None:
+    def __init__(self, **advice: object) -> None:
         super().__init__()
-        vars(self).update(says)
+        vars(self).update(advice)
 
 
 @pytest.mark.parametrize(
@@ -160,31 +159,29 @@ class Saying(Boom):
         (Retry(1, on=Boom), Boom(), "no attempt is left"),
         (Retry(9, on=Boom, backoff=[5.0], max_elapsed=4.0), Boom(), "max_elapsed leaves no time for another"),
         (Retry(9, on=Boom, backoff=[20.0]), Boom(), "the deadline leaves no time for another"),
-        (Retry(9, on=Boom), Saying(repeatable=False), "it must not be repeated"),
+        (Retry(9, on=Boom), FailureWithAdvice(repeatable=False), "it must not be repeated"),
         (
             Retry(9, on=Boom, max_retry_after=5.0),
-            Saying(retry_after=6.0),
+            FailureWithAdvice(retry_after=6.0),
             "the server asks for a longer wait than max_retry_after",
         ),
     ],
 )
-async def test_a_retry_that_gave_up_says_why(
+async def test_the_line_of_a_retry_that_gave_up_says_why(
     world: World, clock: FakeClock, log: Log, retry: Retry, failure: Boom, why: str
 ) -> None:
-    """What ran out, in words."""
     log.begin()
     await world.attempt(retry, Script(failure).function(), Context(timeout=10, operation="get"))
     what = type(failure).__name__
     assert log.lines == [f"WARNING Retry (get): gave up after 1 attempt in 0 s, as {why}; the last failure was {what}"]
 
 
-def test_each_reason_to_give_up_has_its_words() -> None:
-    """A reason without words would be an event without a line."""
+def test_each_reason_to_give_up_has_its_wording() -> None:
+    """An event whose reason has no wording would have no line."""
     assert set(_RAN_OUT) == set(get_args(get_type_hints(events.RetryGaveUp)["reason"]))
 
 
-async def test_an_http_status_is_written_with_the_error_that_has_it(world: World, clock: FakeClock, log: Log) -> None:
-    """503 and 429 are different stories."""
+async def test_the_line_of_an_http_error_holds_its_status(world: World, clock: FakeClock, log: Log) -> None:
     log.begin()
     await world.attempt(
         Retry(2, backoff=[1]), Script(TransientStatus("secret", status=429)).function(), Context(operation="get")
@@ -192,8 +189,8 @@ async def test_an_http_status_is_written_with_the_error_that_has_it(world: World
     assert log.lines[0] == "INFO Retry (get): attempt 1 failed with TransientStatus 429, the next one is in 1 s"
 
 
-async def test_a_result_that_was_not_good_enough_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
-    """Results are nobody's business."""
+async def test_a_rejected_result_is_not_written(world: World, clock: FakeClock, log: Log) -> None:
+    """Results may be confidential, also if `messages` is set."""
     log.begin(messages=True)
     retry = Retry(2, on_result=lambda result: result == "secret", backoff=[1])
     await world.attempt(retry, Script("secret").function())
@@ -201,7 +198,7 @@ async def test_a_result_that_was_not_good_enough_is_not_written(world: World, cl
     assert "secret" not in str([vars(record) for record in log.records])
 
 
-async def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log) -> None:
+async def test_the_ends_of_executions_are_debug_lines(tasks_world: World, log: Log) -> None:
     """A cancellation is no error, and has no failure."""
     log.logger.setLevel(logging.DEBUG)
     log.begin()
@@ -217,8 +214,8 @@ async def test_how_executions_end_is_for_debugging(tasks_world: World, log: Log)
     assert log.lines[1].endswith(" s with Boom")
 
 
-async def test_records_carry_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
-    """For formatters that write JSON; an absent value is absent."""
+async def test_records_hold_the_values_of_their_line(world: World, clock: FakeClock, log: Log) -> None:
+    """For formatters that write JSON; an unknown value is left out."""
     log.begin()
     policy = Policy.wrap(Retry(2, on=Boom, backoff=[1.5], name="again"), name="weather")
     await world.attempt(policy, Script(Boom("secret")).function(), Context(operation="get"))
@@ -229,10 +226,8 @@ async def test_records_carry_the_values_of_their_line(world: World, clock: FakeC
     ]
 
 
-async def test_messages_of_errors_are_written_where_they_are_asked_for(
-    world: World, clock: FakeClock, log: Log
-) -> None:
-    """In one line and cut, whatever is in them; the arguments of the call stay out."""
+async def test_messages_of_errors_are_written_on_request(world: World, clock: FakeClock, log: Log) -> None:
+    """Escaped and cut to one line; the arguments of the call stay out."""
     log.begin(messages=True)
     pipeline = Policy.wrap(Retry(2, on=Boom, backoff=[1]), CircuitBreaker(1, open_for=0.5, name="db"))
     await world.attempt(pipeline, Script(Boom(f"no\nINFO forged {'x' * 500}")).function(), Context(operation="get"))
@@ -249,7 +244,7 @@ async def test_messages_of_errors_are_written_where_they_are_asked_for(
     "hostile", ["a\nWARNING forged", "\x1b[2Jgone", "\x00", "\x85", "a\u2028b", "\u202egnp.exe", "\x9b2J"]
 )
 def test_control_characters_are_escaped(threads: World, log: Log, hostile: str) -> None:
-    """In names and in messages: a line stays one line, and a terminal that shows it obeys nothing in it."""
+    """In names and in messages: a line stays one line, and a terminal shows it without obeying it."""
     log.begin(messages=True)
     retry = Retry(2, on=Boom, backoff=[0], name=f"policy {hostile}")
     retry.capture(lambda ctx: (_ for _ in ()).throw(Boom(hostile)), Context(operation=hostile))
@@ -260,23 +255,22 @@ def test_control_characters_are_escaped(threads: World, log: Log, hostile: str) 
         assert ascii(hostile)[1:-1] in record.getMessage()
 
 
-class Speechless(Exception):
-    """An exception that has no text, and raises when it is asked for it."""
+class WithoutText(Exception):
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise ZeroDivisionError
 
 
-def test_an_error_without_a_message_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
-    """One whose `__str__` raises, too."""
+def test_an_error_whose_str_raises_has_its_line(world: World, clock: FakeClock, log: Log) -> None:
     log.begin(messages=True)
-    retry = Retry(2, on=Speechless, backoff=[1])
+    retry = Retry(2, on=WithoutText, backoff=[1])
     assert (
-        world.run(lambda: world.attempt(retry, Script(Speechless(), "fine").function(), Context(operation="get")))
+        world.run(lambda: world.attempt(retry, Script(WithoutText(), "fine").function(), Context(operation="get")))
         == "fine"
     )
     assert log.lines == [
-        "INFO Retry (get): attempt 1 failed with Speechless, the next one is in 1 s: <no message: its __str__ raised>"
+        "INFO Retry (get): attempt 1 failed with WithoutText, the next one is in 1 s: <no message: its __str__ raised>"
     ]
 
 
@@ -287,10 +281,8 @@ def refusals(log: Log) -> list[str]:
     return [line.removeprefix("WARNING ") for line in log.lines if "refused" in line]
 
 
-def test_what_comes_again_and_again_is_written_a_few_times_and_then_counted(
-    threads: World, clock: FakeClock, log: Log
-) -> None:
-    """The count is told once, by the first event after the interval, whatever that is of."""
+def test_repeated_lines_are_counted_after_the_first_few(threads: World, clock: FakeClock, log: Log) -> None:
+    """The count is written once, with the first event after the interval, of any policy."""
     breaker = CircuitBreaker(open_for=1000, name="db")
     breaker.isolate()
     log.begin(repeats=3, interval=10)
@@ -308,7 +300,7 @@ def test_what_comes_again_and_again_is_written_a_few_times_and_then_counted(
 
 
 class Interrupting(str):
-    """A name during whose hashing something else happens: a finalizer may run just there, and tell an event."""
+    """A name whose hashing is interrupted: a finalizer may run at this point, and report an event."""
 
     act: Callable[[], object] | None = None
 
@@ -319,8 +311,8 @@ class Interrupting(str):
         return super().__hash__()
 
 
-def test_a_count_is_written_once_also_where_an_event_interrupts_it(threads: World, clock: FakeClock, log: Log) -> None:
-    """An event in the middle of it tells the count; the one that was interrupted does not tell it again."""
+def test_a_count_is_written_once_if_an_event_interrupts_the_writing(threads: World, clock: FakeClock, log: Log) -> None:
+    """The interrupting event writes the count, the interrupted one does not write it again."""
     breaker, other = CircuitBreaker(name="db"), CircuitBreaker(name="other")
     log.begin(repeats=1, interval=10)
     breaker.isolate()
@@ -339,36 +331,36 @@ def test_a_count_is_written_once_also_where_an_event_interrupts_it(threads: Worl
     ]
 
 
-def test_a_call_that_has_nothing_to_say_makes_no_event(
+def test_no_event_is_created_for_an_end_that_is_not_logged(
     threads: World, clock: FakeClock, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ends of executions are listened to where they are logged, or while they may have a count to report."""
-    heard: list[str] = []
+    """The ends of executions are listened to only if they are logged, or if a count is still to be written."""
+    created: list[str] = []
 
-    def gone(event: events.Event) -> None:
+    def record(event: events.Event) -> None:
         if event.policy == "mine":
-            heard.append(type(event).__name__)
+            created.append(type(event).__name__)
 
-    monkeypatch.setattr(events.Event, "__del__", gone, raising=False)
+    monkeypatch.setattr(events.Event, "__del__", record, raising=False)
     log.begin(interval=10)
     Retry(name="mine").execute(lambda ctx: "fine")
-    assert heard == []
+    assert created == []
     Fallback(None, name="mine").execute(lambda ctx: 1 / 0)
-    assert heard == ["FallbackUsed"]
+    assert created == ["FallbackUsed"]
     clock.advance(11)
     Retry(name="mine").execute(lambda ctx: "fine")
     Retry(name="mine").execute(lambda ctx: "fine")
-    assert heard == ["FallbackUsed", "ExecutionFinished"]
+    assert created == ["FallbackUsed", "ExecutionFinished"]
     detailed = Log()
     detailed.logger.setLevel(logging.DEBUG)
     end = detailed.begin()
     Retry(name="mine").execute(lambda ctx: "fine")
     end()
-    assert heard[2:] == ["ExecutionFinished"]
+    assert created[2:] == ["ExecutionFinished"]
 
 
-def test_the_end_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
-    """Nothing is lost at a shutdown; and it is told once."""
+def test_ending_the_export_writes_the_counts(threads: World, clock: FakeClock, log: Log) -> None:
+    """Nothing is lost at a shutdown; a second end writes nothing."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     end = log.begin(repeats=1)
@@ -379,8 +371,8 @@ def test_the_end_writes_the_counts(threads: World, clock: FakeClock, log: Log) -
     assert refusals(log)[1:] == ["db (get): refused a call with CircuitIsolated (and 2 more)"]
 
 
-def test_policies_and_operations_are_counted_apart(threads: World, clock: FakeClock, log: Log) -> None:
-    """One noisy operation hides no other."""
+def test_repeats_are_counted_for_each_operation(threads: World, clock: FakeClock, log: Log) -> None:
+    """The repeats of one operation hide no other."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     log.begin(repeats=1)
@@ -390,7 +382,7 @@ def test_policies_and_operations_are_counted_apart(threads: World, clock: FakeCl
 
 
 def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock, log: Log) -> None:
-    """They are rare, and each of them matters."""
+    """They are rare and important, so that the limit on repeats does not apply."""
     breaker = CircuitBreaker(name="db")
     log.begin(repeats=1)
     for _ in range(5):
@@ -399,8 +391,8 @@ def test_changes_of_circuits_are_always_written(threads: World, clock: FakeClock
     assert len(log.lines) == 10
 
 
-def test_ids_in_operations_do_not_fill_the_memory(threads: World, clock: FakeClock, log: Log) -> None:
-    """The oldest of many different lines are forgotten, and their counts told."""
+def test_the_number_of_counted_operations_is_bounded(threads: World, clock: FakeClock, log: Log) -> None:
+    """The oldest of many different lines are forgotten, and their counts written."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     end = log.begin(repeats=1)
@@ -413,18 +405,18 @@ def test_ids_in_operations_do_not_fill_the_memory(threads: World, clock: FakeClo
     assert len(log.records) == 2200
 
 
-# --- what is asked for -----------------------------------------------------------------------
+# --- options ---------------------------------------------------------------------------------
 
 
-async def test_levels_can_be_others(world: World, clock: FakeClock, log: Log) -> None:
-    """And a kind can be left out."""
+async def test_levels_can_be_set_for_each_kind_of_event(world: World, clock: FakeClock, log: Log) -> None:
+    """None leaves a kind out."""
     log.begin(levels={events.RetryScheduled: logging.CRITICAL, events.RetryGaveUp: None})
     await world.attempt(Retry(2, on=Boom, backoff=[1]), Script(Boom()).function())
     assert [record.levelname for record in log.records] == ["CRITICAL"]
 
 
-def test_the_usual_logger_and_an_adapter_will_do(caplog: pytest.LogCaptureFixture) -> None:
-    """The usual one has a name by which it can be silenced."""
+def test_lines_go_to_the_default_logger_or_to_an_adapter(caplog: pytest.LogCaptureFixture) -> None:
+    """The default logger has a name, by which it can be silenced."""
     usual = logging.getLogger("resilience.events")
     with caplog.at_level(logging.INFO, logger=usual.name):
         for logger in (None, logging.LoggerAdapter(usual, None)):
@@ -435,8 +427,7 @@ def test_the_usual_logger_and_an_adapter_will_do(caplog: pytest.LogCaptureFixtur
     assert [record.name for record in caplog.records] == [usual.name] * 2
 
 
-def test_what_is_not_enabled_is_not_made(threads: World, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor counted as left out."""
+def test_lines_below_the_level_are_not_counted(threads: World, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.logger.setLevel(logging.ERROR)
     end = log.begin(repeats=1)
     breaker = CircuitBreaker()
@@ -459,13 +450,13 @@ def test_what_is_not_enabled_is_not_made(threads: World, log: Log, monkeypatch: 
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    """With the parameter and the value."""
+    """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         log_events(**options)
 
 
 def test_an_adapter_adds_to_the_values_of_a_line() -> None:
-    """Its own attributes do not take the place of ours, as they would by themselves."""
+    """By default an adapter's own values would replace ours."""
     log, flaky = Log(), script(ConnectionError(), "fine")
 
     def fetch() -> object:
@@ -480,8 +471,7 @@ def test_an_adapter_adds_to_the_values_of_a_line() -> None:
     assert (vars(record)["kind"], vars(record)["service"]) == ("retry_scheduled", "shop")
 
 
-def test_each_kind_of_event_has_its_words(threads: World, log: Log) -> None:
-    """What policies do in calls that are well is for debugging."""
+def test_events_of_healthy_calls_are_debug_lines(threads: World, log: Log) -> None:
     log.logger.setLevel(logging.DEBUG)
     log.begin()
     everything()
@@ -499,8 +489,8 @@ def test_each_kind_of_event_has_its_words(threads: World, log: Log) -> None:
         assert line in lines
 
 
-def test_caches_and_streams_have_a_line_for_debugging(threads: World, caplog: pytest.LogCaptureFixture) -> None:
-    """A logger that wants none of it makes no cache pay for it: whether it does is asked once."""
+def test_events_of_caches_and_streams_are_debug_lines(threads: World, caplog: pytest.LogCaptureFixture) -> None:
+    """At a higher level no event is created for them, which is decided once."""
     log = logging.getLogger("resilience.events")
     cache = Cache(60, name="prices")
 

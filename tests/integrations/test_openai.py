@@ -1,6 +1,6 @@
-"""A client of the `openai` package, protected, against a server that fails as it is told.
+"""A protected client of the `openai` package, against a server that fails as scripted.
 
-What is common to both SDKs is in `test_sdks.py`; here is what only this one has.
+The tests that hold for both SDKs are in `test_sdks.py`, those of `openai` alone here.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def text(completion: Any) -> str:
     return completion.choices[0].message.content
 
 
-# --- what is tried again ---
+# --- failures and results ---
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_an_error_needs_no_cyclic_collector(server: FlakyServer, status: int) -> None:
-    """Neither as a failure nor as an answer: it is gone when the caller lets go of it."""
+def test_an_error_is_freed_without_the_cyclic_collector(server: FlakyServer, status: int) -> None:
+    """As soon as the caller drops it, whether it was a failure or a result."""
     server.script(PATH, llm.openai_error(status))
     with protected(server.url, Timeout(20, cooperative=True).wrap(SOON)) as client, no_collector():
         with pytest.raises(openai.APIStatusError) as caught:
@@ -63,8 +63,8 @@ def test_an_error_needs_no_cyclic_collector(server: FlakyServer, status: int) ->
         assert error() is None
 
 
-def test_the_error_of_another_request_is_not_given_out_twice(server: FlakyServer) -> None:
-    """A policy that keeps results (here, of all requests alike) hears that this one was an error."""
+def test_a_policy_cannot_return_the_error_of_an_earlier_request(server: FlakyServer) -> None:
+    """A policy that keeps results, here one for all requests, sees in its repr that this one was an error."""
 
     class Cached(Policy):
         kept: Any = None
@@ -87,8 +87,8 @@ class Number(pydantic.BaseModel):
     number: int
 
 
-def test_a_reply_that_does_not_fit_is_an_answer(server: FlakyServer) -> None:
-    """The model made a mistake, or the schema is wrong; the service is there."""
+def test_a_reply_that_does_not_match_the_schema_is_a_result(server: FlakyServer) -> None:
+    """The model made a mistake, or the schema is wrong; the service is available."""
     server.script(PATH, llm.completion('{"number": "none"}'))
     breaker = CircuitBreaker(1)
     with protected(server.url, Fallback(None).wrap(SOON, breaker)) as client, pytest.raises(pydantic.ValidationError):
@@ -97,8 +97,8 @@ def test_a_reply_that_does_not_fit_is_an_answer(server: FlakyServer) -> None:
     assert breaker.state.name == "CLOSED"
 
 
-def test_a_used_up_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) -> None:
-    """Waiting does not mend it; a breaker counts it, and a fallback may answer it."""
+def test_an_exhausted_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) -> None:
+    """A breaker counts it, and a fallback may replace it; a repeat would not help."""
     server.script(PATH, llm.openai_error(429, "insufficient_quota"))
     breaker = CircuitBreaker(2)
     with protected(server.url, Fallback("elsewhere").wrap(SOON, breaker)) as client:
@@ -113,8 +113,8 @@ def test_a_used_up_quota_is_a_failure_that_is_not_repeated(server: FlakyServer) 
 
 @pytest.mark.parametrize("own", [5.0, {"timeout": 5.0, "connect": 0.9}, {"timeout": None, "read": 0.9}, 0.9, None])
 @pytest.mark.parametrize("where", ["client", "call"])
-def test_the_timeouts_of_the_client_and_of_the_call_stay_where_they_are_shorter(own: Any, where: str) -> None:
-    """Each of the four numbers is the smaller of the two; none becomes what is left."""
+def test_the_sdks_timeouts_hold_if_they_are_shorter_than_the_deadline(own: Any, where: str) -> None:
+    """Each of the four timeouts is the shorter of the two; None becomes the time left."""
     own = openai.Timeout(**own) if isinstance(own, dict) else own
     seen: list[dict[str, float | None]] = []
 
@@ -132,8 +132,7 @@ def test_the_timeouts_of_the_client_and_of_the_call_stay_where_they_are_shorter(
         assert value == expected[key] if (expected[key] or 9.0) < 3.0 else 1.0 < value <= 3.0
 
 
-def test_without_a_deadline_the_sdks_own_timeouts_hold() -> None:
-    """Nothing is changed where there is nothing to cap with."""
+def test_without_a_deadline_the_sdks_timeouts_are_unchanged() -> None:
     seen: list[dict[str, float | None]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -148,8 +147,8 @@ def test_without_a_deadline_the_sdks_own_timeouts_hold() -> None:
 # --- streams ---
 
 
-def test_an_error_in_the_middle_of_a_stream_comes_out(server: FlakyServer) -> None:
-    """The tokens before it have been seen, so nothing is sent again."""
+def test_an_error_in_the_middle_of_a_stream_is_raised_and_not_retried(server: FlakyServer) -> None:
+    """The caller has seen the tokens before it."""
     server.script(PATH, llm.completion_stream("a", "b", fault="cut"))
     with protected(server.url, SOON) as client, ask(client, stream=True) as stream:
         assert next(stream).choices[0].delta.content == "a"
@@ -158,8 +157,8 @@ def test_an_error_in_the_middle_of_a_stream_comes_out(server: FlakyServer) -> No
     assert len(server.requests) == 1
 
 
-def test_the_stream_helper_is_protected(server: FlakyServer) -> None:
-    """`chat.completions.stream` goes the same way."""
+def test_the_method_stream_is_protected(server: FlakyServer) -> None:
+    """`chat.completions.stream` sends its request through the protected method."""
     server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
     with (
         protected(server.url, SOON) as client,
@@ -169,8 +168,8 @@ def test_the_stream_helper_is_protected(server: FlakyServer) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_stream_that_opens_after_its_time_is_closed(server: FlakyServer, raw: bool) -> None:
-    """A `Timeout` walks away from a blocking call; the connection goes back to the pool all the same."""
+def test_a_stream_that_opens_after_its_deadline_is_closed(server: FlakyServer, raw: bool) -> None:
+    """A `Timeout` abandons a blocking call; its connection still returns to the pool."""
     go = threading.Event()
 
     class Late(httpx2.HTTPTransport):
@@ -189,14 +188,14 @@ def test_a_stream_that_opens_after_its_time_is_closed(server: FlakyServer, raw: 
         go.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
         server.script(PATH, llm.completion())
-        assert text(ask(original, timeout=5)) == "fine"  # there is one connection to be had
+        assert text(ask(original, timeout=5)) == "fine"  # the pool has one connection
 
 
-# --- every way through the client ---
+# --- all parts of the client ---
 
 
-def test_a_client_with_subclasses_of_its_own_is_protected(server: FlakyServer) -> None:
-    """Azure's, for one, which makes its copies in its own way."""
+def test_a_client_of_azure_is_protected(server: FlakyServer) -> None:
+    """It makes its copies in its own way."""
     path = "/openai/deployments/m/chat/completions"
     server.script(path, llm.openai_error(503), llm.completion(), llm.openai_error(503), llm.completion())
     with openai.AzureOpenAI(api_key="k", azure_endpoint=server.url, api_version="v") as azure:
@@ -207,15 +206,15 @@ def test_a_client_with_subclasses_of_its_own_is_protected(server: FlakyServer) -
     assert len(server.requests_to(path)) == 4
 
 
-def test_a_client_on_an_httpx_client_of_the_users_is_protected(server: FlakyServer) -> None:
-    """Of `httpx`, where the SDK itself has moved to `httpx2`."""
+def test_a_client_with_the_users_httpx_client_is_protected(server: FlakyServer) -> None:
+    """The SDK itself has moved to `httpx2`."""
     server.script(PATH, llm.openai_error(503), llm.completion())
     with protected(server.url, Timeout(10, cooperative=True).wrap(SOON), http_client=httpx.Client()) as client:  # type: ignore[arg-type]
         assert text(ask(client)) == "fine"
 
 
-def test_a_policy_for_each_host_goes_by_the_base_url(server: FlakyServer) -> None:
-    """A copy for another address has the policy of that one."""
+def test_the_base_url_selects_the_policy_of_a_host(server: FlakyServer) -> None:
+    """A copy for another base URL has the policy of that host."""
     breakers = PerHost(lambda origin: CircuitBreaker(1))
     server.script(PATH, llm.completion())
     with protected(unused_url(), breakers) as client:
@@ -230,8 +229,8 @@ def ask_through(completions: Any, **options: Any) -> Any:
     return completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **options)
 
 
-def test_each_page_of_a_list_is_an_execution_of_its_own(server: FlakyServer) -> None:
-    """Pages are fetched while they are read."""
+def test_each_page_of_a_list_is_one_execution(server: FlakyServer) -> None:
+    """Pages are fetched during the iteration."""
     page = {"object": "list", "data": [{"id": "a", "object": "file"}], "has_more": True}
     last = {"object": "list", "data": [{"id": "b", "object": "file"}], "has_more": False}
     server.script("/v1/files", llm.openai_error(503), llm.reply(page), llm.openai_error(503), llm.reply(last))
@@ -241,7 +240,7 @@ def test_each_page_of_a_list_is_an_execution_of_its_own(server: FlakyServer) -> 
 
 
 def test_responses_and_beta_namespaces_are_protected(server: FlakyServer) -> None:
-    """Every resource goes through the one method."""
+    """Every resource calls the one protected method."""
     body = {"id": "r1", "object": "response", "output": []}
     server.script("/v1/responses", llm.openai_error(503), llm.reply(body))
     server.script("/v1/assistants/a1", llm.openai_error(503), llm.reply({"id": "a1"}))
@@ -254,8 +253,8 @@ def test_responses_and_beta_namespaces_are_protected(server: FlakyServer) -> Non
 # --- bodies ---
 
 
-def test_an_open_file_is_sent_again_from_where_it_stood(server: FlakyServer) -> None:
-    """Not as the empty rest that the first attempt has left."""
+def test_an_open_file_is_sent_again_from_its_first_position(server: FlakyServer) -> None:
+    """A second attempt without a rewind would send nothing."""
     server.script("/v1/upload", llm.openai_error(503), llm.reply({}))
     file = io.BytesIO(b"skipped;the content")
     file.seek(8)
@@ -270,8 +269,8 @@ class Pipe(io.BytesIO):
 
 
 @pytest.mark.parametrize("policy", [SOON, SOON.wrap(Timeout(0.3))])
-def test_a_body_that_can_be_read_only_once_is_sent_only_once(server: FlakyServer, policy: Any) -> None:
-    """Also where it was cut off by a `Timeout`, and the client had no say."""
+def test_a_one_shot_body_is_sent_once(server: FlakyServer, policy: Any) -> None:
+    """Also after a `Timeout` has cut the attempt off, when there is no error of the client."""
     answer = llm.openai_error(503) if policy is SOON else Answer(delay=20)
     server.script("/v1/files", answer)
     with protected(server.url, policy) as client, pytest.raises((openai.APIError, TimeoutError)):
@@ -280,22 +279,22 @@ def test_a_body_that_can_be_read_only_once_is_sent_only_once(server: FlakyServer
 
 
 class SlowFile(io.BytesIO):
-    """A file whose first reader is held up in the middle of it."""
+    """A file whose first reader waits in the middle of it."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
         self.reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.reads += 1
         if self.reads > 1:
-            self.go_on.wait(20)
+            self.resume.wait(20)
         return super().read(4)
 
 
-def test_a_file_that_is_still_being_read_is_not_wound_back(server: FlakyServer) -> None:
-    """By a thread that a `Timeout` has walked away from: each of the two would send a part of it."""
+def test_a_file_that_is_still_being_read_is_not_rewound(server: FlakyServer) -> None:
+    """A thread that a `Timeout` has abandoned reads it: each of the two attempts would send a part of it."""
     server.script("/v1/files", llm.reply({"id": "f1"}))
     file = SlowFile(b"the content")
     with protected(server.url, SOON.wrap(Timeout(0.3))) as client:
@@ -304,12 +303,12 @@ def test_a_file_that_is_still_being_read_is_not_wound_back(server: FlakyServer) 
                 client.files.create(file=("name", file), purpose="batch")
             assert file.reads == 2
         finally:
-            file.go_on.set()
+            file.resume.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
 
 
-class Stubborn(Policy[Any]):
-    """Tries again whatever anybody says."""
+class AlwaysAgain(Policy[Any]):
+    """Tries again after a timeout, also if the request must not be repeated."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         try:
@@ -318,23 +317,23 @@ class Stubborn(Policy[Any]):
             return await call(ctx)
 
 
-def test_a_policy_that_does_not_ask_cannot_have_it_wound_back_either(server: FlakyServer) -> None:
-    """The second attempt ends before it has touched the file, and the first one sends it whole."""
+def test_a_policy_that_does_not_check_repeatable_cannot_rewind_a_file(server: FlakyServer) -> None:
+    """The second attempt fails before it has touched the file, and the first one sends it whole."""
     server.script("/v1/files", llm.reply({"id": "f1"}))
     file = SlowFile(b"the content")
-    with protected(server.url, Stubborn().wrap(Timeout(0.3))) as client:
+    with protected(server.url, AlwaysAgain().wrap(Timeout(0.3))) as client:
         try:
             with pytest.raises(NotRepeatable, match="still being read by an earlier attempt"):
                 client.files.create(file=("name", file), purpose="batch")
         finally:
-            file.go_on.set()
+            file.resume.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     (sent,) = server.requests
     assert b"the content" in sent.body
 
 
 def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer) -> None:
-    """Whoever still waits for the answer to it does not read it any more."""
+    """The abandoned attempt waits for its response, and no longer reads the file."""
     server.script("/v1/files", Answer(delay=20), llm.reply({"id": "f1"}))
     with protected(server.url, SOON.wrap(Timeout(0.5))) as client:
         assert client.files.create(file=("name", io.BytesIO(b"the content")), purpose="batch").id == "f1"
@@ -342,7 +341,7 @@ def test_a_file_that_was_sent_is_sent_again_after_a_timeout(server: FlakyServer)
 
 
 def test_all_attempts_carry_the_same_idempotency_key(server: FlakyServer) -> None:
-    """For a client that sends one; the SDK sends none by default."""
+    """If the client sends one; the SDK sends none by default."""
     server.script(PATH, llm.openai_error(503), llm.completion())
     with protected(server.url, SOON) as client:
         ask(client)
@@ -370,11 +369,11 @@ async def aask(client: openai.AsyncOpenAI, **options: Any) -> Any:
 
 
 class Upload(io.BytesIO):
-    """A file of which a test can tell whether it is still kept."""
+    """A file to which a test can hold a weak reference."""
 
 
-async def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
-    """Also where a context is kept, which keeps the function that it calls."""
+async def test_the_body_of_a_finished_request_is_freed(server: FlakyServer) -> None:
+    """Also if a context is kept, which keeps the function that it calls."""
     contexts: list[Context] = []
 
     class Keeping(Policy):
@@ -384,7 +383,7 @@ async def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
 
     async with aprotected(server.url, Keeping()) as client:
         server.script("/v1/files", llm.reply({"id": "f", "object": "file"}))
-        upload = Upload(b"much")
+        upload = Upload(b"content")
         sent = weakref.ref(upload)
         await client.files.create(file=upload, purpose="assistants")
         del upload
@@ -393,8 +392,8 @@ async def test_what_was_sent_is_let_go(server: FlakyServer) -> None:
     assert len(contexts) == len(server.requests) == 1
 
 
-async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServer, tasks_world: World) -> None:
-    """Errors, answers, pages and copies as in blocking code; and one protection around another."""
+async def test_an_async_client_is_protected_like_a_blocking_one(server: FlakyServer, tasks_world: World) -> None:
+    """Errors, results, pages and copies; and one protection around another."""
     breaker = CircuitBreaker(1)
     async with aprotected(server.url, SOON) as client:
         assert type(client) is openai.AsyncOpenAI
@@ -410,7 +409,7 @@ async def test_an_async_client_is_protected_by_the_same_policy(server: FlakyServ
 
 
 async def test_an_async_stream_is_tried_again_until_it_is_open(server: FlakyServer) -> None:
-    """In asyncio alone: under trio the SDK leaves generators of its own to the garbage collector, with a warning."""
+    """Only in asyncio: under trio the SDK leaves its generators to the garbage collector, with a warning."""
     server.script(PATH, llm.openai_error(503), llm.completion_stream("a", "b"))
     async with aprotected(server.url, SOON) as client, await aask(client, stream=True) as stream:
         assert [it.choices[0].delta.content async for it in stream] == ["a", "b"]
@@ -418,17 +417,17 @@ async def test_an_async_stream_is_tried_again_until_it_is_open(server: FlakyServ
 
 
 async def test_an_async_call_is_cut_off_at_the_deadline(server: FlakyServer, tasks_world: World) -> None:
-    """By the client's own timeout, or by the `Timeout`: whichever is first."""
+    """By the client's own timeout or by the `Timeout`, whichever is earlier."""
     server.script(PATH, Answer(delay=20))
     async with aprotected(server.url, Timeout(0.1)) as client:
         with pytest.raises((openai.APITimeoutError, TimeoutError)):
             await aask(client)
 
 
-# --- wrong arguments ---
+# --- telemetry ---
 
 
-def test_the_operation_is_that_of_the_caller_or_the_method_and_the_host(server: FlakyServer) -> None:
+def test_the_operation_is_the_callers_or_the_method_and_the_host(server: FlakyServer) -> None:
     """A name of few values, for logs and metrics."""
     seen: list[tuple[str | None, dict[str, Any]]] = []
     policy = Retry(backoff=[0.001], on_retry=lambda event: seen.append((event.operation, dict(event.properties))))

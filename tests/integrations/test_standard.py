@@ -39,11 +39,11 @@ def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response] | 
     return httpx.Client(transport=ResilienceTransport(policy, inner), timeout=None)
 
 
-# --- what it is made of ----------------------------------------------------------------------
+# --- the policies of the pipeline ------------------------------------------------------------
 
 
-def test_the_order_and_the_numbers_are_those_of_the_standard_handler() -> None:
-    """Concurrency limit, total timeout, retry, breaker, attempt timeout, outermost first."""
+def test_the_order_and_the_defaults_are_those_of_the_standard_handler() -> None:
+    """Concurrency limit, total timeout, retry, breaker and attempt timeout, outermost first."""
     policies = standard().for_host("https://example.org/a").policies
     bulkhead, total, _body, retry, breaker, attempt = policies
     assert [it.name for it in policies] == [
@@ -63,7 +63,7 @@ def test_the_order_and_the_numbers_are_those_of_the_standard_handler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "policy", "setting", "shown"),
+    ("settings", "policy", "setting", "text"),
     [
         ({"concurrency": 7}, 0, "limit", "7"),
         ({"queue": 3}, 0, "queue", "3"),
@@ -82,14 +82,13 @@ def test_the_order_and_the_numbers_are_those_of_the_standard_handler() -> None:
         ({"cooperative": True}, 1, "cooperative", "True"),
     ],
 )
-def test_every_number_can_be_another(words: dict[str, Any], policy: int, setting: str, shown: str) -> None:
-    """By its keyword."""
-    policies = standard(**words).for_host("https://example.org/").policies
-    assert repr(policies[policy].settings()[setting]) == shown
+def test_every_setting_has_a_parameter(settings: dict[str, Any], policy: int, setting: str, text: str) -> None:
+    policies = standard(**settings).for_host("https://example.org/").policies
+    assert repr(policies[policy].settings()[setting]) == text
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
         ({"attempt_timeout": 31}, "attempt_timeout must be at most total_timeout: 31 s is more than 30 s"),
         ({"total_timeout": 5}, "attempt_timeout must be at most total_timeout: 10 s is more than 5 s"),
@@ -101,26 +100,25 @@ def test_every_number_can_be_another(words: dict[str, Any], policy: int, setting
         ({"total_timeout": -1}, "total_timeout must be more than zero"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(words: dict[str, Any], message: str) -> None:
-    """Where it is written, and not with the first call; both numbers are named."""
+def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    """By the constructor, and not at the first call; both numbers are in the message."""
     with pytest.raises(ValueError, match=message):
-        standard(**words)
+        standard(**settings)
 
 
-def test_one_listener_is_no_sequence_of_them() -> None:
-    """The error names the parameter."""
+def test_a_single_listener_is_refused() -> None:
+    """`listeners` is a sequence; the error names the parameter."""
     with pytest.raises(TypeError, match="listeners must be a sequence of functions, not <built-in function print>"):
         standard(listeners=print)  # type: ignore[arg-type]
 
 
-def test_it_says_what_it_does() -> None:
-    """With every number, in a line for each policy."""
+def test_describe_has_a_line_for_each_policy() -> None:
     text = standard().for_host("http://localhost:8080/").describe()
     assert text.splitlines()[0] == "standard pipeline of http://localhost:8080: 6 policies, outermost first"
     assert "body: has the time that is left of the total" in text
 
 
-def table(page: str, heading: str) -> dict[str, str]:
+def documented(page: str, heading: str) -> dict[str, str]:
     """The parameters in the first table after a heading, with their defaults."""
     text = (Path(__file__).parents[2] / "docs" / "integrations" / page).read_text(encoding="utf-8")
     section = text.split(f"\n## {heading}\n", 1)[1]
@@ -137,15 +135,15 @@ def table(page: str, heading: str) -> dict[str, str]:
         ("httpx.md", "Parameters", AsyncResilienceTransport),
     ],
 )
-def test_the_pages_name_each_parameter_and_its_default(page: str, heading: str, what: Callable[..., object]) -> None:
+def test_the_pages_list_each_parameter_and_its_default(page: str, heading: str, what: Callable[..., object]) -> None:
     """In the order of the signature."""
     parameters = inspect.signature(what).parameters
-    told = table(page, heading)
-    assert list(told) == list(parameters)
+    parameters_of_page = documented(page, heading)
+    assert list(parameters_of_page) == list(parameters)
     for name, parameter in parameters.items():
         default = None if parameter.default is parameter.empty else parameter.default
         written = eval(
-            told[name] or "None", {"Exponential": Exponential, "Rules": Rules}
+            parameters_of_page[name] or "None", {"Exponential": Exponential, "Rules": Rules}
         )  # the page is our own writing
         assert repr(written) == repr(default) or written == default
 
@@ -153,8 +151,8 @@ def test_the_pages_name_each_parameter_and_its_default(page: str, heading: str, 
 # --- a policy for each host ------------------------------------------------------------------
 
 
-def test_a_host_is_scheme_name_and_port() -> None:
-    """Written in whatever way."""
+def test_a_host_is_identified_by_scheme_name_and_port() -> None:
+    """Other spellings of a URL are the same host."""
     made: list[str] = []
 
     def make(origin: str) -> Policy[Any]:
@@ -184,8 +182,8 @@ def test_a_host_is_scheme_name_and_port() -> None:
     ]
 
 
-def test_what_makes_no_policy_is_refused() -> None:
-    """With the value."""
+def test_a_function_that_makes_no_policy_is_refused() -> None:
+    """The message has the value."""
     with pytest.raises(TypeError, match="make must return a policy, not 'http://a:80'"):
         PerHost(lambda origin: origin).for_host("http://a/")  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="make must be callable"):
@@ -195,19 +193,19 @@ def test_what_makes_no_policy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("url", ["example.org", "example.org:443", "https://", "/users", ""])
-def test_what_is_no_url_has_no_policy(url: str) -> None:
+def test_an_incomplete_url_is_refused(url: str) -> None:
     """A name alone would be another host than the one of the requests."""
     with pytest.raises(ValueError, match="url must have a scheme and a host, as "):
         standard().for_host(url)
 
 
-def test_a_url_is_a_string() -> None:
-    """The classes that clients have for it are none."""
+def test_a_url_that_is_no_string_is_refused() -> None:
+    """Also an instance of a client's own class."""
     with pytest.raises(TypeError, match="url must be a string, not URL"):
         standard().for_host(httpx.URL("https://example.org/"))  # type: ignore[arg-type]
 
 
-def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_for_all() -> None:
+def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_shared_by_all() -> None:
     """Retries and hedges of a host share it."""
 
     def budgets(policies: PerHost) -> list[Any]:
@@ -225,8 +223,8 @@ def test_a_ratio_is_a_budget_for_each_host_and_a_budget_is_for_all() -> None:
     assert budgets(standard(hedge=1)) == [None, 0.1, None, 0.1]
 
 
-def test_a_request_is_hedged_where_it_may_be_sent_twice(tasks_world: Any) -> None:
-    """A GET is; a POST that the server may have is not, and its first answer is waited for."""
+def test_only_a_repeatable_request_is_hedged(tasks_world: Any) -> None:
+    """A GET is. A POST is not, as the server may have received it: its first response is waited for."""
     sent: list[str] = []
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -244,12 +242,12 @@ def test_a_request_is_hedged_where_it_may_be_sent_twice(tasks_world: Any) -> Non
     assert sent == ["GET", "GET", "POST"]
 
 
-# --- what it does ----------------------------------------------------------------------------
+# --- behaviour -------------------------------------------------------------------------------
 
 
-def test_it_retries_and_tells_its_listeners(clock: FakeClock) -> None:
-    """Three times, with waits that double, as the server asks where it asks."""
-    told: list[Any] = []
+def test_it_retries_and_reports_to_its_listeners(clock: FakeClock) -> None:
+    """Three times, after waits that double, or as long as the server asks."""
+    reported: list[Any] = []
     answers = iter([503, 429, 503, 200])
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -257,11 +255,11 @@ def test_it_retries_and_tells_its_listeners(clock: FakeClock) -> None:
         return httpx.Response(status, headers={"Retry-After": "9"} if status == 429 else {})
 
     backoff = Exponential(2.0, cap=30.0, jitter="none")
-    with client_of(standard(backoff=backoff, cooperative=True, listeners=[told.append]), handler) as client:
+    with client_of(standard(backoff=backoff, cooperative=True, listeners=[reported.append]), handler) as client:
         assert client.get("http://example.org/").status_code == 200
     assert clock.sleeps == [2.0, 9.0, 8.0]
-    assert [it.delay for it in told if isinstance(it, events.RetryScheduled)] == [2.0, 9.0, 8.0]
-    (finished,) = [it for it in told if isinstance(it, events.ExecutionFinished)]
+    assert [it.delay for it in reported if isinstance(it, events.RetryScheduled)] == [2.0, 9.0, 8.0]
+    (finished,) = [it for it in reported if isinstance(it, events.ExecutionFinished)]
     assert (finished.policy, finished.operation) == (
         "standard pipeline of http://example.org:80",
         "GET example.org",
@@ -269,7 +267,7 @@ def test_it_retries_and_tells_its_listeners(clock: FakeClock) -> None:
 
 
 def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
-    """The breaker stands outside of the limit for an attempt, and inside of the retry."""
+    """The breaker stands outside of the limit of an attempt, and inside of the retry."""
     server.script("/", Answer(200, hold=threading.Event()))
     policies = standard(min_calls=3, failure_ratio=1.0, attempts=3, backoff=[0], attempt_timeout=0.1)
     with client_of(policies) as client:
@@ -282,7 +280,7 @@ def test_attempts_that_time_out_open_the_circuit(server: FlakyServer) -> None:
 
 
 def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
-    """Only what may be gone at the next try says something about the host."""
+    """Only transient errors say something about the host."""
 
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.LocalProtocolError("a header is malformed")
@@ -294,7 +292,7 @@ def test_a_mistake_of_the_caller_opens_no_circuit() -> None:
                 client.get("http://example.org/")
 
 
-def test_the_pipeline_of_a_host_protects_whatever_else_goes_there(clock: FakeClock) -> None:
+def test_the_pipeline_of_a_host_protects_other_calls_to_it(clock: FakeClock) -> None:
     """A function that is no client's request has the same limits, attempts and breaker."""
     left: list[float] = []
 
@@ -309,8 +307,8 @@ def test_the_pipeline_of_a_host_protects_whatever_else_goes_there(clock: FakeClo
     assert left == [10.0, 10.0]
 
 
-def test_a_blocking_attempt_runs_in_the_callers_thread_where_limits_are_cooperative() -> None:
-    """And elsewhere by default."""
+def test_a_blocking_attempt_runs_in_the_callers_thread_only_if_cooperative() -> None:
+    """By default it runs in a worker thread."""
     threads: list[threading.Thread] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -326,7 +324,7 @@ def test_a_blocking_attempt_runs_in_the_callers_thread_where_limits_are_cooperat
 
 @contextlib.contextmanager
 def dripping_server(head: bytes, drop: bytes) -> Iterator[str]:
-    """A server that answers with `head`, and then for ever with one drop after another."""
+    """A server that answers with `head`, and then endlessly with one drop after another."""
     ended = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -364,8 +362,8 @@ DRIPS = {
 
 
 @pytest.mark.parametrize("where", DRIPS)
-def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None:
-    """In blocking code: a byte now and then is in time for every timeout of the client."""
+def test_a_dripping_server_cannot_outlast_the_total_timeout(where: str) -> None:
+    """In blocking code, where each byte is in time for every timeout of the client."""
     policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
     began = time.monotonic()
     with dripping_server(*DRIPS[where]) as url, client_of(policies) as client:
@@ -375,8 +373,8 @@ def test_a_server_that_drips_does_not_outlast_the_total_time(where: str) -> None
 
 
 @pytest.mark.parametrize("where", DRIPS)
-def test_nor_in_a_task(tasks_world: Any, where: str) -> None:
-    """Where it is cut off to the point."""
+def test_a_dripping_server_cannot_outlast_the_total_timeout_in_a_task(tasks_world: Any, where: str) -> None:
+    """Cancellation cuts the attempt off exactly."""
     policies = standard(total_timeout=0.1, attempt_timeout=0.1, attempts=1)
 
     async def main(url: str) -> None:

@@ -1,4 +1,4 @@
-"""A gRPC server that fails as it is told, and a client that calls it in either world.
+"""A gRPC server that fails as scripted, and a client that calls it in either world.
 
 Messages are bytes: no compiler of protocol buffers is needed.
 """
@@ -34,7 +34,7 @@ PATIENCE = 20.0
 class Dependency:
     """A server whose calls take one step each: a status to fail with, or the replies that come before the end.
 
-    `hang` waits until the caller is gone. The last step is taken for ever.
+    `hang` waits until the caller is gone. The last step is repeated.
     """
 
     steps: list[Any] = field(default_factory=lambda: [b"fine"])
@@ -105,7 +105,7 @@ def serving(handlers: dict[str, Any], *interceptors: Any) -> Iterator[str]:
 
 
 class Client:
-    """Calls each kind of method in one of the two worlds, to the end, and gives back bytes."""
+    """Calls each kind of method in one of the two worlds, to the end, and returns bytes."""
 
     def __init__(self, target: str, world: str) -> None:
         self.target = target
@@ -137,8 +137,8 @@ REQUEST: dict[str, Any] = {"One": b"ab", "Many": b"ab", "Join": [b"a", b"b"], "C
 NOW = Retry(3, backoff=[0])
 
 
-class Look(Policy[Any]):
-    """A policy that notes the contexts that come by."""
+class Recording(Policy[Any]):
+    """A policy that records the contexts of its calls."""
 
     def __init__(self) -> None:
         self.seen: list[Context] = []

@@ -39,14 +39,14 @@ from tests.integrations.grpc.services import (
     UNAVAILABLE,
     Client,
     Dependency,
-    Look,
+    Recording,
     status,
 )
 
 
 class TestRetry:
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_repeats_what_is_unavailable(self, client: Client, dependency: Dependency, method: str) -> None:
+    def test_repeats_a_call_that_is_unavailable(self, client: Client, dependency: Dependency, method: str) -> None:
         """With no configuration, for every kind of method whose requests can be sent again."""
         dependency.steps = [UNAVAILABLE, UNAVAILABLE, b"fine"]
         assert client.call(NOW, method, REQUEST[method]) == FINE[method]
@@ -54,7 +54,7 @@ class TestRetry:
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_raises_the_last_status(self, client: Client, dependency: Dependency, method: str) -> None:
-        """What comes out is gRPC's own error, with one note on it."""
+        """The error is gRPC's own, with one note on it."""
         dependency.steps = [UNAVAILABLE]
         with pytest.raises(grpc.RpcError) as caught:
             client.call(NOW, method, REQUEST[method])
@@ -63,25 +63,27 @@ class TestRetry:
         assert len(dependency.seen) == 3
 
     def test_repeats_nothing_after_the_first_reply_of_a_stream(self, client: Client, dependency: Dependency) -> None:
-        """The caller has it already; the error comes where it happened."""
+        """The caller has that reply already; the error is raised where it happened."""
         dependency.steps = [[b"a", UNAVAILABLE]]
         assert status(lambda: client.call(NOW, "Many")) is UNAVAILABLE
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("replies", [[], [b"a"], [b"a", b"b", b"c"]])
-    def test_gives_every_reply_of_a_stream(self, client: Client, dependency: Dependency, replies: list[bytes]) -> None:
+    def test_returns_every_reply_of_a_stream(
+        self, client: Client, dependency: Dependency, replies: list[bytes]
+    ) -> None:
         """The first one, which the policy has waited for, and the others; also none."""
         dependency.steps = [replies]
         assert client.call(NOW, "Many") == replies
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
-    def test_repeats_no_requests_that_may_be_used_up(self, client: Client, dependency: Dependency, method: str) -> None:
-        """A generator is sent once: the second time it would be empty."""
+    def test_sends_an_iterator_of_requests_once(self, client: Client, dependency: Dependency, method: str) -> None:
+        """The second time it would be empty."""
         dependency.steps = [UNAVAILABLE, b"fine"]
         assert status(lambda: client.call(NOW, method, iter([b"a", b"b"]))) is UNAVAILABLE
         assert [requests for _, requests, _ in dependency.seen] == [b"ab"]
 
-    def test_repeats_no_method_that_must_not_be(self, client: Client, dependency: Dependency) -> None:
+    def test_repeats_no_unrepeatable_method(self, client: Client, dependency: Dependency) -> None:
         """UNAVAILABLE may come after the work has been done; a Retry around the stub does not repeat it either."""
         dependency.steps = [UNAVAILABLE, b"fine"]
         settings = {"unrepeatable": ["/test.Test/One"]}
@@ -89,10 +91,10 @@ class TestRetry:
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("cooperative", [False, True])
-    def test_repeats_no_such_method_that_a_timeout_cut_off(
+    def test_repeats_no_unrepeatable_method_after_a_timeout(
         self, client: Client, dependency: Dependency, cooperative: bool
     ) -> None:
-        """The error is the Timeout's then, and knows nothing of the call; the call itself tells."""
+        """The error is the Timeout's and knows nothing of the call; the called function has the attribute."""
         dependency.steps = [Dependency.hang, b"fine"]
         policy = NOW.wrap(Timeout(0.3, cooperative=cooperative))
         settings = {"unrepeatable": ["/test.Test/One"]}
@@ -101,8 +103,10 @@ class TestRetry:
         assert len(dependency.seen) == 1
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
-    def test_of_another_make_sends_no_requests_twice(self, client: Client, dependency: Dependency, method: str) -> None:
-        """A policy that asks nobody gets an error, instead of sending nothing and calling it a success."""
+    def test_another_policy_cannot_send_an_iterator_of_requests_twice(
+        self, client: Client, dependency: Dependency, method: str
+    ) -> None:
+        """A policy that does not check `repeatable` gets an error, instead of a success of an empty call."""
 
         class Twice(Policy[Any]):
             async def around(self, call: Any, ctx: Context) -> Any:
@@ -114,8 +118,8 @@ class TestRetry:
         assert len(dependency.seen) <= 1  # 0: the client was gone before the call had arrived
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
-    def test_may_wait_for_what_has_not_been_sent(self, client: Client, dependency: Dependency, method: str) -> None:
-        """A call that a breaker has refused is made once it may be."""
+    def test_repeats_a_call_that_was_not_sent(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A call that a breaker has refused is made when the breaker allows it."""
         breaker = CircuitBreaker(1, open_for=0.05)
         breaker.capture(lambda ctx: 1 / 0)
         policy = Retry(20, on=CircuitOpen, backoff=[0.02]).wrap(breaker)
@@ -131,20 +135,22 @@ class TestRetry:
         assert delays == [0.05]
 
     @pytest.mark.parametrize("pushback", ["-1", "soon", "99999999999"])
-    def test_obeys_a_server_that_wants_no_retry(self, client: Client, dependency: Dependency, pushback: str) -> None:
-        """A negative pushback is a no, and so is one that cannot be read (gRFC A6)."""
+    def test_makes_no_retry_if_the_server_asks_for_none(
+        self, client: Client, dependency: Dependency, pushback: str
+    ) -> None:
+        """A negative pushback means no retry, and so does one that cannot be parsed (gRFC A6)."""
         dependency.steps, dependency.pushback = [UNAVAILABLE, b"fine"], pushback
         assert status(lambda: client.call(NOW, "One")) is UNAVAILABLE
         assert len(dependency.seen) == 1
 
-    def test_of_results_sees_messages(self, client: Client, dependency: Dependency) -> None:
-        """`on_result` judges the reply, not grpc's call object."""
+    def test_on_result_judges_the_reply(self, client: Client, dependency: Dependency) -> None:
+        """The function gets the message, not grpc's call object."""
         dependency.steps = [b"pending", b"fine"]
         assert client.call(Retry(3, backoff=[0], on_result=lambda reply: reply == b"pending"), "One") == b"fine"
 
     @pytest.mark.parametrize("world", ["blocking", "asyncio"])
-    def test_connects_again_where_no_server_was(self, world: str) -> None:
-        """A call that found no server is UNAVAILABLE, too."""
+    def test_repeats_a_call_that_found_no_server(self, world: str) -> None:
+        """Its status is UNAVAILABLE, too."""
         retries: list[Any] = []
         retry = Retry(3, backoff=[0], on_retry=retries.append)
         assert status(lambda: Client("127.0.0.1:1", world).call(retry, "One")) is UNAVAILABLE
@@ -154,7 +160,7 @@ class TestRetry:
 class TestOtherPolicies:
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_a_breaker_counts_failures_and_refuses(self, client: Client, dependency: Dependency, method: str) -> None:
-        """What a breaker refuses is `CircuitOpen`, and nothing is sent."""
+        """A refused call raises `CircuitOpen`, and nothing is sent."""
         dependency.steps = [INTERNAL]
         breaker = CircuitBreaker(2)
         for _ in range(2):
@@ -164,16 +170,18 @@ class TestOtherPolicies:
         assert len(dependency.seen) == 2
 
     @pytest.mark.parametrize("requests", [REQUEST, {**REQUEST, "Join": iter([b"a"]), "Chat": iter([b"a"])}])
-    def test_a_fallback_answers_for_a_call_that_was_not_made(self, client: Client, requests: dict[str, Any]) -> None:
-        """With a message, or an iterable of messages where replies are a stream."""
+    def test_a_fallback_replaces_a_refused_call(self, client: Client, requests: dict[str, Any]) -> None:
+        """With a message, or with an iterable of messages if the replies are a stream."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
         for method in Dependency.methods:
             answer: Any = b"cached" if isinstance(FINE[method], bytes) else [b"cached", b"too"]
             assert client.call(Fallback(answer).wrap(breaker), method, requests[method]) == answer
 
-    def test_a_breaker_does_not_count_calls_without_time(self, client: Client, dependency: Dependency) -> None:
-        """A deadline of the caller's says nothing about the server."""
+    def test_a_breaker_does_not_count_a_call_that_ran_into_the_callers_deadline(
+        self, client: Client, dependency: Dependency
+    ) -> None:
+        """A deadline of the caller says nothing about the server."""
         dependency.steps = [Dependency.hang]
         breaker = CircuitBreaker(1)
         assert status(lambda: client.call(breaker, "One", timeout=0.1)) is EXCEEDED
@@ -183,7 +191,7 @@ class TestOtherPolicies:
 class TestDeadline:
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_is_sent_to_the_server(self, client: Client, dependency: Dependency, method: str) -> None:
-        """What is left in the context becomes the deadline of the call; the earlier one of two holds."""
+        """The time left in the context becomes the deadline of the call; the earlier one of two holds."""
         with deadline(50.0):
             client.call(NOW, method, REQUEST[method])
             client.call(NOW, method, REQUEST[method], timeout=20.0)
@@ -195,15 +203,15 @@ class TestDeadline:
         assert 30 < third <= 50.1
         assert fourth == inf
 
-    def test_that_is_too_long_for_grpc_is_no_end_at_once(self, client: Client, dependency: Dependency) -> None:
-        """What a stranger asks for may be 40,000 years; gRPC would take that for no time at all."""
+    def test_is_bounded_by_what_grpc_can_send(self, client: Client, dependency: Dependency) -> None:
+        """A client may ask for 40,000 years, of which gRPC would make no time at all."""
         with deadline(99_999_999 * 3600.0):
             assert client.call(NOW, "One") == b"fine"
         assert dependency.seen[0][2] > 1e6
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_ends_a_call_as_grpc_does(self, client: Client, dependency: Dependency, method: str) -> None:
-        """A call that runs into the context's deadline fails with the status that its users know, once."""
+    def test_ends_a_call_with_the_status_of_grpc(self, client: Client, dependency: Dependency, method: str) -> None:
+        """A call that runs into the context's deadline fails with DEADLINE_EXCEEDED, and is not repeated."""
         dependency.steps = [Dependency.hang]
         began = time.monotonic()
         with deadline(0.3):
@@ -213,15 +221,17 @@ class TestDeadline:
         assert dependency.gone.wait(PATIENCE)
 
     @pytest.mark.parametrize("timeout", [0, -1.0])
-    def test_that_is_over_makes_no_call(self, client: Client, dependency: Dependency, timeout: float) -> None:
-        """To grpc a timeout of 0 may still mean a call."""
+    def test_that_has_passed_makes_no_call(self, client: Client, dependency: Dependency, timeout: float) -> None:
+        """For grpc a timeout of 0 may still mean a call."""
         assert status(lambda: client.call(NOW, "One", timeout=timeout)) is EXCEEDED
         with deadline(0):
             assert status(lambda: client.call(NOW, "One")) is EXCEEDED
         assert dependency.seen == []
 
-    def test_that_is_over_in_a_queue_ends_the_call_as_grpc_does(self, client: Client, dependency: Dependency) -> None:
-        """A policy that waits for a permit sees its end; nothing was sent, and the error says both."""
+    def test_that_passes_in_a_queue_ends_the_call_with_the_status_of_grpc(
+        self, client: Client, dependency: Dependency
+    ) -> None:
+        """The error is also the policy's, which waits for a permit; nothing was sent."""
         full = Bulkhead(1, queue=1)
         with full.slot(), pytest.raises(grpc.RpcError, match="deadline") as caught:
             client.call(full, "One", timeout=0.05)
@@ -232,8 +242,8 @@ class TestDeadline:
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
         assert dependency.seen == []
 
-    def test_that_is_over_is_a_finished_call_to_other_interceptors(self, target: str) -> None:
-        """An interceptor around ours gets, in the place of a call, what says how it has ended."""
+    def test_that_has_passed_is_a_finished_call_for_other_interceptors(self, target: str) -> None:
+        """An interceptor around ours gets a call that has failed, with all methods of a call."""
         seen: list[Any] = []
 
         class Outer(grpc.UnaryUnaryClientInterceptor):
@@ -255,7 +265,7 @@ class TestDeadline:
     def test_of_an_attempt_is_a_timeout_and_is_repeated(
         self, client: Client, dependency: Dependency, method: str, cooperative: bool
     ) -> None:
-        """A `Timeout` inside of a Retry limits one attempt, whoever's timer is the first."""
+        """A `Timeout` inside of a Retry limits one attempt, whether its timer or grpc's fires first."""
         dependency.steps = [Dependency.hang, b"fine"]
         policy = Retry(20, backoff=[0]).wrap(Timeout(0.1, cooperative=cooperative))  # 20: the machine may be busy
         assert client.call(policy, method, REQUEST[method]) == FINE[method]
@@ -264,7 +274,7 @@ class TestDeadline:
         assert dependency.gone.wait(PATIENCE)
 
     @pytest.mark.parametrize("cooperative", [False, True])
-    def test_of_a_timeout_comes_out_as_the_timeouts_own(
+    def test_of_a_timeout_is_an_error_of_that_timeout(
         self, client: Client, dependency: Dependency, cooperative: bool
     ) -> None:
         """The error names the policy whose limit it was."""
@@ -274,7 +284,7 @@ class TestDeadline:
         assert not isinstance(caught.value, DeadlineExceeded)
 
     def test_of_the_server_itself_is_a_status_like_others(self, client: Client, dependency: Dependency) -> None:
-        """A server that ran out of time by itself has not used up ours."""
+        """A server that ran out of its own time has not used up ours."""
         dependency.steps = [EXCEEDED]
         failures: list[Any] = []
         with deadline(60):
@@ -283,27 +293,27 @@ class TestDeadline:
         assert isinstance(failures[0], grpc.RpcError)
 
     def test_is_shared_by_all_attempts(self, client: Client, dependency: Dependency) -> None:
-        """A stub's `timeout` is for the call, as in gRPC, not for each attempt."""
+        """A stub's `timeout` is for the whole call, as in gRPC, not for each attempt."""
         dependency.steps = [UNAVAILABLE, UNAVAILABLE, b"fine"]
-        look = Look()
-        client.call(NOW.wrap(look), "One", timeout=60.0)
-        assert len({ctx.deadline for ctx in look.seen}) == 1
-        assert [ctx.attempt for ctx in look.seen] == [1, 2, 3]
+        recording = Recording()
+        client.call(NOW.wrap(recording), "One", timeout=60.0)
+        assert len({ctx.deadline for ctx in recording.seen}) == 1
+        assert [ctx.attempt for ctx in recording.seen] == [1, 2, 3]
 
 
 class TestContextOfACall:
     def test_names_the_method_and_inherits_the_rest(self, client: Client) -> None:
-        """The operation is the method, unless the caller has one; properties travel on."""
-        look = Look()
-        client.call(look, "One")
+        """The operation is the method, unless the caller has set one; properties are inherited."""
+        recording = Recording()
+        client.call(recording, "One")
         outer = Context(operation="checkout", properties={"user": "ada"})
-        Retry().execute(lambda ctx: client.call(look, "One"), outer)
-        assert [it.operation for it in look.seen] == ["/test.Test/One", "checkout"]
-        assert look.seen[1].properties == {"user": "ada"}
+        Retry().execute(lambda ctx: client.call(recording, "One"), outer)
+        assert [it.operation for it in recording.seen] == ["/test.Test/One", "checkout"]
+        assert recording.seen[1].properties == {"user": "ada"}
 
     @pytest.mark.parametrize("make", [PolicyInterceptor, aio_interceptors])
     def test_wrong_arguments_are_refused(self, make: Any) -> None:
-        """By name, where they are written."""
+        """The message names the parameter."""
         with pytest.raises(TypeError, match="policy"):
             make("nonsense")
         with pytest.raises(TypeError, match="unrepeatable"):
@@ -313,33 +323,33 @@ class TestContextOfACall:
 
 
 @pytest.mark.parametrize("method", Dependency.methods)
-def test_a_call_leaves_nothing_to_the_collector(client: Client, method: str) -> None:
+def test_a_call_is_freed_without_the_cyclic_collector(client: Client, method: str) -> None:
     """A call of grpc.aio keeps the context that it was made in, but what is executed there does not keep the call.
 
     (Of a call that fails, grpc itself makes a cycle.)
     """
-    executed: list[weakref.ref[Any]] = []
+    executions: list[weakref.ref[Any]] = []
 
     class Noting(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             assert ctx.called is not None
-            executed.append(weakref.ref(ctx.called.function))
+            executions.append(weakref.ref(ctx.called.function))
             return await call(ctx)
 
     with no_collector():
         assert client.call(Noting(), method, REQUEST[method]) == FINE[method]
-        assert [it() for it in executed] == [None]
+        assert [execution() for execution in executions] == [None]
 
 
 class Sealed(Exception):
-    """An error that takes no attribute."""
+    """An error whose attributes cannot be set."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name} cannot be set")
 
 
-def test_an_error_that_cannot_be_marked_comes_out_as_it_is(client: Client, dependency: Dependency) -> None:
-    """Of a policy of the user's own, after a call that must not be made again."""
+def test_an_error_whose_attributes_cannot_be_set_is_raised_unchanged(client: Client, dependency: Dependency) -> None:
+    """A policy raises it after a call that must not be made again."""
 
     class Sealing(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
@@ -351,8 +361,8 @@ def test_an_error_that_cannot_be_marked_comes_out_as_it_is(client: Client, depen
     assert len(dependency.seen) == 1
 
 
-class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
-    """What the interceptor of somebody else may hand on: grpc's own are named tuples, and need not be."""
+class OwnDetails(grpc.ClientCallDetails):  # type: ignore[misc]
+    """Call details of another interceptor: those of grpc are named tuples, others need not be."""
 
     def __init__(self, timeout: float | None) -> None:
         self.method, self.timeout, self.metadata = b"/test.Test/One", timeout, grpc.aio.Metadata()
@@ -360,11 +370,11 @@ class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("own", [None, 60.0])
-def test_details_of_another_make_are_limited_and_left_as_they_are(
+def test_call_details_of_another_class_are_limited_in_a_copy(
     target: str, dependency: Dependency, own: float | None
 ) -> None:
-    """The server has the time of the policy, and the interceptor around still has its own details."""
-    details = _Details(own)
+    """The server has the time of the policy, and the outer interceptor still has its own details."""
+    details = OwnDetails(own)
 
     class Around(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
@@ -381,22 +391,22 @@ def test_details_of_another_make_are_limited_and_left_as_they_are(
     assert details.timeout == own
 
 
-class _Told(NamedTuple):
+class CallDetails(NamedTuple):
     method: str = "/a.B/C"
     timeout: float | None = None
 
 
-class _Waiting:
-    """A reply that says "not yet"."""
+class Pending:
+    """A reply that asks the caller to poll again."""
 
 
-def test_polling_does_not_pile_up_replies() -> None:
-    """However often a policy asks again because of what a reply says, only the last few are kept."""
-    alive: list[weakref.ref[_Waiting]] = []
+def test_polling_keeps_only_the_last_replies() -> None:
+    """However often a policy repeats a call because of its reply, most replies are freed."""
+    alive: list[weakref.ref[Pending]] = []
 
     class Done:
-        def result(self) -> _Waiting:
-            reply = _Waiting()
+        def result(self) -> Pending:
+            reply = Pending()
             alive.append(weakref.ref(reply))
             return reply
 
@@ -409,6 +419,6 @@ def test_polling_does_not_pile_up_replies() -> None:
         return len(alive) < 50
 
     poll = PolicyInterceptor(Retry(None, on_result=is_pending, backoff=[0]))
-    assert poll.intercept_unary_unary(lambda details, request: done, _Told(), b"") is done
+    assert poll.intercept_unary_unary(lambda details, request: done, CallDetails(), b"") is done
     assert len(alive) == 50
     assert most < 15

@@ -34,8 +34,8 @@ def timeouts_of(*seen: Any) -> list[dict[str, Any]]:
     return [request.extensions["timeout"] for request in seen]
 
 
-async def test_the_clients_timeouts_are_cut_to_what_is_left(kit: Kit, clock: FakeClock) -> None:
-    """Anew for each attempt; one that the client does not limit becomes what is left; a shorter one stays."""
+async def test_the_clients_timeouts_are_cut_to_the_time_left_at_each_attempt(kit: Kit, clock: FakeClock) -> None:
+    """A timeout that is None becomes the time left; a shorter one stays. The caller's request is unchanged."""
     seen: list[Any] = []
 
     def handler(request: Any) -> Any:
@@ -56,8 +56,7 @@ async def test_the_clients_timeouts_are_cut_to_what_is_left(kit: Kit, clock: Fak
     ]
 
 
-async def test_without_a_deadline_the_timeouts_are_the_clients(kit: Kit) -> None:
-    """And so is the request: what the client built is what is sent."""
+async def test_without_a_deadline_the_request_is_unchanged(kit: Kit) -> None:
     seen: list[Any] = []
 
     def handler(request: Any) -> Any:
@@ -69,8 +68,7 @@ async def test_without_a_deadline_the_timeouts_are_the_clients(kit: Kit) -> None
     assert set(timeouts_of(*seen)[0].values()) == {3.5}
 
 
-async def test_the_other_extensions_of_a_request_stay(kit: Kit) -> None:
-    """Only its timeouts are ours to change."""
+async def test_other_extensions_and_headers_of_a_request_are_kept(kit: Kit) -> None:
     seen: list[Any] = []
 
     def handler(request: Any) -> Any:
@@ -88,34 +86,32 @@ async def test_the_other_extensions_of_a_request_stay(kit: Kit) -> None:
     [Answer(200, hold=threading.Event()), Answer(200, body=[b"a", b"b"], drip=threading.Event())],
     ids=["headers", "body"],
 )
-async def test_a_timeout_that_is_not_ours_stays_the_clients(some_kit: Kit, server: FlakyServer, answer: Answer) -> None:
-    """The client's own limit was shorter than what was left, for its headers or its body."""
+async def test_a_timeout_of_the_client_is_the_clients_error(some_kit: Kit, server: FlakyServer, answer: Answer) -> None:
+    """The client's own limit was shorter than the time left, for the headers or for the body."""
     url = server.script("/", answer)
     async with some_kit.client(Timeout(PATIENT)) as client:
         assert isinstance(await client.failure("GET", url, timeout=0.1), some_kit.library.ReadTimeout)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_attempt_that_was_left_behind_before_it_sent_sends_nothing(
-    sync_kit: Kit, server: FlakyServer, method: str
-) -> None:
-    """So the next one may send, whatever the method: the two cannot meet at the server."""
-    left_behind = threading.Event()
-    inner = sync_kit.network_that_first(lambda: left_behind.wait(PATIENT))
-    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: left_behind.set()), Timeout(0.1))
+def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, server: FlakyServer, method: str) -> None:
+    """So the next one may send: the two cannot meet at the server."""
+    abandoned = threading.Event()
+    inner = sync_kit.network_that_first(lambda: abandoned.wait(PATIENT))
+    policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.1))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         if method == "GET":
             assert client.get(server.url).content == b"ok"
-        else:  # it had not told that it was connecting, so it may have been sending for all that we know
+        else:  # it had not reported that it was connecting, so that it may have been sending
             with pytest.raises(TimeoutExceeded):
                 client.post(server.url)
-            left_behind.set()
+            abandoned.set()
         server.wait_until(lambda: Timeout.abandoned() == 0)
     assert len(server.requests) == (1 if method == "GET" else 0)
 
 
 class Connecting:
-    """A transport that tells by its trace that it is connecting, and for the first time takes for ever to do so."""
+    """A transport that reports in its trace that it is connecting, which lasts the first time until `let` is set."""
 
     def __init__(self, kit: Kit) -> None:
         self.requests: list[Any] = []
@@ -147,7 +143,7 @@ class Connecting:
 
 
 async def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit: Kit) -> None:
-    """The client's trace tells that nothing was sent; the attempt that was left behind never sends."""
+    """The client's trace shows that nothing was sent; the abandoned attempt never sends."""
     network = Connecting(some_kit)
     traced: list[str] = []
 
@@ -166,8 +162,8 @@ async def test_a_post_that_was_cut_off_while_connecting_is_tried_again(some_kit:
     assert traced.count("connection.connect_tcp.started") == len(network.requests)
 
 
-def test_the_last_word_of_an_attempt_left_behind_says_nothing_of_the_next(sync_kit: Kit) -> None:
-    """That the first could not connect in the end does not mean that the second has not sent."""
+def test_the_error_of_an_abandoned_attempt_says_nothing_about_the_next(sync_kit: Kit) -> None:
+    """That the first one could not connect does not mean that the second one has not sent."""
     second_sends, over = threading.Event(), threading.Event()
     attempts: list[Any] = []
 
@@ -193,8 +189,8 @@ def test_the_last_word_of_an_attempt_left_behind_says_nothing_of_the_next(sync_k
     assert len(attempts) == 2
 
 
-def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit, server: FlakyServer) -> None:
-    """An attempt's limit is no doubt about what was sent."""
+def test_a_post_is_repeated_if_the_connection_was_not_established(kit: Kit, server: FlakyServer) -> None:
+    """A limit on the attempt leaves no doubt about what was sent."""
     with full_port() as url:
         attempts: list[Any] = []
         policy = Policy.wrap(Retry(2, backoff=[0], on_retry=attempts.append), Timeout(0.05))
@@ -210,7 +206,7 @@ def test_a_connection_that_is_never_made_costs_a_post_nothing_but_time(kit: Kit,
 
 @pytest.mark.parametrize("proxied", [False, True])
 def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, server: FlakyServer, proxied: bool) -> None:
-    """httpcore loses the place of a call that is cancelled when it has just been given it."""
+    """httpcore loses the place of a call that is cancelled just when the place is assigned."""
     held = threading.Event()
     path = "http://nowhere.invalid/" if proxied else "/"
     server.script(path, Answer(200, hold=held))
@@ -225,7 +221,7 @@ def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, serv
                     for _ in range(10):
                         group.start_soon(client.failure, "GET", url)
             held.set()
-            for _ in range(80):  # a busy machine takes longer than the limit; a place that is lost never comes back
+            for _ in range(80):  # a busy machine takes longer than the limit; a lost place never returns
                 with contextlib.suppress(TimeoutExceeded):
                     assert (await client.get(url, timeout=PATIENT / 2)).status_code == 200
                     return
@@ -242,7 +238,7 @@ def test_many_calls_that_are_cut_off_do_not_use_up_the_pool(tasks_kit: Kit, serv
 async def test_no_place_in_the_pool_is_lost_to_a_timeout(
     tasks_kit: Kit, server: FlakyServer, policy: Policy[Any], read_body: bool
 ) -> None:
-    """Neither to one that cancels nor to the client's own: they do not come at the same instant."""
+    """Neither to a Timeout, which cancels, nor to the client's own: they do not fire at the same instant."""
     stuck = [Answer(200, hold=threading.Event()), Answer(200, body=[b"a", b"b"], drip=threading.Event())]
     url = server.script("/", *stuck * 100)
     inner = tasks_kit.network(limits=tasks_kit.library.Limits(max_connections=20))
@@ -259,8 +255,8 @@ async def test_no_place_in_the_pool_is_lost_to_a_timeout(
         assert inner._pool.connections == []
 
 
-async def test_a_pool_that_looks_different_inside_is_left_alone(tasks_kit: Kit) -> None:
-    """What went wrong comes out, and not what was missing."""
+async def test_a_pool_with_other_internals_is_not_touched(tasks_kit: Kit) -> None:
+    """The transport's error is raised, and none about a missing attribute."""
 
     class Network(tasks_kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
         _pool = object()
@@ -273,8 +269,8 @@ async def test_a_pool_that_looks_different_inside_is_left_alone(tasks_kit: Kit) 
 
 
 @pytest.mark.parametrize("enforced", [False, True])
-async def test_each_wait_of_an_attempt_has_what_is_left(kit: Kit, clock: FakeClock, enforced: bool) -> None:
-    """Also where the wait for a connection has taken most of the time: the client's timeouts are for one wait each.
+async def test_each_wait_of_an_attempt_is_limited_to_the_time_left(kit: Kit, clock: FakeClock, enforced: bool) -> None:
+    """Each of the client's timeouts limits one wait, so that an earlier one shortens the next.
 
     A task that is cancelled in time needs none of this.
     """
@@ -302,8 +298,8 @@ async def test_each_wait_of_an_attempt_has_what_is_left(kit: Kit, clock: FakeClo
     assert seen == ([60, 60, 60] if enforced and not kit.blocking else [10, 7, 4])
 
 
-def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: FlakyServer) -> None:
-    """It is no failure: nothing is retried, and the next call has the pool to itself."""
+def test_a_cancelled_call_returns_its_connection_to_the_pool(tasks_kit: Kit, server: FlakyServer) -> None:
+    """A cancellation is no failure: nothing is retried, and the next call has the pool to itself."""
     held = threading.Event()
     url = server.script("/", Answer(200, hold=held), 200)
 
@@ -326,7 +322,7 @@ def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: Flak
         held.set()
 
 
-# --- the time of a body ----------------------------------------------------------------------
+# --- the deadline of a body ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -334,10 +330,10 @@ def test_a_cancelled_call_gives_its_connection_back(tasks_kit: Kit, server: Flak
     [(Timeout(0.1), TimeoutExceeded), (QUICK, DeadlineExceeded)],
     ids=["timeout", "deadline"],
 )
-async def test_a_body_that_drips_does_not_outlast_its_time(
+async def test_a_dripping_body_is_cut_off_at_the_deadline_of_its_attempt(
     some_kit: Kit, server: FlakyServer, policy: Policy[Any], kind: type[Exception]
 ) -> None:
-    """Each byte is in time for the client's read timeout; the limit is that of the attempt that brought it."""
+    """Each byte is in time for the client's read timeout."""
     url = dripping(server)
     began = time.monotonic()
     async with some_kit.client(policy) as client:
@@ -348,8 +344,8 @@ async def test_a_body_that_drips_does_not_outlast_its_time(
     assert time.monotonic() - began < PATIENT
 
 
-async def test_a_body_that_was_read_in_time_is_there_for_ever(some_kit: Kit, server: FlakyServer) -> None:
-    """With `read_body`, whoever opens a stream has no hurry."""
+async def test_a_body_read_in_its_attempt_has_no_deadline(some_kit: Kit, server: FlakyServer) -> None:
+    """With `read_body`, the caller of a stream may take any time."""
     async with (
         some_kit.client(Timeout(0.3), read_body=True) as client,
         client.stream("GET", server.url) as response,
@@ -358,8 +354,8 @@ async def test_a_body_that_was_read_in_time_is_there_for_ever(some_kit: Kit, ser
         assert await client.read(response) == b"ok"
 
 
-async def test_a_body_that_is_in_time_is_what_it_was(kit: Kit, server: FlakyServer) -> None:
-    """Under a limit, compressed or not, read at once or in pieces."""
+async def test_a_body_with_a_deadline_is_unchanged(kit: Kit, server: FlakyServer) -> None:
+    """Read at once, in pieces or in lines."""
     url = server.script("/", Answer(200, {"Content-Type": "text/plain"}, [b"grey ", b"goose"], chunked=True))
     async with kit.client(Timeout(PATIENT)) as client:
         assert (await client.get(url)).text == "grey goose"
@@ -370,8 +366,8 @@ async def test_a_body_that_is_in_time_is_what_it_was(kit: Kit, server: FlakyServ
             assert list(lines) == ["grey goose"]
 
 
-async def test_a_body_that_is_not_read_to_its_end_ends_what_is_inside_of_it(tasks_kit: Kit) -> None:
-    """When it is told to; a generator that is left to the collector could not await anything any more."""
+async def test_closing_a_body_closes_the_inner_stream(tasks_kit: Kit) -> None:
+    """A generator that is left to the collector could not await anything."""
     ended: list[str] = []
 
     class Chunks(tasks_kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]

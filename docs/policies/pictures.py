@@ -26,7 +26,7 @@ from resilience import (  # noqa: E402
     RetryBudget,
     SingleFlight,
 )
-from tests.policies import asked, hedged, simulated, storms  # noqa: E402
+from tests.policies import hedged, repeated_requests, simulated, storms  # noqa: E402
 from tests.streams import broken  # noqa: E402
 
 OURS, OTHERS, BAND = "#0b6e4f", "#888888", "#eeeeee"
@@ -58,7 +58,7 @@ def adaptive_limit(axes: Any) -> None:
 def hedge(axes: Any) -> None:
     """Draw the share of calls that take longer than so long, with a hedge and without."""
     for policy, color, label in ((Hedge(60), OTHERS, "without"), (Hedge(0.01, budget=None), OURS, "with a hedge")):
-        taken, _ = hedged.calls_under(policy, hedged.mostly_quick, 60_000)
+        taken, _ = hedged.calls_under(policy, hedged.mostly_fast, 60_000)
         shares = [1 - number / len(taken) for number in range(len(taken))]
         axes.plot([1000 * it for it in taken[::20]], shares[::20], color=color, label=label)
     axes.set_yscale("log")
@@ -102,10 +102,10 @@ def cache(axes: Any) -> None:
     axes.axvspan(60, 120, color=BAND)
     axes.text(90, 47, "outage", ha="center", color=OTHERS)
     for label, color, policy in (
-        ("errors with Cache(10)", OTHERS, Cache(10, key=asked.thing)),
-        ("errors with Cache(10, stale=120)", OURS, Cache(10, key=asked.thing, stale=120)),
+        ("errors with Cache(10)", OTHERS, Cache(10, key=repeated_requests.item)),
+        ("errors with Cache(10, stale=120)", OURS, Cache(10, key=repeated_requests.item, stale=120)),
     ):
-        load = asked.asked(policy, 180, is_up=lambda now, _: not 60 <= now < 120)
+        load = repeated_requests.simulate(policy, 180, is_up=lambda now, _: not 60 <= now < 120)
         axes.plot(_means(load.failed), color=color, label=label)
     axes.plot(_means(load.calls), color=OURS, linestyle="--", label="calls made with stale=120")
     axes.axhline(50, color=OTHERS, linestyle=":", label="calls that are asked for")
@@ -113,14 +113,14 @@ def cache(axes: Any) -> None:
 
 
 def single_flight(axes: Any) -> None:
-    """Draw how many calls run at once, for five things, where each takes ten times as long for a while."""
+    """Draw how many calls run at once, for five items, where each takes ten times as long for a while."""
     axes.axvspan(20, 40, color=BAND)
     axes.text(30, 4, "calls take 2 s", ha="center", color=OTHERS)
     for label, color, policy in (
         ("without", OTHERS, Retry(1)),
-        ("with a SingleFlight", OURS, SingleFlight(key=asked.thing)),
+        ("with a SingleFlight", OURS, SingleFlight(key=repeated_requests.item)),
     ):
-        load = asked.asked(policy, 60, things=5, takes=lambda now: 2.0 if 20 <= now < 40 else 0.2)
+        load = repeated_requests.simulate(policy, 60, items=5, takes=lambda now: 2.0 if 20 <= now < 40 else 0.2)
         axes.plot(load.at_once, color=color, label=label)
     axes.set_ylabel("calls at once")
 
@@ -135,9 +135,11 @@ def keyed(axes: Any) -> None:
 
     for label, color, policy in (
         ("one breaker for all", OTHERS, breaker()),
-        ("Keyed: a breaker for each", OURS, Keyed(breaker, key=asked.thing)),
+        ("Keyed: a breaker for each", OURS, Keyed(breaker, key=repeated_requests.item)),
     ):
-        load = asked.asked(policy, 180, things=5, is_up=lambda now, host: host > 0 or not 60 <= now < 120, whose=bool)
+        load = repeated_requests.simulate(
+            policy, 180, items=5, is_up=lambda now, host: host > 0 or not 60 <= now < 120, counted=bool
+        )
         axes.plot(_means(load.failed), color=color, label=label)
     axes.axhline(40, color=OTHERS, linestyle=":", label="calls of the other four")
     axes.set_ylabel("refused per second")

@@ -1,8 +1,8 @@
-"""A storm of retries that outlives its cause, and which budgets end it: what `RetryBudget` is for.
+"""A model of a retry storm that outlives its cause, and of budgets that end it or not.
 
 The model has the shape of Bronson et al., "Metastable Failures in Distributed Systems" (HotOS 2021). A server does 300
-requests a second, first come first served, and does not notice that a client has gone. Clients come as a Poisson
-stream, give an attempt a second, and make up to three. For ten seconds the server does half. Goodput is what is
+requests a second, first come, first served, and does not notice that a client has given up. Clients come as a Poisson
+stream, give an attempt a second, and make up to three. For ten seconds the server does half as many. Goodput is what is
 answered in time.
 """
 
@@ -22,7 +22,7 @@ TRIGGER = (60.0, 70.0)
 
 
 class PerRequest:
-    """Each request pays, and payments are forgotten after ten seconds: Finagle, Linkerd and the SRE book."""
+    """A budget filled by requests of the last ten seconds: Finagle, Linkerd and the SRE book."""
 
     def __init__(self, ratio: float, simulation: Simulation) -> None:
         self.ratio, self.now = ratio, simulation.now
@@ -47,8 +47,8 @@ class PerRequest:
 
 
 def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: int = 3, seconds: float) -> list[float]:
-    """Return what was answered in time, in each half minute, as a share of the load."""
-    good = [0] * int(seconds // 30)
+    """Return the share of the requests that succeed in time, for each half minute."""
+    succeeded_in_time = [0] * int(seconds // 30)
     with Simulation(7) as simulation:
         rng = simulation.rng
         budget = budget_of(simulation)
@@ -58,14 +58,14 @@ def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: in
             slowness = 2.0 if TRIGGER[0] <= simulation.now() < TRIGGER[1] else 1.0
             await simulation.sleep(rng.expovariate(CAPACITY / WORKERS / slowness))
 
-        async def serve(answered: Any) -> None:
+        async def serve(reply: Any) -> None:
             await simulation.execute(workers, work)  # whether or not its client still waits
-            answered.wake()
+            reply.wake()
 
         async def request(ctx: Context) -> None:
-            answered = ctx.runtime.waiter()
-            simulation.start(serve(answered))
-            await answered.wait(inf, None)
+            reply = ctx.runtime.waiter()
+            simulation.start(serve(reply))
+            await reply.wait(inf, None)
 
         retry = Retry(attempts, on=TimeoutError, backoff=Exponential(0.05, cap=1.0), budget=budget)
         policy = retry.wrap(Timeout(1.0))
@@ -78,7 +78,7 @@ def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: in
                 await simulation.execute(policy, request)
             except (TimeoutError, Rejected):
                 return
-            good[min(len(good) - 1, int(began // 30))] += 1
+            succeeded_in_time[min(len(succeeded_in_time) - 1, int(began // 30))] += 1
 
         async def arrivals() -> None:
             while simulation.now() < seconds:
@@ -87,7 +87,7 @@ def goodput(budget_of: Callable[[Simulation], Any], load: float, *, attempts: in
 
         simulation.start(arrivals())
         simulation.run(until=seconds + 5)
-    return [it / (load * 30) for it in good]
+    return [it / (load * 30) for it in succeeded_in_time]
 
 
 def none(simulation: Simulation) -> None:

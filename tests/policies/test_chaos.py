@@ -1,4 +1,4 @@
-"""Chaos: what it does to a call, to which calls, and when it is on."""
+"""Chaos: its effects, when it is on, which calls it injects into, and what it reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import Boom, FakeClock, Script, World
 
 
 class Draws:
-    """A source of randomness that gives what it was given."""
+    """A source of randomness that draws the given numbers."""
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
@@ -33,28 +33,27 @@ class Draws:
         return self.numbers.pop(0)
 
 
-# --- what it does --------------------------------------------------------------------------------
+# --- effects -------------------------------------------------------------------------------------
 
 
-ERROR = Boom("one for all")
+ERROR = Boom("one instance")
 
 
 @pytest.mark.parametrize(
-    ("error", "came_out"),
+    ("error", "expected"),
     [(Boom, Boom()), (lambda ctx: Boom(ctx.operation), Boom("op")), (lambda ctx: Boom, Boom()), (ERROR, ERROR)],
     ids=["class", "function", "function to a class", "instance"],
 )
-async def test_it_raises_in_place_of_the_call(world: World, error: Any, came_out: Exception) -> None:
+async def test_an_error_is_raised_in_place_of_the_call(world: World, error: Any, expected: Exception) -> None:
     chaos = Chaos(error=error)
     script = Script("fine")
     with chaos.injecting(1.0):
-        told = await world.attempt(chaos, script.function(), Context(operation="op"))
-    assert (type(told), str(told)) == (type(came_out), str(came_out))
+        raised = await world.attempt(chaos, script.function(), Context(operation="op"))
+    assert (type(raised), str(raised)) == (type(expected), str(expected))
     assert script.calls == 0
 
 
-async def test_one_exception_for_many_calls_gathers_no_tracebacks(world: World) -> None:
-    """Each time it is raised anew."""
+async def test_the_traceback_of_an_error_instance_does_not_grow(world: World) -> None:
     chaos = Chaos(error=ERROR)
     lengths = []
     with chaos.injecting(1.0):
@@ -68,8 +67,8 @@ async def test_one_exception_for_many_calls_gathers_no_tracebacks(world: World) 
 
 
 @pytest.mark.parametrize("result", ["other", None, 0, Boom])
-async def test_it_answers_in_place_of_the_call(world: World, result: Any) -> None:
-    """None is a result; a class is one too."""
+async def test_a_result_is_returned_in_place_of_the_call(world: World, result: Any) -> None:
+    """None and a class are results, too."""
     chaos = Chaos(result=result)
     script = Script("fine")
     with chaos.injecting(1.0):
@@ -78,39 +77,39 @@ async def test_it_answers_in_place_of_the_call(world: World, result: Any) -> Non
 
 
 @pytest.mark.parametrize("delay", [2, timedelta(seconds=2), lambda ctx: 2 * ctx.attempt])
-async def test_it_waits_before_the_call(world: World, clock: FakeClock, delay: Any) -> None:
+async def test_a_delay_comes_before_the_call(world: World, clock: FakeClock, delay: Any) -> None:
     chaos = Chaos(delay=delay)
     with chaos.injecting(1.0):
         assert await world.attempt(chaos, Script("fine").function()) == "fine"
     assert clock.sleeps == [2]
 
 
-async def test_a_delay_that_a_function_computes_may_be_none(world: World, clock: FakeClock) -> None:
+async def test_a_computed_delay_of_zero_is_no_wait(world: World, clock: FakeClock) -> None:
     chaos = Chaos(delay=lambda ctx: 0)
     with chaos.injecting(1.0):
         assert await world.attempt(chaos, Script("fine").function()) == "fine"
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "2", None])
-async def test_a_function_that_returns_no_delay_is_told(world: World, wrong: Any) -> None:
+async def test_a_delay_function_that_returns_no_number_is_an_error(world: World, wrong: Any) -> None:
     chaos = Chaos(delay=lambda ctx: wrong)
     with chaos.injecting(1.0):
-        told = await world.attempt(chaos, Script("fine").function())
-    assert isinstance(told, (TypeError, ValueError))
-    assert "what delay(ctx) returned" in str(told)
+        error = await world.attempt(chaos, Script("fine").function())
+    assert isinstance(error, (TypeError, ValueError))
+    assert "what delay(ctx) returned" in str(error)
 
 
 @pytest.mark.parametrize("wrong", [None, "boom", KeyboardInterrupt(), int])
-async def test_a_function_that_returns_no_error_is_told(world: World, wrong: Any) -> None:
+async def test_an_error_function_that_returns_no_exception_is_a_type_error(world: World, wrong: Any) -> None:
     chaos = Chaos(error=lambda ctx: wrong)
     with chaos.injecting(1.0):
-        told = await world.attempt(chaos, Script("fine").function())
-    assert type(told) is TypeError
-    assert repr(wrong) in str(told)
+        error = await world.attempt(chaos, Script("fine").function())
+    assert type(error) is TypeError
+    assert repr(wrong) in str(error)
 
 
-async def test_it_calls_an_action_before_the_call(world: World) -> None:
-    """Which may be asynchronous where the call is; what it raises comes out, and the call is not made."""
+async def test_an_action_runs_before_the_call_and_its_error_replaces_it(world: World) -> None:
+    """In tasks the action may be asynchronous."""
     seen: list[Any] = []
 
     async def action(ctx: Context) -> None:
@@ -133,22 +132,22 @@ async def test_it_calls_an_action_before_the_call(world: World) -> None:
 
 @pytest.mark.parametrize(("delay", "slept"), [(5, [3]), (3, [3]), (2, [2])])
 async def test_a_delay_ends_at_the_deadline(world: World, clock: FakeClock, delay: int, slept: list[int]) -> None:
-    """One that fits is followed by the call."""
+    """After a delay that fits the call is made."""
     chaos = Chaos(delay=delay, name="havoc")
     script = Script("fine")
     with chaos.injecting(1.0):
-        told = await world.attempt(chaos, script.function(), Context(timeout=3))
+        outcome = await world.attempt(chaos, script.function(), Context(timeout=3))
     assert clock.sleeps == slept
     if delay > 3:
-        assert (type(told), told.policy, script.calls) == (DeadlineExceeded, "havoc", 0)
+        assert (type(outcome), outcome.policy, script.calls) == (DeadlineExceeded, "havoc", 0)
     else:
-        assert told == "fine"
+        assert outcome == "fine"
 
 
 # --- when it is on -------------------------------------------------------------------------------
 
 
-async def test_it_is_off_until_it_is_switched_on_and_off_again_by_itself(world: World, clock: FakeClock) -> None:
+async def test_chaos_is_off_until_it_is_switched_on_and_only_for_its_time(world: World, clock: FakeClock) -> None:
     chaos = Chaos(1.0, error=Boom)
     fine = Script("fine").function()
     assert (await world.attempt(chaos, fine), chaos.is_on) == ("fine", False)
@@ -161,7 +160,7 @@ async def test_it_is_off_until_it_is_switched_on_and_off_again_by_itself(world: 
     assert chaos.injected == 1
 
 
-def test_it_stays_on_for_five_minutes_by_default_and_on_again_is_anew(clock: FakeClock) -> None:
+def test_on_lasts_five_minutes_by_default_and_a_second_on_starts_again(clock: FakeClock) -> None:
     chaos = Chaos(error=Boom)
     chaos.on()
     clock.advance(200)
@@ -182,8 +181,8 @@ def test_it_stays_on_for_five_minutes_by_default_and_on_again_is_anew(clock: Fak
     assert not chaos.is_on
 
 
-def test_a_block_leaves_it_as_it_was(clock: FakeClock) -> None:
-    """On for the rest of its time, if it was on."""
+def test_a_block_restores_the_state_before_it(clock: FakeClock) -> None:
+    """If chaos was on, it is on for the rest of its time."""
     chaos = Chaos(error=Boom, rng=Draws(0.5, 0.5, 0.5))
     with chaos.injecting(1.0):
         assert isinstance(chaos.capture(lambda ctx: "fine"), Failure)
@@ -198,8 +197,8 @@ def test_a_block_leaves_it_as_it_was(clock: FakeClock) -> None:
     assert not chaos.is_on
 
 
-def test_blocks_that_overlap_leave_it_off() -> None:
-    """The one that began first also ends first."""
+def test_overlapping_blocks_leave_chaos_off() -> None:
+    """The block that began first ends first."""
     chaos = Chaos(error=Boom)
     first, second = chaos.injecting(1.0), chaos.injecting(1.0)
     first.__enter__()
@@ -211,7 +210,7 @@ def test_blocks_that_overlap_leave_it_off() -> None:
 
 
 @pytest.mark.parametrize("stop", [lambda chaos: chaos.off(), lambda chaos: chaos.stop_all()])
-def test_what_was_stopped_in_a_block_stays_off_after_it(stop: Any) -> None:
+def test_chaos_that_is_stopped_in_a_block_stays_off_after_it(stop: Any) -> None:
     chaos = Chaos(error=Boom)
     chaos.on()
     with chaos.injecting(1.0):
@@ -222,7 +221,7 @@ def test_what_was_stopped_in_a_block_stays_off_after_it(stop: Any) -> None:
     assert chaos.is_on
 
 
-def test_all_are_stopped_at_once() -> None:
+def test_stop_all_switches_every_chaos_off() -> None:
     several = [Chaos(error=Boom), Chaos(result=1), Chaos(delay=1)]
     for each in several:
         each.on()
@@ -231,8 +230,8 @@ def test_all_are_stopped_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["off", "OFF", "0"])
-def test_the_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """It is looked at each time."""
+def test_an_environment_variable_forbids_chaos(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """It is read each time."""
     chaos = Chaos(error=Boom)
     monkeypatch.setenv("RESILIENCE_CHAOS", value)
     with pytest.raises(RuntimeError, match="RESILIENCE_CHAOS"):
@@ -245,19 +244,19 @@ def test_the_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch, value: s
     assert chaos.is_on
 
 
-# --- to whom it happens --------------------------------------------------------------------------
+# --- which calls ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rate", "injected"), [(0.6, 1), (0.3, 0), (0.5, 0)])
 async def test_a_draw_below_the_rate_injects(world: World, rate: float, injected: int) -> None:
-    """As Polly's Simmy: a rate of 0.6 and a draw of 0.5 injects, 0.3 does not."""
+    """As in Polly's Simmy: with a draw of 0.5 a rate of 0.6 injects, 0.3 does not."""
     chaos = Chaos(error=Boom, rng=Draws(0.5))
     with chaos.injecting(rate):
         await world.attempt(chaos, Script("fine").function())
     assert chaos.injected == injected
 
 
-def test_its_own_rate_holds_where_no_other_is_given() -> None:
+def test_on_without_a_rate_uses_the_rate_of_the_constructor() -> None:
     chaos = Chaos(error=Boom, rng=Draws(0.0099, 0.01))
     chaos.on()
     for _ in range(2):
@@ -265,8 +264,8 @@ def test_its_own_rate_holds_where_no_other_is_given() -> None:
     assert chaos.injected == 1
 
 
-async def test_a_predicate_says_whom(world: World) -> None:
-    """The others draw nothing, so with a seed the course is the same."""
+async def test_calls_for_which_when_is_false_are_untouched(world: World) -> None:
+    """They draw no number, so that a seed repeats the same injections."""
     chaos = Chaos(1.0, result="other", when=lambda ctx: ctx.operation == "guinea-pig", rng=Draws(0.0))
     fine = Script("fine").function()
     with chaos.injecting():
@@ -276,21 +275,21 @@ async def test_a_predicate_says_whom(world: World) -> None:
 
 
 @pytest.mark.parametrize("source", ["rng", "seeded", "simulation"])
-def test_it_can_be_repeated(source: str) -> None:
-    """By its own source, by that of the process, and in a simulation by the seed of that."""
+def test_a_seed_repeats_the_injections(source: str) -> None:
+    """A seed of its own `rng`, of the process, or of a simulation."""
 
-    def course() -> list[bool]:
+    def injections() -> list[bool]:
         chaos = Chaos(0.3, error=Boom, rng=random.Random(3) if source == "rng" else None)
         seen: list[bool] = []
 
-        def one(ctx: Context) -> None: ...
+        def blocking(ctx: Context) -> None: ...
 
-        async def another(ctx: Context) -> None: ...
+        async def task(ctx: Context) -> None: ...
 
         async def client() -> None:
             for _ in range(200):
                 try:
-                    await simulation.execute(chaos, another)
+                    await simulation.execute(chaos, task)
                     seen.append(False)
                 except Boom:
                     seen.append(True)
@@ -301,18 +300,18 @@ def test_it_can_be_repeated(source: str) -> None:
                 simulation.run()
         else:
             with seeded(3), chaos.injecting():
-                seen += [isinstance(chaos.capture(one), Failure) for _ in range(200)]
+                seen += [isinstance(chaos.capture(blocking), Failure) for _ in range(200)]
         assert 40 < chaos.injected == sum(seen) < 80
         return seen
 
-    assert course() == course()
+    assert injections() == injections()
 
 
-# --- with others, and what is told ---------------------------------------------------------------
+# --- events and descriptions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("effect", ["error", "result", "delay", "action"])
-async def test_each_injection_is_told(world: World, clock: FakeClock, heard: list[Any], effect: str) -> None:
+async def test_each_injection_sends_an_event(world: World, clock: FakeClock, heard: list[Any], effect: str) -> None:
     values: dict[str, Any] = {"error": Boom, "result": 1, "delay": 1, "action": lambda ctx: None}
     chaos: Any = Chaos(name="havoc", **{effect: values[effect]})
     with chaos.injecting(1.0):
@@ -322,7 +321,7 @@ async def test_each_injection_is_told(world: World, clock: FakeClock, heard: lis
 
 
 @pytest.mark.parametrize(
-    ("chaos", "told"),
+    ("chaos", "description"),
     [
         (Chaos(error=ConnectionError, name="reset"), "reset: raises ConnectionError in 1 % of the calls; off"),
         (Chaos(0.25, error=Boom("x")), "Chaos: raises Boom('x') in 25 % of the calls; off"),
@@ -332,11 +331,11 @@ async def test_each_injection_is_told(world: World, clock: FakeClock, heard: lis
         (Chaos(action=print), "Chaos: calls print before 1 % of the calls; off"),
     ],
 )
-def test_it_is_described(chaos: Chaos[Any], told: str) -> None:
-    assert chaos.describe() == told
+def test_the_description_names_the_effect_and_the_rate(chaos: Chaos[Any], description: str) -> None:
+    assert chaos.describe() == description
 
 
-def test_it_is_described_while_it_is_on(clock: FakeClock) -> None:
+def test_the_description_of_a_chaos_that_is_on_names_the_time_left(clock: FakeClock) -> None:
     chaos = Chaos(result=1)
     chaos.on(0.5, 60)
     clock.advance(20)
@@ -345,24 +344,24 @@ def test_it_is_described_while_it_is_on(clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"error": Boom, "delay": 1}, {"result": None, "action": print}])
-def test_it_is_given_exactly_one_effect(given: dict[str, Any]) -> None:
+def test_a_chaos_has_exactly_one_effect(given: dict[str, Any]) -> None:
     make: Any = Chaos
-    with pytest.raises(ValueError, match="exactly one of error, result, delay and action") as told:
+    with pytest.raises(ValueError, match="exactly one of error, result, delay and action") as raised:
         make(**given)
-    assert all(f"{name}={value!r}" in str(told.value) for name, value in given.items())
+    assert all(f"{name}={value!r}" in str(raised.value) for name, value in given.items())
 
 
-def test_a_class_of_errors_is_made_without_arguments() -> None:
-    """Else its calls would fail with another error than the one that was asked for."""
+def test_an_error_class_that_needs_arguments_is_refused_at_construction() -> None:
+    """Otherwise calls would fail with a `TypeError` in place of that error."""
     with pytest.raises(TypeError, match=r"0 given.*use error=lambda ctx: UnicodeDecodeError\("):
         Chaos(error=UnicodeDecodeError)
 
 
-# --- many at once --------------------------------------------------------------------------------
+# --- concurrency and time ------------------------------------------------------------------------
 
 
-def test_what_it_did_is_counted_exactly() -> None:
-    """By threads at once, while others switch it on and off."""
+def test_concurrent_injections_are_counted_exactly() -> None:
+    """Threads inject while others switch chaos on and off."""
     chaos = Chaos(0.5, error=Boom)
     totals: Counter[str] = Counter()
 
@@ -384,7 +383,7 @@ def test_what_it_did_is_counted_exactly() -> None:
     assert not chaos.is_on
 
 
-def test_virtual_time_switches_it_off() -> None:
+def test_chaos_ends_in_virtual_time() -> None:
     chaos = Chaos(1.0, delay=4)
     with virtual_time() as time:
         chaos.on(lasts=10)

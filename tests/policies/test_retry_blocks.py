@@ -20,12 +20,12 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Watched, World, no_collector
 
-#: What a block does in its n-th attempt: raise this, or nothing.
+#: The error that a block raises in its n-th attempt; None for a success.
 Steps = list[BaseException | None]
 
 
 async def block(world: World, retry: Retry, steps: Steps) -> list[int]:
-    """Run a block under the retry, one step per attempt and the last one for ever; return the attempts' numbers."""
+    """Run a block under the retry, one step per attempt and then the last one; return the attempts' numbers."""
     numbers: list[int] = []
 
     def step(number: int) -> None:
@@ -50,7 +50,7 @@ async def block(world: World, retry: Retry, steps: Steps) -> list[int]:
 
 
 async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseException]) -> Any:
-    """Return what came out of the block, which has to be of this kind."""
+    """Return the exception that the block raises, which has to be of this type."""
     with pytest.raises(kind) as raised:
         await block(world, retry, steps)
     return raised.value
@@ -60,13 +60,12 @@ async def failing(world: World, retry: Retry, steps: Steps, kind: type[BaseExcep
 
 
 async def test_a_block_that_fails_runs_again_after_a_wait(world: World, clock: FakeClock) -> None:
-    """The exception is held back while there is another attempt to make."""
+    """The exception is not raised while another attempt follows."""
     assert await block(world, Retry(on=Boom, backoff=[1, 2]), [Boom(), Boom(), None]) == [1, 2, 3]
     assert clock.sleeps == [1, 2]
 
 
-async def test_the_last_exception_itself_comes_out_of_the_block(world: World, clock: FakeClock) -> None:
-    """With one note, and without a wait after it."""
+async def test_the_last_exception_is_raised_with_a_note_and_without_a_wait(world: World, clock: FakeClock) -> None:
     errors = [Boom("a"), Boom("b"), Boom("c")]
     error = await failing(world, Retry(on=Boom, backoff=[1]), list(errors), Boom)
     assert error is errors[2]
@@ -77,32 +76,32 @@ async def test_the_last_exception_itself_comes_out_of_the_block(world: World, cl
     assert "Boom(a), Boom(b), Boom(c)" in note
 
 
-async def test_an_exception_that_is_not_handled_passes_at_once(world: World, clock: FakeClock) -> None:
-    """Unchanged, without a note; so does one that is ignored, and a refusal that is not named."""
+async def test_an_unhandled_exception_is_raised_at_once_and_unchanged(world: World, clock: FakeClock) -> None:
+    """So are one that is in `ignore`, and a rejection that is not in `on`."""
     for error, retry in [
         (KeyError("k"), Retry(on=Boom)),
         (Boom(), Retry(on=Boom, ignore=Boom)),
         (CircuitOpen("open"), Retry(on=Exception)),
     ]:
-        came_out = await failing(world, retry, [error], type(error))
-        assert came_out is error
-        assert came_out.numbers == [1]
+        raised = await failing(world, retry, [error], type(error))
+        assert raised is error
+        assert raised.numbers == [1]
         assert not hasattr(error, "__notes__")
     assert clock.sleeps == []
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-async def test_only_an_exception_is_held_back(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
-    """An interrupt leaves the block whatever `on` says."""
+async def test_a_base_exception_is_raised_at_once(threads: World, clock: FakeClock, kind: type[BaseException]) -> None:
+    """Also if `on` contains it."""
     error = await failing(threads, Retry(on=BaseException, backoff=[0]), [kind()], kind)
     assert error.numbers == [1]
 
 
-# --- leaving it ---
+# --- leaving the block
 
 
 async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
-    """From inside and from outside of the `with`; nothing is left behind."""
+    """Inside and outside the `with`; the context of the attempt is left, too."""
     numbers: list[int] = []
     for where in ("inside", "outside"):
         retry = Retry(9, on=Boom, backoff=[1])
@@ -129,7 +128,7 @@ async def test_break_leaves_the_block(world: World, clock: FakeClock) -> None:
 
 
 async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeClock) -> None:
-    """The usual way of getting a result out of it."""
+    """This is the usual way to get a result."""
 
     def blocking() -> str:
         for attempt in Retry(on=Boom, backoff=[0]).attempts():
@@ -151,7 +150,7 @@ async def test_return_leaves_the_block_with_its_value(world: World, clock: FakeC
 
 
 async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> None:
-    """The block has ended without an exception, so there is nothing to try again."""
+    """The block has ended without an exception."""
     numbers: list[int] = []
     if world.blocking:
         for attempt in Retry(on=Boom).attempts():
@@ -166,8 +165,8 @@ async def test_continue_counts_as_a_success(world: World, clock: FakeClock) -> N
     assert numbers == [1]
 
 
-async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, clock: FakeClock) -> None:
-    """Only the block itself is protected."""
+async def test_an_exception_between_the_attempts_is_raised(world: World, clock: FakeClock) -> None:
+    """Only an exception inside the `with` is retried."""
     with pytest.raises(Boom, match="outside"):
         if world.blocking:
             for attempt in Retry(on=Boom, backoff=[0]).attempts():
@@ -184,8 +183,8 @@ async def test_what_is_raised_between_the_blocks_is_not_held_back(world: World, 
 # --- wrap ---
 
 
-async def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
-    """`RetriesExhausted` with the last error as its cause."""
+async def test_wrap_raises_retries_exhausted_from_a_block(world: World, clock: FakeClock) -> None:
+    """The last error is its cause."""
     errors = [Boom("a"), Boom("b")]
     error = await failing(world, Retry(2, on=Boom, backoff=[0], wrap=True), list(errors), RetriesExhausted)
     assert error.attempts == 2
@@ -196,24 +195,23 @@ async def test_wrap_holds_for_a_block(world: World, clock: FakeClock) -> None:
 # --- time ---
 
 
-async def test_the_ambient_deadline_holds_for_a_block(world: World, clock: FakeClock) -> None:
-    """No wait that does not fit, and the failure at hand comes out."""
+async def test_no_wait_of_a_block_exceeds_the_ambient_deadline(world: World, clock: FakeClock) -> None:
+    """If the wait does not fit, the last failure is raised at once."""
     with pytest.raises(Boom) as raised, deadline(5):
         await block(world, Retry(None, on=Boom, backoff=[2]), [Boom()])
     assert clock.sleeps == [2, 2]
     assert "3 attempts" in raised.value.__notes__[0]
 
 
-async def test_no_block_is_entered_when_the_deadline_is_over(world: World, clock: FakeClock) -> None:
-    """`DeadlineExceeded` from the loop itself, with the name of the policy."""
+async def test_a_block_is_not_entered_after_the_deadline(world: World, clock: FakeClock) -> None:
+    """The loop raises `DeadlineExceeded` with the name of the policy."""
     with pytest.raises(DeadlineExceeded) as raised, deadline(0):
         await block(world, Retry(name="reader"), [None])
     assert raised.value.numbers == []  # type: ignore[attr-defined]
     assert raised.value.policy == "reader"
 
 
-async def test_max_elapsed_holds_for_a_block(world: World, clock: FakeClock) -> None:
-    """Counted from the moment that the attempts were asked for."""
+async def test_max_elapsed_of_a_block_counts_from_the_start_of_the_loop(world: World, clock: FakeClock) -> None:
     assert (await failing(world, Retry(None, on=Boom, backoff=[2], max_elapsed=7), [Boom()], Boom)).numbers == [
         1,
         2,
@@ -232,10 +230,10 @@ def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_clock, "shorten", lambda seconds: late(seconds) or 0.0)
 
 
-async def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
+async def test_a_block_is_not_entered_again_if_the_deadline_passes_in_the_wait(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failure that was held back comes out of the loop, noted; with `wrap`, what stands for it."""
+    """The loop raises the last failure with a note; with `wrap`, `RetriesExhausted`."""
     oversleep(clock, monkeypatch)
     error = Boom()
 
@@ -257,7 +255,7 @@ async def test_a_block_is_not_entered_when_the_deadline_passed_in_the_wait(
 
 
 async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock: FakeClock) -> None:
-    """`current_context()` tells attempt, deadline and operation, and goes back to what it was."""
+    """`current_context()` has the attempt and the deadline, and is the outer context again after the block."""
     seen: list[tuple[int, float]] = []
 
     with deadline(60) as outer:
@@ -278,22 +276,21 @@ async def test_the_block_runs_in_the_context_of_its_attempt(world: World, clock:
     assert seen == [(1, 1060), (2, 1060), (3, 1060)]
 
 
-async def test_on_retry_and_listeners_hear_of_a_block(world: World, clock: FakeClock) -> None:
-    """The same events as for a call."""
-    told: list[Any] = []
-    asked: list[Any] = []
-    unsubscribe = events.subscribe(told.append)
+async def test_a_block_sends_the_events_of_a_call(world: World, clock: FakeClock) -> None:
+    received: list[Any] = []
+    scheduled: list[Any] = []
+    unsubscribe = events.subscribe(received.append)
     try:
-        await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=asked.append), [Boom()], Boom)
+        await failing(world, Retry(2, on=Boom, backoff=[1], on_retry=scheduled.append), [Boom()], Boom)
     finally:
         unsubscribe()
-    assert [type(event) for event in told] == [
+    assert [type(event) for event in received] == [
         events.AttemptFailed,
         events.RetryScheduled,
         events.AttemptFailed,
         events.RetryGaveUp,
     ]
-    assert [(event.attempt, event.delay) for event in asked] == [(1, 1)]
+    assert [(event.attempt, event.delay) for event in scheduled] == [(1, 1)]
 
 
 class Closing(Exception):
@@ -309,7 +306,7 @@ class Closing(Exception):
 
 
 async def test_the_response_of_a_discarded_error_of_the_block_is_closed(world: World, clock: FakeClock) -> None:
-    """The one that comes out is left to the caller."""
+    """The response of the error that is raised is left open for the caller."""
     errors = [Closing(), Closing()]
     await failing(world, Retry(2, on=Closing, backoff=[0]), list(errors), Closing)
     assert [error.closed for error in errors] == [1, 0]
@@ -318,16 +315,16 @@ async def test_the_response_of_a_discarded_error_of_the_block_is_closed(world: W
 # --- state ---
 
 
-async def test_every_loop_starts_anew(world: World, clock: FakeClock) -> None:
-    """One policy, many blocks; no iterator is shared."""
+async def test_each_loop_has_a_schedule_of_its_own(world: World, clock: FakeClock) -> None:
+    """Loops of one policy share no iterator."""
     retry = Retry(on=Boom, backoff=lambda: iter([1.0, 2.0, 3.0]))
     for _ in range(2):
         assert await block(world, retry, [Boom(), Boom(), None]) == [1, 2, 3]
     assert clock.sleeps == [1, 2, 1, 2]
 
 
-def test_loops_inside_one_another_count_for_themselves(threads: World, clock: FakeClock) -> None:
-    """Also where both are of the same policy."""
+def test_nested_loops_count_separately(threads: World, clock: FakeClock) -> None:
+    """Also if both are of the same policy."""
     retry = Retry(2, on=Boom, backoff=[0])
     numbers: list[tuple[int, int]] = []
     with pytest.raises(Boom):
@@ -340,10 +337,10 @@ def test_loops_inside_one_another_count_for_themselves(threads: World, clock: Fa
     assert numbers == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-async def test_the_error_that_was_held_back_is_let_go_of(
+async def test_a_retried_error_is_released_before_the_next_attempt(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the next attempt; and it makes no cycle where it has to come out after all, because time is over."""
+    """An error that is raised after a wait because the time is over leaves no reference cycle."""
     watched = Watched()
     seen: list[list[str]] = []
 
@@ -372,8 +369,8 @@ async def test_the_error_that_was_held_back_is_let_go_of(
         assert watched.alive == []
 
 
-def test_an_attempt_is_what_its_block_is_entered_with(threads: World) -> None:
-    """`with attempt as it:` names it; one that is left without having been entered changes nothing."""
+def test_entering_an_attempt_returns_it_and_sets_its_context(threads: World) -> None:
+    """Leaving an attempt that was not entered changes nothing."""
     for attempt in Retry().attempts():
         with attempt as entered:
             assert entered is attempt

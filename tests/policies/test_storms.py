@@ -1,4 +1,4 @@
-"""Which budgets end a storm of retries that outlives its cause: what `RetryBudget` is for."""
+"""Which budgets end a retry storm that outlives its cause."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.policies.storms import PerRequest, goodput, none
 
 
 @pytest.mark.slow
-def test_successes_that_pay_end_a_storm_and_requests_that_pay_do_not() -> None:
-    """At 93 % of the capacity: as soon as without retries, and for good; with the others it never recovers."""
+def test_a_budget_filled_by_successes_ends_a_storm() -> None:
+    """At 93 % of the capacity it ends as soon as without retries; a budget of requests, or none, does not end it."""
     plain = goodput(none, 280, attempts=1, seconds=150)
     ours = goodput(lambda _: RetryBudget(0.1), 280, seconds=310)
     recovered = [next(n for n, it in enumerate(course) if n > 2 and it >= 0.97) for course in (plain, ours)]
@@ -21,7 +21,7 @@ def test_successes_that_pay_end_a_storm_and_requests_that_pay_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_where_requests_pay_a_storm_lives_if_they_pay_for_the_capacity() -> None:
-    """At 250 a second: with 10 % more it recovers; 1.2 x 250 = 300 does not."""
+def test_a_budget_filled_by_requests_sustains_a_storm_up_to_the_capacity() -> None:
+    """At 250 requests a second the server recovers with a ratio of 0.1, but not with 0.2: 1.2 x 250 = 300."""
     assert goodput(lambda it: PerRequest(0.1, it), 250, seconds=180)[-1] >= 0.97
     assert goodput(lambda it: PerRequest(0.2, it), 250, seconds=180)[-1] <= 0.05

@@ -1,4 +1,4 @@
-"""Clients that ask for the same few things again and again, in simulated time. Repeated exactly by the seed."""
+"""Clients that request the same few items again and again, in simulated time. A seed repeats them exactly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from resilience.testing import Simulation
 
 
 class Load(NamedTuple):
-    """What came to the other side, and what the clients got of it, second by second.
+    """The load of the service and the failures of its clients, for each second.
 
     :param calls: calls that began.
-    :param at_once: the most that ran at the same time.
+    :param at_once: the most that ran concurrently.
     :param failed: clients that got an error.
     """
 
@@ -22,27 +22,27 @@ class Load(NamedTuple):
     failed: list[int]
 
 
-def thing(ctx: Context) -> Any:
-    """The key of a call: what is asked for."""
-    return ctx.properties["thing"]
+def item(ctx: Context) -> Any:
+    """The key of a call: the item that it requests."""
+    return ctx.properties["item"]
 
 
-def asked(
+def simulate(
     policy: Policy[Any],
     seconds: int,
     *,
     demand: float = 50.0,
-    things: int = 20,
+    items: int = 20,
     takes: Callable[[float], float] = lambda now: 0.1,
-    is_up: Callable[[float, int], bool] = lambda now, thing: True,
-    whose: Callable[[int], bool] = lambda thing: True,
+    is_up: Callable[[float, int], bool] = lambda now, item: True,
+    counted: Callable[[int], bool] = lambda item: True,
     seed: int = 3,
 ) -> Load:
-    """Clients come as a Poisson stream, `demand` a second; each asks for one of some things.
+    """Simulate clients that come as a Poisson stream, `demand` a second, and each request one item.
 
-    :param takes: how many seconds a call takes that begins now.
-    :param is_up: whether a call that begins now, for that thing, is answered; if not, it fails at its end.
-    :param whose: the things whose errors are counted.
+    :param takes: the seconds that a call takes that begins at this time.
+    :param is_up: whether a call that begins at this time, for this item, succeeds; if not, it fails at its end.
+    :param counted: whether errors of this item are counted.
     """
     calls, at_once, failed = ([0] * seconds for _ in range(3))
     running = 0
@@ -51,7 +51,7 @@ def asked(
         def second() -> int:
             return min(seconds - 1, int(simulation.now()))
 
-        async def answer(ctx: Context) -> str:
+        async def serve(ctx: Context) -> str:
             nonlocal running
             now, running = simulation.now(), running + 1
             calls[second()] += 1
@@ -60,16 +60,16 @@ def asked(
                 await simulation.sleep(takes(now))
             finally:
                 running -= 1
-            if not is_up(now, thing(ctx)):
+            if not is_up(now, item(ctx)):
                 raise ConnectionError("down")
             return "an answer"
 
         async def client() -> None:
-            ctx = Context(properties={"thing": simulation.rng.randrange(things)})
+            ctx = Context(properties={"item": simulation.rng.randrange(items)})
             try:
-                await simulation.execute(policy, answer, ctx)
+                await simulation.execute(policy, serve, ctx)
             except (ConnectionError, CircuitOpen):
-                failed[second()] += whose(thing(ctx))
+                failed[second()] += counted(item(ctx))
 
         async def arrivals() -> None:
             while simulation.now() < seconds:

@@ -1,1 +1,1 @@
-"""What is written for users: every page is executed, every docstring example, every table of parameters."""
+"""Tests of the documentation: each page, each example in a docstring, and each table of parameters."""

@@ -1,4 +1,4 @@
-"""Execute a Markdown page in an IPython kernel, as the cells of a notebook: what a cell shows is what the page says."""
+"""Execute a Markdown page in an IPython kernel, as the cells of a notebook, and compare their output with the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPECTED = re.compile(r"  # (->|raises) (.+)\n?\Z")
 
 
 def run(path: Path, name: str, folder: Path) -> None:
-    """Run each Python block in one kernel; raise `Broken` where it shows something else than the page."""
+    """Run all Python blocks in one kernel; raise `Broken` if the output of one differs from the page."""
     manager, client = start_new_kernel(cwd=str(folder))
     try:
         cell(client, "import warnings; warnings.simplefilter('error')")
@@ -41,7 +41,7 @@ def run(path: Path, name: str, folder: Path) -> None:
 
 
 def cell(client: Any, source: str) -> dict[str, str]:
-    """Run a cell; return what it has `printed`, its `value`, and the name of what it has `raised`."""
+    """Run a cell; return the text that it `printed`, its `value`, and the name of the error that it `raised`."""
     shown: dict[str, str] = {}
 
     def note(message: dict[str, Any]) -> None:

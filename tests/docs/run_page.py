@@ -2,21 +2,21 @@
 
     python tests/docs/run_page.py docs/order.md
 
-A block says what it expects in comments, and in the block after it:
+The expected results of a block are in its comments, and in the block after it:
 
     expression           # -> repr of its value
     statement            # raises TypeError, or # raises TypeError: the message
 
     ```text
-    all that it has printed
+    its complete output
     ```
 
-A function `test_...` without parameters is a test, as pytest would find it: it is called after its block.
+A function `test_...` without parameters is a test, as for pytest: it is called after its block.
 
-Whatever is printed has to be shown, and whatever is expected has to be reached: a function that is never called
-proves nothing. `...` in what is expected stands for anything. A warning is an error, a page that takes longer
-than `LIMIT` seconds is stopped, and what goes wrong is reported with the page and the line. Nothing is patched:
-a page that wants to be quick uses short delays.
+All output must be shown on the page, and each line with an expected result must be reached: a function that is never
+called proves nothing. In an expected result, `...` stands for any text. A warning is an error, a page that takes longer
+than `LIMIT` seconds is stopped, and an error is reported with the page and the line. Nothing is patched, so pages use
+short delays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any, Final
 
 LIMIT: Final = 20.0  # seconds, for a whole page
 
-#: What a fenced block may be: `python` is executed, `text` is compared, the others are for the eye.
+#: The languages of fenced blocks: `python` is executed, `text` is compared, the others are only shown.
 LANGUAGES: Final = frozenset({"python", "text", "mermaid", "shell"})
 
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -49,7 +49,7 @@ _EXPECTED = re.compile(r"#\s*(->|raises)\s+(.+)")
 
 
 class Broken(Exception):
-    """A page does not hold what it says."""
+    """A page shows a wrong result."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Block:
     """A fenced block.
 
     :param line: the number of its first line in the page, from 1.
-    :param attached: whether nothing stands between it and the block before it.
+    :param attached: whether it follows the previous block directly.
     """
 
     language: str
@@ -77,16 +77,16 @@ def blocks(page: str) -> list[Block]:
 
 
 def run(path: Path, name: str) -> None:
-    """Execute the page; raise `Broken` where it does not hold what it says.
+    """Execute the page; raise `Broken` if it shows a wrong result.
 
-    :param name: what messages and tracebacks call the page.
+    :param name: the name of the page in messages and tracebacks.
     """
     page = path.read_text(encoding="utf-8")
     linecache.cache[name] = (len(page), None, page.splitlines(keepends=True), name)
-    module = sys.modules["__page__"] = types.ModuleType("__page__")  # frameworks import what they are told to
+    module = sys.modules["__page__"] = types.ModuleType("__page__")  # so that frameworks can import it
     namespace: dict[str, Any] = vars(module)
-    waiting: tuple[int, str] | None = None  # line of a block, and what it has printed
-    unreached: dict[int, str] = {}  # line -> what is expected there, until it is reached
+    waiting: tuple[int, str] | None = None  # line of the last Python block, and its output
+    unreached: dict[int, str] = {}  # line -> the expected result, until it is reached
     for block in blocks(page):
         where = f"{name}:{block.line}"
         if block.language not in LANGUAGES:
@@ -98,7 +98,7 @@ def run(path: Path, name: str) -> None:
         waiting = (block.line, _execute(block, name, namespace, unreached)) if block.language == "python" else None
     _all_shown(name, waiting)
     for line, text in unreached.items():
-        raise Broken(f"{name}:{line}: this line was never reached, so it is not known whether it is {text!r}")
+        raise Broken(f"{name}:{line}: this line was never reached, so {text!r} was not checked")
 
 
 def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:
@@ -107,7 +107,7 @@ def _all_shown(name: str, waiting: tuple[int, str] | None) -> None:
 
 
 def _execute(block: Block, name: str, namespace: dict[str, Any], unreached: dict[int, str]) -> str:
-    source = "\n" * (block.line - 1) + block.text  # so that the lines of the block are those of the page
+    source = "\n" * (block.line - 1) + block.text  # so that line numbers are those of the page
     try:
         tree = ast.parse(source, name)
     except SyntaxError as error:
@@ -120,7 +120,7 @@ def _execute(block: Block, name: str, namespace: dict[str, Any], unreached: dict
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # a page is our own writing
+            exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # pages are trusted
             for test in _tests(tree):
                 namespace[test]()
     except Broken:
@@ -151,7 +151,7 @@ def _expectations(source: str) -> Iterator[tuple[int, _Expected]]:
 
 
 class _Checker(ast.NodeTransformer):
-    """Puts a check in the place of each statement that ends on a line with an expectation."""
+    """Replaces each statement that ends on a line with an expected result by a check."""
 
     def __init__(self, name: str, expectations: dict[int, _Expected], unreached: dict[int, str]) -> None:
         self._name = name
@@ -207,7 +207,7 @@ def compare(where: str, expected: str, got: str) -> None:
 
 
 def main(path: Path, name: str) -> int:
-    """Run one page in this process, and say how it went."""
+    """Run one page in this process, and return the exit status."""
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     warnings.simplefilter("error")
     unseen: list[str] = []

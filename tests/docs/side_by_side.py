@@ -1,4 +1,4 @@
-"""Runs the same script under another library and under ours, and notes what each does: calls, instants, end."""
+"""Runs the same script under another library and under ours, and records the calls, their instants and the outcome."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from resilience.testing import script, virtual_time
 
 Function = Callable[..., Any]
 
-#: Where random numbers lie within their bounds: what depends on chance is compared at both ends and between them.
+#: The positions of random numbers within their bounds: results are compared at both ends, and between them.
 SHARES = (0.0, 0.5, 1.0)
 
 
 @dataclass
 class Run:
-    """What one library did.
+    """The run of one library.
 
     :param at: the instants of the calls, in seconds from the first.
-    :param end: what came out: the value, or the exception.
+    :param end: the outcome: the value, or the exception.
     """
 
     at: list[float]
@@ -47,7 +47,7 @@ class Run:
 
 
 class Clock:
-    """A clock that only sleeping moves."""
+    """A clock that only sleeps advance."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -64,7 +64,7 @@ class Clock:
 
 @contextmanager
 def their_time() -> Iterator[Clock]:
-    """Let the other libraries run on a clock of their own."""
+    """Let the other libraries run on their own clock."""
     clock = Clock()
 
     class Dates(datetime.datetime):
@@ -84,7 +84,7 @@ def their_time() -> Iterator[Clock]:
 
 @contextmanager
 def chance(share: float) -> Iterator[None]:
-    """Let every random number lie at this share of its bounds."""
+    """Let every random number lie at this position within its bounds."""
     with (
         mock.patch.object(random, "uniform", lambda low, high: low + share * (high - low)),
         mock.patch.object(random, "random", return_value=share),
@@ -105,7 +105,7 @@ def theirs(wrapped: Callable[[Function], Function], *steps: Any) -> Run:
 
 
 def ours(wrapped: Callable[[Function], Function], *steps: Any) -> Run:
-    """Run a script under a policy of ours."""
+    """Run a script under one of our policies."""
     function = script(*steps)
     with virtual_time():
 
@@ -117,7 +117,7 @@ def ours(wrapped: Callable[[Function], Function], *steps: Any) -> Run:
 
 
 def same(their: Callable[[Function], Function], our: Callable[[Function], Function], *steps: Any) -> tuple[Run, Run]:
-    """Assert that both call at the same instants and end in the same way, whatever chance says."""
+    """Assert that both call at the same instants and have the same outcome, for all random numbers."""
     runs = None
     for share in SHARES:
         with chance(share):
@@ -136,7 +136,7 @@ def _end(function: Function) -> object:
 
 
 def rows_of(page: str, section: str) -> dict[str, str]:
-    """Return the rows of a section's table: what is written on the left, and on the right."""
+    """Return the rows of a section's table: left cell -> right cell."""
     table = page.split(f"\n## From {section}\n")[1].split("\n## ")[0]
     rows = [line[2:-2].replace(r"\|", "\0").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {left.replace("\0", "|"): right.replace("\0", "|") for left, right in rows[1:] if left != section}

@@ -1,4 +1,4 @@
-"""What the tests of aiohttp share: a policy, a session, and how they make requests."""
+"""Shared by the tests of aiohttp: a policy, a session, and functions that make requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def session(
     read_body: bool = False,
     **options: Any,
 ) -> AsyncIterator[Any]:
-    """A session with one connection at most, so that who does not give it back is found out; and nothing may hang.
+    """Open a session with at most one connection, so that a leak makes the next request wait; nothing may hang.
 
     :param inside: middlewares between ours and the connection.
     """
@@ -40,7 +40,7 @@ def note(error: BaseException) -> str:
 
 
 async def attempt(request: Any) -> Any:
-    """What came out: the response, read, or the exception as a value."""
+    """Return the response, after reading it, or the exception as a value."""
     try:
         async with request as response:
             await response.read()

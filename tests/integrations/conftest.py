@@ -1,4 +1,4 @@
-"""What the integrations are tested against, where it is not a Python package."""
+"""Fixtures of the integrations' tests: programs, a server, sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integrations.servers import FlakyServer, flaky_server
 
 
 def program(name: str) -> str:
-    """The path of a program that a test needs. Where there is none, the test is skipped; in CI it fails."""
+    """Return the path of a program. If it is not installed, skip the test; in CI, let it fail."""
     path = shutil.which(name)
     if path is None:
         complain = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -31,7 +31,7 @@ def program(name: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function, and takes no world, in asyncio; or by an argument that can `run` it."""
+    """Run a coroutine function that takes no world in asyncio, or with an argument that has a method `run`."""
     test = pyfuncitem.obj
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
     if not inspect.iscoroutinefunction(test) or any(isinstance(it, World) for it in arguments.values()):
@@ -50,7 +50,7 @@ def server() -> Iterator[FlakyServer]:
 
 @pytest.fixture
 def session() -> Iterator[Make]:
-    """`session(policy, **options)` makes a session of requests that sends everything through the policy."""
+    """A function: `session(policy, **options)` makes a session of requests that sends everything through the policy."""
     made: list[requests.Session] = []
 
     def make(policy: Policy[Any] = QUICK, **options: Any) -> requests.Session:

@@ -1,6 +1,6 @@
-"""What the APIs of OpenAI and Anthropic answer, for the server in `servers.py` to give.
+"""Responses of the APIs of OpenAI and Anthropic, for the server in `servers.py`.
 
-As much of each as their SDKs need: a completion, a stream of events, an error, a list of two pages.
+They contain only what the SDKs need: a completion, a stream of events, an error, a list of two pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ANTHROPIC_PATH = "/v1/messages"
 
 
 def reply(body: object, status: int = 200, **headers: str) -> Answer:
-    """A JSON response; `retry_after="1"` is a header."""
+    """Return a JSON response; `retry_after="1"` is a header."""
     pairs = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status, {"Content-Type": "application/json", **pairs}, json.dumps(body).encode())
 
@@ -53,7 +53,7 @@ def _message(content: list[Any]) -> dict[str, Any]:
 
 
 def completion_stream(*texts: str, **how: Any) -> Answer:
-    """Chunks of a completion, one event each. `how`: `fault="cut"` or `drip=event`, as of an `Answer`."""
+    """Return the chunks of a completion, one event each. `how`: `fault="cut"` or `drip=event`, as for an `Answer`."""
     chunks = [
         {
             "id": "c1",
@@ -69,7 +69,7 @@ def completion_stream(*texts: str, **how: Any) -> Answer:
 
 
 def message_stream(*texts: str, **how: Any) -> Answer:
-    """The events of a message, a delta for each text."""
+    """Return the events of a message, with a delta for each text."""
     events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {**_message([]), "stop_reason": None}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},

@@ -1,4 +1,4 @@
-"""What the tests of requests share: a policy, and how they make requests."""
+"""Shared by the tests of requests: a policy, and functions that make requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def note(error: BaseException) -> str:
 
 
 def attempt(fn: Callable[[], requests.Response]) -> Any:
-    """What came out: the response, or the exception as a value."""
+    """Return the response, or the exception as a value."""
     try:
         return fn()
     except requests.RequestException as error:
@@ -39,7 +39,7 @@ def file_in_the_middle(data: bytes, path: Path) -> io.BufferedReader:
 
 
 class Recorder(BaseAdapter):
-    """An adapter that sends nothing and notes what it was given."""
+    """An adapter that sends nothing, and records its arguments."""
 
     def __init__(self) -> None:
         super().__init__()

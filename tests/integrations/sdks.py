@@ -1,6 +1,6 @@
-"""The SDKs of language models, imported where a test first uses them.
+"""The SDKs of language models, imported on first use.
 
-They take a second and a half, and every worker imports every test.
+Their imports take a second and a half, and every worker imports every test.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Later:
-    """A module that is imported with the first look at something in it."""
+    """A module that is imported when one of its attributes is first read."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,9 +1,9 @@
-"""Real servers for a test's own application: ASGI under uvicorn, WSGI under wsgiref, each on a loopback port.
+"""Real servers for an application of a test: ASGI under uvicorn, WSGI under wsgiref, each on a loopback port.
 
     with asgi_service(app) as url: ...
     with wsgi_service(app) as url: ...
 
-`exchange(url, data)` sends bytes as they are and returns what comes back until the server closes.
+`exchange(url, data)` sends raw bytes, and returns all bytes that the server sends before it closes the connection.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import uvicorn
 
-#: Seconds after which a test that waits for a server has failed.
+#: Seconds after which a wait for a server fails.
 PATIENCE: Final = 20.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn looks ten times a second whether it should exit; with hundreds of servers that adds up."""
+    """uvicorn that checks every 5 ms whether to exit, not every 100 ms, because tests run hundreds of servers."""
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -36,7 +36,7 @@ class _Uvicorn(uvicorn.Server):
 
 @contextlib.contextmanager
 def asgi_service(app: Any) -> Iterator[str]:
-    """Serve an ASGI application with uvicorn, in a thread of its own."""
+    """Serve an ASGI application with uvicorn, in its own thread."""
     config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, http="h11", ws="none")
     server = _Uvicorn(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -65,7 +65,7 @@ class _Quiet(WSGIRequestHandler):
 
 @contextlib.contextmanager
 def wsgi_service(app: Any) -> Iterator[str]:
-    """Serve a WSGI application with wsgiref, each request in a thread of its own."""
+    """Serve a WSGI application with wsgiref, each request in its own thread."""
     server = make_server("127.0.0.1", 0, app, _ThreadingWSGIServer, _Quiet)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001}, daemon=True)
     thread.start()
@@ -78,7 +78,7 @@ def wsgi_service(app: Any) -> Iterator[str]:
 
 
 def exchange(url: str, data: bytes) -> bytes:
-    """Send bytes, and return all that comes back until the server closes the connection."""
+    """Send bytes, and return all bytes that the server sends before it closes the connection."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""Bodies of requests that can be read but once, and do not show it, in all the forms that users have."""
+"""Bodies of requests that can be read only once without showing it, in all forms that users have."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.integrations.servers import PATIENCE
 
-#: What each of them holds.
+#: The content of each body.
 ONCE = b"once"
 
 
 class Slotted:
-    """An iterator that nobody can refer to weakly."""
+    """An iterator without support for weak references."""
 
     __slots__ = ("_pieces",)
 
@@ -32,7 +32,7 @@ class Slotted:
 
 
 class Asynchronous:
-    """An asynchronous iterator that is no generator."""
+    """An asynchronous iterator that is not a generator."""
 
     def __init__(self) -> None:
         self._pieces = [b"ce", b"on"]
@@ -47,7 +47,7 @@ class Asynchronous:
 
 
 class Stream:
-    """A stream that can be read, and nothing else."""
+    """A stream that can only be read."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO(ONCE)
@@ -65,7 +65,7 @@ class Stream:
 
 
 class SeekableStream(Stream):
-    """A file to whoever uses it as one, and of no type that says so."""
+    """An object with the methods of a file, but of no type of files."""
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         return self._file.seek(position, whence)
@@ -75,14 +75,14 @@ class SeekableStream(Stream):
 
 
 class Spool(tempfile.SpooledTemporaryFile[bytes]):
-    """Closes itself: none of the clients does."""
+    """A temporary file that closes itself, because no client does."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class SilentStream(SeekableStream):
-    """One whose `seek` does not say where it has come to."""
+    """A stream whose `seek` does not return the position."""
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> None:  # type: ignore[override]
         super().seek(position, whence)
@@ -111,7 +111,7 @@ ITERATORS: dict[str, Callable[[], Any]] = {
     "stream": Stream,
 }
 
-#: Files in a wider sense: they stand at their end after they were sent.
+#: Files in a wider sense, which are at their end after they were sent.
 FILES: dict[str, Callable[[], Any]] = {
     "memory": lambda: io.BytesIO(ONCE),
     "buffered memory": lambda: io.BufferedReader(io.BytesIO(ONCE)),
@@ -121,7 +121,7 @@ FILES: dict[str, Callable[[], Any]] = {
 
 
 class SlowFile(io.BytesIO):
-    """A file whose reading waits for the test."""
+    """A file whose `read` waits for the test."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)

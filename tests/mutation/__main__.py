@@ -1,14 +1,14 @@
-"""`python -m tests.mutation`: put one small fault after the other into the code, and see which ones no test notices.
+"""`python -m tests.mutation`: put small faults into the code, one at a time, and print those that no test notices.
 
     pip install cosmic-ray
-    python -m tests.mutation                                      # all modules below; an hour or so
+    python -m tests.mutation                                      # all modules below; about an hour
     python -m tests.mutation state/windows.py policies/retry.py   # some of them
-    python -m tests.mutation --sample 100                         # so many mutants, chosen at random
+    python -m tests.mutation --sample 100                         # 100 mutants, chosen at random
 
-A mutant is killed by a test that fails, by an error, or by running on for much longer than the tests do without a
-fault. Survivors are printed; those that `equivalent.py` explains are counted apart. Exit status 0 if there is no other.
+A mutant is killed if a test fails, if there is an error, or if the tests take much longer than without a fault.
+Survivors are printed; those that `equivalent.py` explains are counted separately. Exit status 0 if there are no others.
 
-Leave the files alone meanwhile: some mutants run in a copy of them.
+Do not change the files during a run: some mutants run in a copy of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLIGHTS = ["policies/test_single_flight.py", "policies/test_cache.py", "composi
 _STREAMS = ["streams", "testing/test_scripts.py"]
 _TIMEOUT = [f"policies/test_timeout{part}.py" for part in ("", "_tasks", "_cooperative")]
 
-#: What should see a fault in a module.
+#: The tests that should notice a fault in a module.
 TESTS = {
     "state/windows.py": ["state/test_windows.py", "state/test_trips.py", "state/test_circuit.py"],
     "state/trips.py": ["state/test_trips.py", "state/test_circuit.py", *_BREAKER],
@@ -96,8 +96,8 @@ TESTS = {
     ],
 }
 
-#: Tests that trace on their own, or start other processes, so that nobody can note what they come by: they see what
-#: has survived the others.
+#: Tests that use a tracer or start other processes, so that the lines that they run cannot be recorded. They run for
+#: mutants that have survived the other tests.
 APART = {
     "state/permits.py": ["state/test_permits_steps.py"],
     "policies/live_permits.py": ["composition/test_processes.py"],
@@ -111,7 +111,7 @@ APART = {
 
 @dataclass
 class Score:
-    """How the mutants of one module ended."""
+    """The results of the mutants of one module."""
 
     killed: int = 0
     equivalent: int = 0
@@ -123,7 +123,7 @@ class Score:
         return f"{faults + self.equivalent:7} {self.killed:7} {self.equivalent:11} {len(self.survivors):9} {share:>8}"
 
     def count(self, module: str, mutant: Mutant, killed: bool) -> None:
-        """Count a mutant; tell of one that should not have survived."""
+        """Count a mutant; print it if it has survived and is not equivalent."""
         if killed:
             self.killed += 1
         elif (module, mutant.before, mutant.after) in EQUIVALENT:
@@ -135,14 +135,14 @@ class Score:
 
 
 def try_all(module: str, faults: list[Mutant], workers: int) -> Score:
-    """Try the mutants of a module, in a process of their own: another module is imported without a fault."""
+    """Try the mutants of a module in a new process, so that other modules are imported without a fault."""
     score = Score()
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(read)
         with os.fdopen(write, "w") as pipe:
-            trials = Trials(module, faults, tests_of(module, APART), workers, tell(pipe, faults))
+            trials = Trials(module, faults, tests_of(module, APART), workers, reporter(pipe, faults))
             run(trials, tests_of(module, TESTS))
         os._exit(0)
     os.close(write)
@@ -159,8 +159,8 @@ def tests_of(module: str, which: dict[str, list[str]]) -> list[str]:
     return [f"tests/{name}" for name in which.get(module, [])]
 
 
-def tell(pipe: TextIO, faults: list[Mutant]) -> Report:
-    """Tell the other end of a pipe how a mutant ended."""
+def reporter(pipe: TextIO, faults: list[Mutant]) -> Report:
+    """Return a function that writes the result of a mutant to a pipe."""
 
     def report(mutant: Mutant, killed: bool) -> None:
         print(json.dumps([faults.index(mutant), killed]), file=pipe, flush=True)
@@ -172,7 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="mutation testing")
     parser.add_argument("modules", nargs="*", metavar="module", help=f"of {', '.join(TESTS)}")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--sample", type=int, help="try only so many mutants, chosen at random")
+    parser.add_argument("--sample", type=int, help="try only this number of mutants, chosen at random")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     faults = [

@@ -1,16 +1,16 @@
-"""Mutants that no test can kill, because they do what the code does, each with the reason."""
+"""Mutants that no test can kill, because they are equivalent to the code, each with the reason."""
 
 from __future__ import annotations
 
-_FALSE_ANYWAY = "the caller only asks whether it is true, and None is not"
-_RETURNS_NONE = "a function that comes to its end returns None"
-_FOR_CHECKERS = "the other side of the `or` is for type checkers: it is never reached"
-_QUICK_WAY = "a quick way to what the slow way finds as well"
-_OF_ROUNDING = "the instants differ by what is allowed for the rounding of sums"
+_FALSE_ANYWAY = "the caller only checks whether it is true, and None is false"
+_RETURNS_NONE = "a function that reaches its end returns None"
+_FOR_CHECKERS = "the other operand of the `or` is for type checkers, and is never evaluated"
+_QUICK_WAY = "a fast path to the result that the slow path finds as well"
+_OF_ROUNDING = "the instants differ by the tolerance for rounded sums"
 _NEVER_USED = "this bucket is never used"
-_NOTED_ONLY = "whether a later number is larger is all that is asked"
-_OF_MEMORY = "how many are made at a time is a matter of memory"
-_FLAG_STAYS_UP = "the flag stays up until the next caller, who settles and takes it down"
+_NOTED_ONLY = "the only check is whether a later number is larger"
+_OF_MEMORY = "how many are made at a time affects only memory"
+_FLAG_STAYS_UP = "the flag stays set until the next caller, who settles and clears it"
 
 _WINDOW = "window: Window = CountWindow({}) if self.window is None else TimeWindow(self.window)"
 _FIRST = "attempt = ctx if ctx.attempt == {} else ctx.child(attempt=1)"

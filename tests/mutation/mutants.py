@@ -1,9 +1,9 @@
-"""Small faults to put into a module, one at a time: each of them should turn some test red.
+"""Small faults to put into a module, one at a time. Each of them should make a test fail.
 
-Two thirds come from Cosmic Ray's operators: a comparison, a sum, a constant, a condition turned round. The rest
-is what a hurried edit leaves out: a statement, one side of `and` or `or`, a keyword argument.
+Two thirds come from Cosmic Ray's operators: another comparison, operator, constant, or an inverted condition. The
+others leave something out: a statement, one operand of `and` or `or`, a keyword argument.
 
-What is not code is left alone: annotations, decorators that only speak to type checkers, docstrings, overloads.
+Code without effect at run time stays unchanged: annotations, decorators for type checkers, docstrings, overloads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 
-#: Neighbours only: `<` for `<=` is a fault that somebody makes, `is` for `<` is one that every test sees.
+#: Only similar operators: `<` for `<=` is a realistic fault, `is` for `<` is one that every test notices.
 OPERATORS = [
     "core/AddNot",
     "core/ExceptionReplacer",
@@ -55,9 +55,9 @@ _FOR_CHECKERS = {"abstractmethod", "final", "overload", "override"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: where it is, and the lines before and after it.
+    """One fault: its line, and the text before and after it.
 
-    :param inside: whether it is in a function, and so in nothing that is made as the module is imported.
+    :param inside: whether it is in the body of a function, which does not run during the import of the module.
     """
 
     line: int
@@ -69,7 +69,7 @@ class Mutant:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Return every mutant of a module that is not the same program, each once, in the order of their lines."""
+    """Return all mutants of a module that are different programs, in the order of their lines."""
     seen = {_program(source), ""}
     found = []
     for operator, mutated in [*_from_cosmic_ray(source), *_left_out(source)]:
@@ -85,7 +85,7 @@ def _from_cosmic_ray(source: str) -> Iterator[tuple[str, str]]:
         for occurrence in itertools.count():
             try:
                 mutated = mutate_code(source, get_operator(name)(), occurrence)
-            except AttributeError:  # Cosmic Ray 8.7 knows no dotted name in `except (a.b, c):`
+            except AttributeError:  # Cosmic Ray 8.7 does not support a dotted name in `except (a.b, c):`
                 continue
             if mutated is None:
                 break
@@ -111,7 +111,7 @@ def _left_out(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
-    """All statements of a function but those of functions inside it, and what has no effect."""
+    """Yield all statements of a function, except those without effect and those of nested functions."""
     todo: list[ast.AST] = list(function.body)
     while todo:
         node = todo.pop()
@@ -123,13 +123,13 @@ def _statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[as
 
 
 def _without(call: ast.Call, keyword: ast.keyword) -> str:
-    """The call without one of its keyword arguments."""
+    """Return the source of a call without one of its keyword arguments."""
     shorter = ast.Call(call.func, call.args, [it for it in call.keywords if it is not keyword])
     return ast.unparse(shorter)
 
 
 def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
-    """The module with another text where the node was."""
+    """Return the source of the module with another text in place of a node."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.encode().splitlines(keepends=True)
@@ -138,18 +138,18 @@ def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
     return (head + text.encode() + tail).decode()
 
 
-# --- what is the same program ----------------------------------------------------------------
+# --- equal programs --------------------------------------------------------------------------
 
 
 def _program(source: str, *, outline: bool = False) -> str:
-    """What a module does, as text: without what only type checkers and readers see.
+    """Return the program of a module as text, without the parts for type checkers and readers.
 
-    :param outline: without what functions do when they are called.
+    :param outline: whether to leave out the bodies of functions.
     """
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return ""  # no program at all, so it is left out as one that has been seen
+        return ""  # not a program: it is left out like a program that was seen before
     return ast.dump(_CodeAlone(outline).visit(tree))
 
 
@@ -212,7 +212,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _mutant(operator: str, source: str, mutated: str) -> Mutant:
-    """A mutant, with the lines that differ, white space apart."""
+    """Return a mutant, with the lines that differ, without their white space."""
     old, new = source.splitlines(), mutated.splitlines()
     for tag, start, end, new_start, new_end in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
         if tag != "equal":

@@ -1,11 +1,11 @@
-"""Trying mutants: the tests of a module are collected once, and each mutant runs in a fork of that process.
+"""Runs the tests for each mutant: pytest collects the tests of a module once, and each mutant runs in a fork.
 
-There the functions of the module get the code of the mutant, and `linecache` its source, so that policies are lowered
-from it. A first fork, without a fault, notes which tests come by which line and how long each takes; a mutant then
-meets the tests that come by its line, the quickest first.
+In the fork, the functions of the module get the code of the mutant, and `linecache` gets its source, so that policies
+are lowered from it. A first fork, without a fault, records which tests run which lines, and how long each takes. A
+mutant then runs the tests of its line, the fastest first.
 
-What is made as the module is imported (constants, classes, decorators) cannot be given to a module that has been: such
-a mutant is imported, in a copy of the tree.
+Faults outside functions (in constants, classes, decorators) take effect only during an import, so these mutants are
+imported, in a copy of the tree.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 
-#: A test that uses so many times the time that it takes without a fault, and so many seconds more, loops.
+#: A test counts as looping after this multiple of its usual time, and these seconds of processor time more.
 TIMES, PROCESSOR_SECONDS = 3, 5
 
-#: So many seconds more, and a test that uses no processor waits for what never comes. A mutant of a lock or a queue
-#: may make every second test hang, so these seconds are most of the time that such a module takes.
+#: A test counts as hanging after this number of real seconds more. A mutant of a lock or a queue may make every second
+#: test hang, so such a module spends most of its time on these seconds.
 WAITING_SECONDS = 10
 
-#: Seconds that no test needs, and seconds that no mutant needs, whatever it does: the last resort.
+#: The limits in seconds of each test and of each mutant, as a last resort.
 LONGEST_TEST, LONGEST = 180, 1200
 
 _COPIED = ["resilience", "tests", "docs", "pyproject.toml"]  # tests compare pages with the code
@@ -60,9 +60,9 @@ _OPTIONS = [
     "-o",
     "faulthandler_timeout=0",
 ]
-_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is in memory already
+_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is already imported
 
-#: Told of each mutant, and whether it was killed.
+#: Called with each mutant, and whether it was killed.
 Report = Callable[[Mutant, bool], None]
 
 
@@ -71,7 +71,7 @@ class Trials:
     """A plugin of pytest that runs the collected tests once for each mutant, instead of once.
 
     :param module: the path of the module, as in `state/windows.py`.
-    :param apart: files of tests of which nobody can note what they come by. They see what has survived the others.
+    :param apart: files of tests whose lines cannot be recorded; they run for mutants that survive the others.
     """
 
     module: str
@@ -79,7 +79,7 @@ class Trials:
     apart: list[str]
     workers: int
     report: Report
-    _running: dict[int, tuple[Mutant, bool, float]] = field(default_factory=dict)  # by process: since when, too
+    _running: dict[int, tuple[Mutant, bool, float]] = field(default_factory=dict)  # by process, with its start
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -102,14 +102,14 @@ class Trials:
         return True
 
     def _check_a_new_interpreter(self, items: list[pytest.Item]) -> None:
-        """Without a fault the tests have to pass there too: or else it is not the faults that are found."""
+        """Check that the tests pass in a new interpreter without a fault: otherwise, every mutant would be killed."""
         files = [*_files_of(items), *self.apart]
         source = (ROOT / "resilience" / self.module).read_text(encoding="utf-8")
         no_fault = Mutant(0, "", "", "", source, inside=False)
         _must_pass(lambda: _import_and_run(self.module, no_fault, files, LONGEST_TEST), self.module)
 
     def _wait(self) -> tuple[Mutant, bool, int]:
-        """Wait for one that ends, and end one that does not."""
+        """Wait until a mutant ends, and kill those that take too long."""
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid:
@@ -126,7 +126,7 @@ class Trials:
 
     def _start(self, session: pytest.Session, survey: Survey, mutant: Mutant) -> int:
         name = "resilience." + self.module.removesuffix(".py").replace("/", ".")
-        items = survey.coming_by(mutant.line, session.items)
+        items = survey.of_line(mutant.line, session.items)
 
         def work() -> int:
             if mutant.inside and give_code(importlib.import_module(name), mutant.source):
@@ -137,7 +137,7 @@ class Trials:
 
 
 def run(trials: Trials, files: list[str]) -> None:
-    """Collect the tests, in a process of their own, and try the mutants of a module."""
+    """Collect the tests, and try the mutants of a module. Must be called in a new process."""
     os.chdir(ROOT)
     register_profile()
     code = pytest.main([*_OPTIONS, "--capture=no", "--no-summary", *files], plugins=[trials])
@@ -145,7 +145,7 @@ def run(trials: Trials, files: list[str]) -> None:
 
 
 def register_profile() -> None:
-    """The same examples each time, and no search for the smallest: nobody reads it."""
+    """Let hypothesis use the same examples each time, and not shrink them, because they are not shown."""
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases)
 
@@ -172,13 +172,13 @@ def _fork(work: Callable[[], int], *, quiet: bool = True) -> int:
 
 
 def _kill_group(leader: int) -> None:
-    """End a mutant and all that its tests have started: who is left over holds the pipe, whose end nobody sees then."""
+    """End a mutant and all processes that its tests have started, which would keep the pipe open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def _run(session: pytest.Session, items: list[pytest.Item], before: Callable[[str], object]) -> int:
-    """Run tests until one fails. `before` is called with the name of each."""
+    """Run tests until one fails, and call `before` with the name of each."""
     for item in items:
         before(item.nodeid)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -188,7 +188,7 @@ def _run(session: pytest.Session, items: list[pytest.Item], before: Callable[[st
 
 
 def give_code(module: ModuleType, source: str) -> bool:
-    """Give the functions of a module the code that they have in this source; false where one would not fit."""
+    """Give the functions of a module their code in this source; return false if one has other free variables."""
     file = str(module.__file__)
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     codes = {code.co_qualname: code for code in _codes(compile(source, file, "exec", dont_inherit=True))}
@@ -208,7 +208,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions of a module and the methods of its classes, whatever they are wrapped in."""
+    """Yield the functions of a module and the methods of its classes, and the functions that these wrap."""
     spaces = [vars(module), *(vars(it) for it in vars(module).values() if isinstance(it, type))]
     for value in [value for space in spaces for value in space.values()]:
         for it in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
@@ -223,13 +223,13 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 
 @dataclass(frozen=True)
 class Survey:
-    """Which tests come by which line of a module, and how long each takes."""
+    """The tests that run each line of a module, and the time of each test."""
 
     seconds: dict[str, float]
     by_line: dict[int, set[str]]
 
     def limit(self, test: str) -> None:
-        """Limit this process to what the next test may need: a mutant may loop, hang or fill the memory."""
+        """Limit this process to the needs of the next test, because a mutant may loop, hang or fill the memory."""
         seconds = TIMES * self.seconds.get(test, 30.0)
         used = resource.getrusage(resource.RUSAGE_SELF)
         processor = int(used.ru_utime + used.ru_stime + seconds) + PROCESSOR_SECONDS
@@ -239,18 +239,18 @@ class Survey:
 
     @property
     def longest(self) -> float:
-        """Seconds after which none of these tests is still at it, if nothing is wrong."""
+        """Seconds after which each of these tests has ended, unless it hangs."""
         return TIMES * max(self.seconds.values()) + WAITING_SECONDS
 
-    def coming_by(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
-        """The tests that come by a line, the quickest first; all of them where it runs as the module is imported."""
+    def of_line(self, line: int, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Return the tests that run a line, the fastest first; all tests if the line runs only during the import."""
         tests = self.by_line.get(line) or self.seconds.keys()
         chosen = [item for item in items if item.nodeid in tests]
         return sorted(chosen, key=lambda item: self.seconds[item.nodeid])
 
 
 def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Survey:
-    """Run the tests without a fault, and note what they come by."""
+    """Run the tests without a fault, and record the lines that they run."""
     with tempfile.TemporaryDirectory() as scratch:
         data, times = Path(scratch, "data"), Path(scratch, "times")
 
@@ -273,7 +273,7 @@ def _survey(session: pytest.Session, items: list[pytest.Item], file: Path) -> Su
 
 
 def _must_pass(work: Callable[[], int], module: str) -> None:
-    """Do work that has to succeed, in a fork. A busy machine may let a test wait in vain, so there are tries."""
+    """Do work that has to succeed, in a fork; try three times, because tests may time out on a busy machine."""
     for _ in range(3):
         pid = _fork(work, quiet=False)
         _, status = os.waitpid(pid, 0)
@@ -288,7 +288,7 @@ def _files_of(items: list[pytest.Item]) -> list[str]:
 
 
 class _Clock:
-    """A plugin of pytest that notes how long each test takes, and says why one fails."""
+    """A plugin of pytest that records how long each test takes, and prints why one fails."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -299,7 +299,7 @@ class _Clock:
             print(report.nodeid, report.longreprtext, sep="\n", file=sys.stderr)
 
 
-# --- what has to be imported -----------------------------------------------------------------
+# --- mutants that have to be imported --------------------------------------------------------
 
 _NEW_INTERPRETER = """
 import sys, pytest
@@ -310,7 +310,7 @@ sys.exit(pytest.main(sys.argv[2:], plugins=[Limit(float(sys.argv[1]))]))
 
 
 class Limit:
-    """A plugin of pytest that ends the process where a test takes longer than so many seconds."""
+    """A plugin of pytest that ends the process if a test takes longer than a number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

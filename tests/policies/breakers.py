@@ -1,4 +1,4 @@
-"""What the tests of circuit breakers share."""
+"""Shared by the tests of circuit breakers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
 
 class Other(Exception):
-    """An error that a breaker under test is not told to handle."""
+    """An error that the breaker under test does not handle."""
 
 
 async def fails(world: World, breaker: Policy[Any], error: BaseException | None = None, times: int = 1) -> Any:
-    """Make calls that fail; return what the last one came out with."""
+    """Make calls that fail; return the outcome of the last one."""
     for _ in range(times):
         result = await world.attempt(breaker, Script(error or Boom("no")).function())
     return result
 
 
 async def works(world: World, breaker: Policy[Any], times: int = 1) -> Any:
-    """Make calls that answer; return what the last one came out with."""
+    """Make calls that succeed; return the outcome of the last one."""
     for _ in range(times):
         result = await world.attempt(breaker, Script("fine").function())
     return result
 
 
 class Moves:
-    """An `on_transition` callback that remembers where the circuit went."""
+    """An `on_transition` callback that records the transitions."""
 
     def __init__(self) -> None:
         self.events: list[events.CircuitChanged] = []

@@ -1,4 +1,4 @@
-"""What the tests of bulkheads share."""
+"""Shared by the tests of bulkheads."""
 
 from __future__ import annotations
 

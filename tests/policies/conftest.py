@@ -1,4 +1,4 @@
-"""What holds for each test of a policy."""
+"""A check after each test of a policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience import Timeout
 
 @pytest.fixture(autouse=True)
 def _no_call_is_left_behind() -> Iterator[None]:
-    """The functions that a test walked away from have ended when the next one begins."""
+    """Wait until all functions that a test abandoned have ended, before the next test begins."""
     yield
     end = time.monotonic() + 5
     while Timeout.abandoned() and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What the machines of policies that wait have in common: tasks of one loop, in virtual time."""
+"""The base class of the state machines of policies that wait: tasks of one loop, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from resilience.testing import virtual_time
 
 
 class TasksInVirtualTime(RuleBasedStateMachine):
-    """Begins with `open`, in the rule that builds it."""
+    """Its first rule must call `open`."""
 
     def open(self) -> None:
-        """Enter virtual time, and make the loop."""
+        """Enter virtual time, and create the event loop."""
         self.virtual = virtual_time()
         self.clock = self.virtual.__enter__()
         self.loop = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ class TasksInVirtualTime(RuleBasedStateMachine):
         return hasattr(self, "tasks")
 
     def turn(self, seconds: float = 0.0) -> None:
-        """Let so much time pass, and then the tasks come as far as they can."""
+        """Let `seconds` pass, and then let the tasks run until all of them wait."""
 
         async def turns() -> None:
             await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""What the tests of retries share."""
+"""Shared by the tests of retries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.conftest import Script, World
 
 
 class Other(Exception):
-    """A failure that the policy under test is not told to handle."""
+    """A failure that the policy under test does not handle."""
 
 
 async def run(world: World, policy: Policy[Any], script: Script, ctx: Context | None = None) -> Any:
-    """Return what comes out of one execution: the value, or the exception as a value."""
+    """Run one execution; return the value, or the exception as a value."""
     return await world.attempt(policy, script.function(), ctx)
 
 
@@ -25,7 +25,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 class Response:
-    """A result that refuses truth and comparison, as SQL expressions and arrays do, and can be closed."""
+    """A result without a truth value and without equality, like SQL expressions and arrays, that can be closed."""
 
     retry_after: Any = None
 
@@ -54,7 +54,7 @@ def bad(response: Response) -> bool:
 
 
 class Told(Exception):
-    """An error that says when to come back."""
+    """An error with a `retry_after`."""
 
     def __init__(self, retry_after: Any) -> None:
         super().__init__()

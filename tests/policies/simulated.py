@@ -1,4 +1,4 @@
-"""Servers under load, in simulated time: what throttles and limits do to them. Repeated exactly by the seed."""
+"""Servers under load behind throttles and limits, in simulated time. The seed repeats a run exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resilience.testing import Simulation
 
 
 class Traffic(NamedTuple):
-    """What came to a backend, for each ten seconds: a mean per second."""
+    """The requests of a backend: the mean per second, for each ten seconds."""
 
     sent: list[float]
     accepted: list[float]
@@ -30,9 +30,9 @@ def throttled(
     capacity: Callable[[float], float] = lambda now: 100.0,
     seed: int = 5,
 ) -> Traffic:
-    """Clients come as a Poisson stream, `demand` a second; the backend accepts `capacity(now)`, and refuses the rest.
+    """Simulate a Poisson stream of clients, `demand` per second, and a backend that accepts `capacity(now)` per second.
 
-    It has a bucket of ten, and answers in 5 ms.
+    It has a token bucket of ten, answers in 5 ms, and refuses the other requests.
     """
     slots = int(seconds // 10)
     sent, accepted = [0] * slots, [0] * slots
@@ -75,9 +75,9 @@ CAPACITY = WORKERS / SERVICE
 
 
 class Goodput(NamedTuple):
-    """What clients got who came after the first quarter of the time.
+    """The results of the clients that arrived after the first quarter of the time.
 
-    :param share: what was answered in time, as a share of the capacity.
+    :param share: the requests that were answered in time, as a share of the capacity.
     :param mean: how many seconds an answer in time took.
     :param limits: the limit, second by second.
     """
@@ -94,10 +94,10 @@ def overloaded(
     slower: Callable[[float], float] = lambda now: 1.0,
     seed: int = 1,
 ) -> Goodput:
-    """Clients come as a Poisson stream of `load` times the capacity, and give up after a second.
+    """Simulate a Poisson stream of clients, of `load` times the capacity, who give up after a second.
 
-    The server has ten workers, and a queue without bound. It does not notice that a client has left. What it does takes
-    0.1 s on average (exponential), times `slower(now)`.
+    The server has ten workers and an unbounded queue, and does not notice that a client has left. A request takes 0.1 s
+    on average (exponential), times `slower(now)`.
     """
     good: list[float] = []
     limits: list[int] = []
@@ -141,7 +141,7 @@ def overloaded(
 
 
 def begun(limiter: RateLimiter, callers: int, closed_at: float, closed_for: float) -> list[float]:
-    """Return when each of so many callers begins who come at once, where the other side closes in the middle."""
+    """Return the instants at which concurrent callers begin, when the limiter is paused in between."""
     instants: list[float] = []
     with Simulation() as simulation:
 

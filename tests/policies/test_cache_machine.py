@@ -1,4 +1,4 @@
-"""A Cache against a plain model: sizes, ages, old values, failures of both kinds, forgetting."""
+"""A Cache compared with a simple model: sizes, ages, stale values, failures of both kinds, forgetting."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ KEYS = st.sampled_from("abcd")
 
 
 class Ignored(Exception):
-    """Is not answered with an old value."""
+    """A failure that is never answered with a stale value."""
 
 
 class Kept(Exception):
-    """Is kept, where there is no old value."""
+    """A failure that is cached, unless there is a stale value."""
 
 
 @dataclass
 class Known:
-    """What the model keeps for a key."""
+    """The entry of the model for a key."""
 
     outcome: Any
     kept_at: float
@@ -35,7 +35,7 @@ class Known:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """One caller after another; the model says what each gets, and whether a call is made."""
+    """Makes one call after another; the model predicts the result of each, and whether the function is called."""
 
     @initialize(ttl=st.integers(1, 5), stale=st.integers(0, 5), errors_ttl=st.integers(1, 3), size=st.integers(1, 5))
     def begin(self, ttl: int, stale: int, errors_ttl: int, size: int) -> None:
@@ -95,13 +95,13 @@ class CacheMachine(RuleBasedStateMachine):
             assert (type(got), got.args) == (type(wanted), wanted.args)
         else:
             assert got == wanted
-        for dropped in self.known.keys() - self.cache._entries.keys():  # to make room: any but the newest may be
+        for dropped in self.known.keys() - self.cache._entries.keys():  # evicted; any entry but the newest may be
             assert dropped != key
             assert len(self.cache._entries) == self.size
             del self.known[dropped]
 
     def expected(self, key: str, held: Known | None, outcome: Any) -> tuple[Any, bool]:
-        """Return what the caller has to get, and whether by a call; note what is kept of it."""
+        """Return the expected result, and whether the function is called; store the new entry of the model."""
         now = self.clock.now()
         fresh_for = 0.0 if held is None else self.errors_ttl if held.is_error else self.ttl
         if held is not None and now < held.kept_at + fresh_for:

@@ -1,4 +1,4 @@
-"""RateLimiter in use, against a model that keeps every use there ever was, and looks at all of them each time."""
+"""RateLimiter compared with a model that stores all uses, and checks all of them each time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Waiting:
 
 @dataclass
 class Model:
-    """Who begins when, from all that has begun."""
+    """Computes from all uses when each waiter begins."""
 
     rates: tuple[Rate, ...]
     uses: list[tuple[float, float]] = field(default_factory=list)  # (when, units)
@@ -41,7 +41,7 @@ class Model:
     queue: list[Waiting] = field(default_factory=list)
 
     def instant(self, uses: list[tuple[float, float]], cost: float, floor: float) -> float:
-        """Return the first instant that nothing is against."""
+        """Return the first instant that all limits allow."""
         candidates = {floor, self.closed_until, *(until for _, _, until in self.told)}
         for rate in self.rates:
             if rate.burst is None:
@@ -72,7 +72,7 @@ class Model:
         return True
 
     def plan(self) -> tuple[dict[int, float], list[tuple[float, float]], float]:
-        """Return when each who waits begins, and what will have been used then, and until when."""
+        """Return the instant at which each waiter begins, all uses after that, and the last of these instants."""
         uses, at, instants = list(self.uses), -inf, {}
         for it in self.queue:
             instants[it.name] = instant = self.instant(uses, it.cost, max(at, it.joined))
@@ -90,7 +90,7 @@ class Model:
 
 
 class LimiterInUse(TasksInVirtualTime):
-    """Tasks of one loop in virtual time. They begin at the very instants that the model says, or are refused."""
+    """Tasks of one loop in virtual time. They begin exactly at the instants of the model, or are refused."""
 
     @initialize(rates=st.sampled_from(CASES), max_wait=st.none() | st.sampled_from([0.0, 1.0, 3.0]))
     def build(self, rates: tuple[Rate, ...], max_wait: float | None) -> None:
@@ -104,7 +104,7 @@ class LimiterInUse(TasksInVirtualTime):
         self.rejected = 0
 
     def settle(self, seconds: float = 0.0) -> None:
-        """Let so much time pass, and then the tasks come as far as they can; and the model likewise."""
+        """Let `seconds` pass for the tasks and for the model, until all tasks wait."""
         end = self.clock.now() + seconds
         self.turn(seconds)
         while True:
@@ -174,14 +174,14 @@ class LimiterInUse(TasksInVirtualTime):
     @rule(remaining=st.integers(1, 3), seconds=st.sampled_from([2.5, 5.0]))
     def learn(self, remaining: int, seconds: float) -> None:
         now = self.clock.now()
-        if all(abs(now + seconds - until) > 1 for _, _, until in self.model.told):  # windows apart, which all hold
+        if all(abs(now + seconds - until) > 1 for _, _, until in self.model.told):  # separate windows, which all apply
             self.limiter.learn(remaining, seconds)
             self.model.told.append((now, remaining, now + seconds))
             self.counted_from(now)
         self.settle()
 
     def counted_from(self, now: float) -> None:
-        """What began at the very instant of an answer is in it: those of the model are counted from just after."""
+        """Let the model count only uses after `now`: an answer includes the calls that began at its own instant."""
         since, remaining, until = self.model.told.pop()
         self.model.told.append((since, remaining + sum(when == now for when, _ in self.model.uses), until))
 

@@ -1,4 +1,4 @@
-"""What the tests of timeouts share."""
+"""Shared by the tests of timeouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hanging(world: World) -> Callable[..., Awaitable[None]]:
 
 
 class Stopwatch:
-    """Seconds that really passed."""
+    """Measures real seconds."""
 
     def __enter__(self) -> Stopwatch:
         self.began = time.monotonic()

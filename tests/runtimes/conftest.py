@@ -1,4 +1,4 @@
-"""Calls that are walked away from: what the tests of runtimes share."""
+"""Abandoned calls, for the tests of runtimes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 60.0
 
 
 def until(true: Callable[[], object]) -> None:
-    """Wait for something that another thread is about to bring about."""
+    """Wait for a condition that another thread is about to fulfil."""
     end = time.monotonic() + 5
     while not true():
         assert time.monotonic() < end, "waited in vain"
@@ -26,8 +26,8 @@ def until(true: Callable[[], object]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left_behind() -> Iterator[None]:
-    """Every test begins and ends without an abandoned call."""
+def no_call_is_left_behind() -> Iterator[None]:
+    """Wait before and after each test until no abandoned call is running."""
     until(lambda: Timeout.abandoned() == 0)
     yield
     until(lambda: Timeout.abandoned() == 0)
@@ -35,14 +35,14 @@ def nobody_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hanging functions wait for; opened after the test."""
+    """An event for which hanging functions wait; set after the test."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def abandon(gate: threading.Event, count: int = 1) -> None:
-    """Walk away from so many calls."""
+    """Abandon this number of calls."""
     for _ in range(count):
         with pytest.raises(TimeoutExceeded):
             Timeout(SHORT).call(gate.wait, 10)

@@ -1,4 +1,4 @@
-"""What one sees of a call under a policy: lowered, driven and in a task of asyncio."""
+"""The observable results of a call under a policy: lowered, driven, and in an asyncio task."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ WAYS = ("lowered", "driven", "asyncio")
 
 
 class Oops(ValueError):
-    """Can be referred to weakly, as all exceptions here."""
+    """An exception class in Python, so that weak references to it are possible, as to all exceptions here."""
 
 
 class Lost(KeyError):
-    """Another one."""
+    """Another exception."""
 
 
 class Stopped(StopIteration):
-    """What a function may raise in blocking code only."""
+    """An exception that a function may raise only in blocking code."""
 
 
 class Interrupted(BaseException):
-    """No outcome."""
+    """An exception that is not an outcome."""
 
 
 @contextmanager
 def run_as(way: str) -> Iterator[None]:
-    """Lower what is composed from now on, or do not."""
+    """Switch lowering on or off for chains that are composed in this block."""
     before, lowering.enabled = lowering.enabled, way == "lowered"
     try:
         yield
@@ -51,7 +51,7 @@ def is_lowered(policy: Policy[Any]) -> bool:
 
 
 class Seen(NamedTuple):
-    """What came of a call."""
+    """The observable results of a call."""
 
     value: Any
     errors: list[tuple[Any, ...]]
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Executes a function under policies, and says what one sees of it. It has an event loop for all calls."""
+    """Executes functions under policies, and returns the observable results. It has one event loop for all calls."""
 
     def __init__(self) -> None:
         self.runner = asyncio.Runner()
@@ -75,7 +75,7 @@ class Observer:
         compose: Callable[[Policy[Any]], Policy[Any]] = lambda policy: policy,
         listening: bool = False,
     ) -> Seen:
-        """Let the function take these steps, the last one for ever, under what is composed of the module's policy."""
+        """Execute a function with these steps, the last one repeated, under policies around the module's policy."""
         script, heard = Script(steps), list[Any]()
         fn = script.later if way == "asyncio" else script.now
         module.LOG.clear()
@@ -84,7 +84,7 @@ class Observer:
         try:
             with run_as(way):
                 seen = self._outcome(module, lambda: compose(module.Shape()).execute(fn))
-            assert script.alive() == [], "nothing is left to the cyclic collector"
+            assert script.alive() == [], "an error is in a reference cycle"
         finally:
             gc.enable()
             unsubscribe()
@@ -101,7 +101,7 @@ class Observer:
 async def _caught(module: Any, coroutine: Any) -> tuple[Any, list[Any], list[Any]]:
     try:
         return await coroutine, [], []
-    except BaseException as error:  # here, as asyncio keeps it in a cycle
+    except BaseException as error:  # here, because asyncio keeps it in a reference cycle
         return _described(module, error)
 
 
@@ -110,7 +110,7 @@ def _described(module: Any, error: BaseException) -> tuple[Any, list[Any], list[
 
 
 class Script:
-    """What the function does: it returns a step, or raises one, and knows which of its errors are still alive."""
+    """The steps of the function, which returns or raises one per call. It tracks which errors are still alive."""
 
     def __init__(self, steps: Sequence[Any]) -> None:
         self.calls = 0
@@ -132,7 +132,7 @@ class Script:
     async def later(self, ctx: Context) -> Any:
         return self.now(ctx)
 
-    later.__qualname__ = now.__qualname__  # it is the operation
+    later.__qualname__ = now.__qualname__  # the operation
 
     def alive(self) -> list[Any]:
         return [type(ref()) for ref in self._raised if ref() is not None]
@@ -156,6 +156,6 @@ def _chain(error: BaseException | None) -> Iterator[tuple[Any, ...]]:
 
 
 def _frames(error: BaseException, module: Any) -> list[tuple[str, int | None]]:
-    """Those of the module. What left a method as RuntimeError, by PEP 479, has left no trace in a coroutine."""
+    """Return the frames of the module, except those at `async def`: only a lowered method has one, for PEP 479."""
     frames = [it for it in traceback.extract_tb(error.__traceback__) if it.filename == module.__file__]
     return [(it.name, it.lineno) for it in frames if not (it.line or "").startswith("async def")]

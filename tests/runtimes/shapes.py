@@ -7,7 +7,7 @@ import linecache
 import textwrap
 import types
 
-#: What the generated policies stand on.
+#: The beginning of each generated module.
 MODULE = '''\
 import logging
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ word = "global"
 around = "a global of its name"
 
 class Done:
-    """An awaitable that has nothing to wait for, and is no coroutine."""
+    """An awaitable that never suspends, and is not a coroutine."""
     def __init__(self, value):
         self.value = value
     def __await__(self):
@@ -83,9 +83,9 @@ _numbers = itertools.count()
 
 
 def load(shape: str) -> types.ModuleType:
-    """Make a module that holds the policy; its source is known as that of an interactive session is.
+    """Make a module with the policy. Its source is in `linecache`, like that of an interactive session.
 
-    :param shape: the module's last lines, the class's, or those of its `around`.
+    :param shape: the last lines of the module, of the class, or of its `around`.
     """
     text = textwrap.dedent(shape)
     if "class Shape" not in text:
@@ -99,7 +99,7 @@ def load(shape: str) -> types.ModuleType:
     return module
 
 
-#: A plain function does the same.
+#: Shapes that are lowered, because a plain function does the same.
 LOWERED = {
     "passes on": "return await call(ctx)",
     "statements of many kinds": """
@@ -223,7 +223,7 @@ LOWERED = {
     """,
 }
 
-#: It might not.
+#: Shapes that are driven, because a plain function might not do the same.
 DRIVEN = {
     "locals": "return sorted(locals()), await call(ctx)",
     "eval": "return eval('self.name'), await call(ctx)",

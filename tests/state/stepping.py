@@ -1,11 +1,11 @@
-"""Running code one bytecode instruction at a time, to put something else between any two of them.
+"""Runs code one bytecode instruction at a time, so that other code can run between any two instructions.
 
-Two things can come in between. Another *thread*, wherever the interpreter switches: `interleave` runs
-several functions in threads of which one moves at a time, and hands over exactly where it is told to.
-And the same thread, wherever it collects garbage or handles a signal: `interrupted` calls a function
-at the n-th place where that can happen.
+Two kinds of code can run in between. First, another *thread*, wherever the interpreter switches: `interleave` runs
+several functions in threads, of which only one moves at a time, and switches after a given number of steps. Second,
+code in the same thread, wherever it collects garbage or handles a signal: `Interruption` calls a function at the n-th
+place where that can happen.
 
-Nothing here waits for time to pass: the same orders come out on every run.
+Nothing here depends on time, so each run has the same order.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 
 RLOCKS = (type(threading.RLock()), threading._PyRLock, type(threading.Lock()))  # type: ignore[attr-defined]
 
-#: After one of these CPython looks whether there is a signal to handle or garbage to collect. Before 3.12
-#: it collects where memory is asked for: inside of calls, and in BUILD_*.
+#: After one of these, CPython checks for a signal to handle or garbage to collect. Before 3.12, it collects during an
+#: allocation: inside calls, and in BUILD_*.
 _BREAKS = ("CALL", "JUMP_BACKWARD", "BUILD")
 
-#: A step ends before one of these. The others touch nothing but the frame's own variables: whether another
-#: thread comes before or after them makes no difference.
+#: A step ends before one of these. All other instructions use only the frame's own variables, so it makes no difference
+#: whether another thread runs before or after them.
 _SHARED = ("LOAD_ATTR", "STORE_ATTR", "DELETE_ATTR", "LOAD_METHOD", "CALL", "CONTAINS", "BINARY_SUBSCR", "BEFORE_WITH")
 
-#: Seconds after which a thread that does not come back is said to hang.
+#: Seconds after which a thread counts as hanging.
 PATIENCE = 30.0
 
-#: `sys.settrace` with opcodes in two threads at once ends in a segmentation fault of the interpreter there (seen on
-#: 3.12.1, in `_start_tracing`); 3.11 and 3.13 do not, and step through the same code.
+#: In 3.12, `sys.settrace` with opcodes in two threads at once crashes the interpreter (seen on 3.12.1, in
+#: `_start_tracing`); 3.11 and 3.13 do not crash, and step through the same code.
 TRACING_CRASHES = sys.version_info[:2] == (3, 12)
 
-#: More steps than anything here makes.
+#: More steps than any function here makes.
 TO_THE_END = 1 << 30
 
 _names: dict[CodeType, dict[int, str]] = {}
@@ -48,7 +48,7 @@ def _name_at(code: CodeType, offset: int) -> str:
 
 
 def _start_tracing(files: frozenset[str], at_instruction: Callable[[FrameType], None]) -> None:
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 looks for one such frame when tracing starts
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 needs one such frame when tracing starts
     sys.settrace(_trace(files, at_instruction))
 
 
@@ -61,7 +61,7 @@ def _trace(files: frozenset[str], at_instruction: Callable[[FrameType], None]) -
     def begin(frame: FrameType, kind: str, argument: object) -> Callable[..., Any] | None:
         if frame.f_code.co_filename not in files:
             return None
-        frame.f_trace = local  # before the next line, or CPython 3.13 forgets it
+        frame.f_trace = local  # before the next line: otherwise, CPython 3.13 ignores that line
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return local
@@ -73,11 +73,11 @@ def _trace(files: frozenset[str], at_instruction: Callable[[FrameType], None]) -
 
 
 class Deadlock(AssertionError):
-    """Everybody waits for a lock that somebody else holds."""
+    """All actors wait for locks that other actors hold."""
 
 
 class SteppedLock:
-    """A reentrant lock that tells the stage when an actor has to wait for it."""
+    """A reentrant lock at which an actor hands over to the stage if it has to wait."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -87,7 +87,7 @@ class SteppedLock:
     def acquire(self) -> bool:
         actor = self._stage.on
         while self.owner is not None and self.owner is not actor:
-            assert actor is not None, "the test itself uses what an actor has locked"
+            assert actor is not None, "the test itself needs a lock that an actor holds"
             actor.wait_for(self)
         self.owner = actor
         self._depth += 1
@@ -106,7 +106,7 @@ class SteppedLock:
 
 
 class Actor:
-    """A function in a thread, which moves only while it is told to."""
+    """A function in a thread, which moves only during `go`."""
 
     def __init__(self, stage: Stage, function: Callable[[], object]) -> None:
         self._stage = stage
@@ -124,7 +124,7 @@ class Actor:
         self._thread.start()
 
     def go(self, steps: int) -> None:
-        """Make so many steps, or as many as there are before the end or a lock."""
+        """Make this number of steps, or fewer up to the end or a lock that is held."""
         self._left = steps
         self.waits_for = None
         self._stage.on = self
@@ -166,23 +166,23 @@ class Actor:
 
 
 class Stage:
-    """Where the actors are: one is on, the others stand still."""
+    """The actors, of which one moves while the others stand still."""
 
     def __init__(self, *modules: ModuleType) -> None:
         self.files = frozenset(str(module.__file__) for module in modules)
         self.on: Actor | None = None
 
     def give_locks(self, thing: object) -> None:
-        """Replace every lock that `thing` has by one that the stage knows of."""
+        """Replace each lock of `thing` by a `SteppedLock`."""
         attributes = [*getattr(thing, "__slots__", ()), *getattr(thing, "__dict__", {})]
         for name in attributes:
             if isinstance(getattr(thing, name, None), RLOCKS):
                 setattr(thing, name, SteppedLock(self))
 
     def interleave(self, functions: Sequence[Callable[[], object]], cuts: Sequence[int]) -> list[int]:
-        """Let each function make as many steps as its cut says, in turn; then let all of them come to their end.
+        """Let each function in turn make the number of steps in `cuts`; then let all of them run to their end.
 
-        Returns how many steps each of them made in all.
+        Returns the total number of steps of each function.
         """
         actors = [Actor(self, function) for function in functions]
         for actor, cut in zip(actors, cuts, strict=False):
@@ -204,7 +204,7 @@ class Stage:
 
 
 class Interruption:
-    """Calls `function` at the n-th place, from 0, where the thread may be interrupted; once."""
+    """Calls `function` once, at the n-th place (from 0) where the thread may be interrupted."""
 
     def __init__(self, modules: Sequence[ModuleType], place: int, function: Callable[[], object]) -> None:
         self._files = frozenset(str(module.__file__) for module in modules)
@@ -215,7 +215,7 @@ class Interruption:
         self.happened = False
 
     def around(self, function: Callable[[], object]) -> None:
-        """Run `function` in a thread of its own (the tracer of the test's thread stays), and interrupt it."""
+        """Run `function` in a new thread, so that the tracer of the test's thread stays, and interrupt it."""
         box: list[BaseException] = []
 
         def run() -> None:
@@ -244,5 +244,5 @@ class Interruption:
             return
         if self._seen == self._place and not self.happened:
             self.happened = True
-            self._function()  # not traced: the interpreter traces no tracer
+            self._function()  # not traced, because the interpreter does not trace a tracer
         self._seen += 1

@@ -1,4 +1,4 @@
-"""A source of items that loses its connection, in virtual time: once without a word, once with an error."""
+"""A source of items that loses its connection twice, in virtual time: once silently, once with an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SILENT, LOST = 30, 60
 
 
 async def read(*, after: int = 0) -> AsyncIterator[int]:
-    """Bring the numbers up to 100, ten a second; after 30 nothing comes any more, after 60 an error."""
+    """Yield the numbers up to 100, ten per second. Hang after 30, and raise an error after 60."""
     for number in range(after + 1, LAST + 1):
         await asyncio.sleep(EVERY)
         yield number
@@ -26,7 +26,7 @@ async def read(*, after: int = 0) -> AsyncIterator[int]:
 
 
 def handed_out(seconds: float, **settings: Any) -> tuple[list[float], str]:
-    """Return the instants at which a consumer gets its items, and how that ends: `"all"`, `"waits"`, or an error."""
+    """Return the instants at which a consumer gets its items, and the end: `"all"`, `"waits"`, or an error."""
     instants: list[float] = []
     ended = "waits"
 

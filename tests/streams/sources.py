@@ -1,4 +1,4 @@
-"""What the tests of streams share: sources that follow scripts, and how a stream is consumed in each runtime."""
+"""Shared by the tests of streams: sources that follow scripts, and consumers of streams for each runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import Boom, World
 
 
 class Source:
-    """A generator function that follows one script in each call: brings items, waits (`None`), raises."""
+    """A generator function that follows one script in each call: it yields items, and raises exceptions."""
 
     def __init__(self, world: World, *scripts: list[Any]) -> None:
         self.world = world
@@ -65,7 +65,7 @@ class Consumed:
             await self.stream.aclose()
 
     async def all(self, into: list[Any] | None = None) -> list[Any]:
-        """Return all items; note them one by one, for one that fails."""
+        """Return all items. Add them to `into` one by one, for a stream that fails."""
         got = [] if into is None else into
         if self.world.blocking:
             got.extend(self.stream) if into is None else [got.append(it) for it in self.stream]
@@ -80,7 +80,7 @@ def streamed(world: World, policy: Policy[Any], source: Source, **limits: Any) -
 
 
 async def outcome(stream: Consumed) -> tuple[list[Any], Any]:
-    """Return the items, and what the stream failed with."""
+    """Return the items, and the error of the stream, if any."""
     got: list[Any] = []
     try:
         await stream.all(got)

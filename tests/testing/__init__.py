@@ -1,1 +1,1 @@
-"""The kit that users test with."""
+"""Tests of the tools for users' tests."""

@@ -1,4 +1,4 @@
-"""What the tests of virtual time share."""
+"""Shared by the tests of virtual time."""
 
 from __future__ import annotations
 

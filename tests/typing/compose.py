@@ -1,4 +1,4 @@
-"""What a pipeline may answer, as the type checkers see it. Read by test_types.py; not run."""
+"""The types of a pipeline's answers, as type checkers see them. Read by test_types.py; not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of an execution, as the type checkers see it. Read by test_types.py; not run."""
+"""The types of the results of executions, as type checkers see them. Read by test_types.py; not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the policies, their blocks, and policies of one's own. Read by test_types.py; not run."""
+"""The settings of the policies, their blocks, and users' policies. Read by test_types.py; not run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.typing.execute import afetch, fetch
 T = TypeVar("T")
 
 
-# --- what one may write ----------------------------------------------------------------------
+# --- permitted settings ----------------------------------------------------------------------
 
 
 class Response:
@@ -141,7 +141,7 @@ def settings() -> None:
 
 
 class Fixed:
-    """An algorithm of one's own."""
+    """A user's algorithm."""
 
     def update(self, limit: float, sample: Sample) -> float:
         assert_type(sample.latency, float)
@@ -245,12 +245,12 @@ async def blocks() -> None:
 
 
 def a_block_that_does_not_swallow() -> int:
-    """A checker knows that what comes after these is never reached without a return."""
+    """Type checkers know that these blocks swallow no exception, so that the end is never reached without a return."""
     with deadline(1.0), CircuitBreaker().guard(), Bulkhead(1).slot():
         return 1
 
 
-# --- policies of one's own -------------------------------------------------------------------
+# --- users' policies -------------------------------------------------------------------------
 
 
 class Plain(Policy):

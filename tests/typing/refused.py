@@ -1,6 +1,6 @@
-"""What both type checkers have to refuse. Read by test_types.py; not run.
+"""Code that both type checkers must refuse. Read by test_types.py; not run.
 
-Every line that ends in an ignore has to be an error for both: ignores that are not needed are errors.
+Each line with an `ignore` must be an error for both, because an `ignore` that is not needed is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of the page, which are looked up by what they begin with, and names that their code uses."""
+"""The rows of the page, which are looked up by the beginning of their text, and names that their code uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Check = Callable[[str, str], None]
 
 
 def row(library: str, *lefts: str) -> Callable[[Check], Check]:
-    """Mark the test of rows, which are named by what they begin with."""
+    """Mark the test of rows, which are named by the beginning of their text."""
 
     def mark(check: Check) -> Check:
         TESTED.update({(library, left): check for left in lefts})
@@ -33,7 +33,7 @@ def row(library: str, *lefts: str) -> Callable[[Check], Check]:
 
 
 def cases(library: str) -> list[Any]:
-    """The rows of a library, each with its test. A row without one is a promise that nothing checks."""
+    """Return the rows of a library, each with its test. A row without a test is an error."""
     rows, found = ROWS[library], {}
     for (of, left), check in TESTED.items():
         if of == library:
@@ -46,7 +46,7 @@ def cases(library: str) -> list[Any]:
 
 
 class Asks(Exception):
-    """Says how long to wait, in the way of each library."""
+    """An error with a delay, as each of the libraries expects it."""
 
     seconds = 7.0
     retry_after = 7.0
@@ -78,5 +78,5 @@ NAMES: dict[str, Any] = {
 
 
 def written(code: str, names: dict[str, Any] = NAMES) -> Any:
-    """Return what a piece of the page evaluates to."""
+    """Evaluate a piece of code from the page."""
     return eval(code, dict(names))

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over the DevTools protocol: what it shows, what it complains about, what it looks like.
+"""Headless Chromium, driven over the DevTools protocol: the state of a page, its errors, and screenshots.
 
 async with browser(program("chromium"), folder) as chromium:
     page = await chromium.open("http://127.0.0.1:8765/")
@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 
-#: Seconds after which a test that waits for the browser has failed.
+#: Seconds after which a wait for the browser fails.
 PATIENCE = 60.0
 
 _FLAGS = """
@@ -40,7 +40,7 @@ class Page:
         self.complaints: list[str] = []  # errors and warnings of the console, violations of the CSP, exceptions
 
     async def read(self) -> None:
-        """Take in what the browser says, until it ends."""
+        """Receive the messages of the browser until it ends."""
         async for message in self._socket:
             said = json.loads(message.data)
             if "id" in said:
@@ -83,7 +83,7 @@ class Page:
         return value
 
     async def look(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Be a screen of that size."""
+        """Set the size and the colour scheme of the screen."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
         await self.ask(
@@ -91,12 +91,12 @@ class Page:
         )
 
     async def picture(self) -> bytes:
-        """Return what is seen, as PNG."""
+        """Return a screenshot as PNG."""
         return base64.b64decode((await self.ask("Page.captureScreenshot", format="png"))["data"])
 
 
 class Chromium:
-    """A browser that runs."""
+    """A running browser."""
 
     def __init__(self, session: aiohttp.ClientSession, port: int) -> None:
         self._session = session
@@ -136,12 +136,12 @@ async def browser(path: str, profile: Path) -> AsyncIterator[Chromium]:
                 await chromium.close()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its helpers are of its group
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
         process.wait()
 
 
 async def _port_of(profile: Path, process: subprocess.Popen[bytes]) -> int:
-    """Wait until the browser listens, and return where."""
+    """Wait until the browser listens, and return the port."""
     file = profile / "DevToolsActivePort"
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while True:

@@ -14,7 +14,7 @@ from tests.integrations.dashboard.requests import STANDING
 
 @pytest.fixture(autouse=True)
 def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note who listens: `heard(kind)`."""
+    """Record the active subscriptions, for `heard(kind)`."""
     really_subscribe = events.subscribe
 
     def subscribe(listener: events.Listener, *kinds: type[events.Event]) -> Callable[[], None]:
@@ -34,7 +34,7 @@ def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Dashboard]]:
-    """`make(*policies)` is a dashboard with quick updates that is closed after the test."""
+    """A function: `make(*policies)` returns a dashboard with fast updates that is closed after the test."""
     made: list[Dashboard] = []
 
     def dashboard(*policies: Any, **options: Any) -> Dashboard:

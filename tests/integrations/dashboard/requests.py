@@ -1,4 +1,4 @@
-"""Requests to the dashboard as ASGI calls made by hand, or to one that is served."""
+"""Requests to the dashboard: direct ASGI calls, or over HTTP to one that is served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Boom
 
 
 class Answer:
-    """What the application sent in answer to one request."""
+    """The application's response to one request."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -27,13 +27,13 @@ class Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            assert len(self.headers) == len(message["headers"]), "no header twice"
+            assert len(self.headers) == len(message["headers"]), "a header was sent twice"
         else:
             self.body += message["body"]
             self.is_whole = not message.get("more_body", False)
 
     def sent(self) -> list[dict[str, str]]:
-        """The server-sent events so far, as the fields of each."""
+        """Return the fields of each server-sent event so far."""
         blocks = [block for block in self.body.decode().split("\n\n")[:-1] if not block.startswith(":")]
         return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
 
@@ -51,7 +51,7 @@ def scope(path: str = "/", method: str = "GET", root: str = "", **headers: str) 
 
 
 async def ask(app: Dashboard, path: str = "/", method: str = "GET", root: str = "", **headers: str) -> Answer:
-    """Make one request that is answered at once."""
+    """Make a request that is answered at once."""
     answer = Answer()
     await app(scope(path, method, root, **headers), anyio.sleep_forever, answer.take)  # type: ignore[arg-type]
     assert answer.is_whole
@@ -59,7 +59,7 @@ async def ask(app: Dashboard, path: str = "/", method: str = "GET", root: str = 
 
 
 class Viewer:
-    """Somebody who has the stream open, for the time of a block."""
+    """A viewer who has the event stream open during a block."""
 
     def __init__(self, app: Dashboard, **headers: str) -> None:
         self._app = app
@@ -110,12 +110,12 @@ def fail(message: str = "reset") -> Callable[[Context], None]:
 
 @contextlib.contextmanager
 def served(*policies: Any, **options: Any) -> Iterator[Served]:
-    """Serve a dashboard with quick updates on a free port."""
+    """Serve a dashboard with fast updates on a free port."""
     with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as it:
         yield it
 
 
-#: The kinds of each subscription that stands, while `subscriptions` counts them.
+#: The kinds of each active subscription, as recorded by the fixture `subscriptions`.
 STANDING: list[tuple[type[events.Event], ...]] = []
 
 
@@ -125,7 +125,7 @@ def heard(kind: type[events.Event]) -> bool:
 
 
 async def has_room(app: Dashboard) -> bool:
-    """Whether one more may look."""
+    """Whether the dashboard admits another viewer."""
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: it.status in (200, 503))
         return viewer.answer.status == 200

@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a database may be."""
+    """The path of a database that does not exist yet."""
     return tmp_path / "test.db"
 
 

@@ -1,7 +1,7 @@
-"""The ways in which a unit of work reaches a database: each driver, and sessions and connections of SQLAlchemy.
+"""The ways in which a unit of work reaches a database: each driver, and SQLAlchemy's sessions and connections.
 
-A test is written once, as `async def`. Where the unit is blocking it runs in a thread, and what the unit awaits has
-finished by then.
+A test is written once, as `async def`. A blocking unit runs in a thread, where everything that it awaits has already
+finished.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from resilience.integrations import dbapi, sqlalchemy
 from tests.conftest import drive
 from tests.integrations.databases.sqlite import FOREVER, LONG
 
-#: What a unit does: it is given what executes a statement.
+#: The work of a unit: it gets a function that executes a statement.
 Work = Callable[[Callable[[str], Awaitable[list[Any]]]], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A driver, and what of SQLAlchemy stands before it: nothing, an engine, or a session."""
+    """A driver, used directly, through SQLAlchemy's engine, or through its session."""
 
     driver: str
     through: str = "driver"
@@ -60,7 +60,7 @@ class Notes:
     """A table of notes, and units of work of one kind.
 
     :param place: the file of SQLite, or the URL of PostgreSQL.
-    :param own_limit: a `statement_timeout` that its connections have of their own.
+    :param own_limit: the `statement_timeout` of its own connections.
     """
 
     def __init__(self, kind: Kind, place: str, own_limit: str | None = None) -> None:
@@ -101,11 +101,11 @@ class Notes:
 
     @property
     def in_use(self) -> int:
-        """How many connections of the pool have not come back."""
+        """How many connections of the pool are in use."""
         return 0 if self._engine is None else self._engine.pool.checkedout()
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run a test, and close what it has used."""
+        """Run a test, and dispose of the engine."""
 
         async def whole() -> None:
             await main()
@@ -141,7 +141,7 @@ class Notes:
         return [tuple(row) for row in rows]
 
     def rows(self) -> list[str]:
-        """What has been committed, as another connection sees it."""
+        """Return the committed notes, as another connection sees them."""
         connect: Any = psycopg.connect if self.kind.is_postgres else sqlite3.connect
         connection = connect(self._place)
         try:
@@ -156,7 +156,7 @@ class Notes:
 
     @property
     def long(self) -> str:
-        """A statement that a limit of a moment would end."""
+        """A statement that takes longer than a short limit."""
         return "select pg_sleep(0.2)" if self.kind.is_postgres else LONG
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A table for SQLAlchemy, and what the tests say about it."""
+"""A table for SQLAlchemy, and functions of the tests that use it."""
 
 from __future__ import annotations
 

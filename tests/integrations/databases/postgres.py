@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, where PostgreSQL is installed."""
+"""A PostgreSQL server for the tests, if PostgreSQL is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 
 def folder_of_programs() -> Path:
-    """Where `initdb` and `postgres` are: on the PATH, or where Debian keeps them. Without them the test is skipped."""
+    """Return the folder of `initdb` and `postgres`: on the PATH, or Debian's. Skip the test if there is none."""
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders:
@@ -26,7 +26,7 @@ def folder_of_programs() -> Path:
 
 
 class Frozen:
-    """Processes of the server that stand still until they are let go."""
+    """Processes of the server that are stopped until they are continued."""
 
     def __init__(self) -> None:
         self._processes: list[int] = []
@@ -41,11 +41,11 @@ class Frozen:
 
 
 class PostgresServer:
-    """A server with an empty database on a port of loopback, without any care for its data."""
+    """A server with an empty database on a port of loopback, and without durability."""
 
     def __init__(self) -> None:
         programs = folder_of_programs()
-        # Not below pytest's folder, which only its owner may enter; and PostgreSQL refuses to run as root.
+        # Not in pytest's folder, which only its owner may enter: PostgreSQL refuses to run as root.
         self._folder = tempfile.TemporaryDirectory()
         user = "nobody" if os.getuid() == 0 else None
         if user:
@@ -70,7 +70,7 @@ class PostgresServer:
         return f"postgresql://tester@127.0.0.1:{self.port}/postgres"
 
     def wait(self, connect: Callable[[str], Any]) -> None:
-        """Wait until it takes connections."""
+        """Wait until it accepts connections."""
         patience = time.monotonic() + 20
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A table in SQLite, and what the tests do to it besides the unit of work."""
+"""A table in SQLite, and functions of the tests that use it outside a unit of work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from resilience import Retry
 from resilience.integrations.dbapi import transient
 
-#: Much longer than anything here takes, and much shorter than a hang.
+#: Seconds: much longer than any step here takes, and much shorter than a hang.
 PATIENCE = 20.0
 
 AGAIN = Retry(3, on=transient, backoff=[0])
@@ -18,7 +18,7 @@ AGAIN = Retry(3, on=transient, backoff=[0])
 FOREVER = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
 
 
-#: A statement that takes so long that SQLite asks meanwhile whether to go on.
+#: A statement that takes so long that SQLite calls its progress handler.
 LONG = FOREVER.replace("from n)", "from n where i < 100000)", 1)
 
 
@@ -39,7 +39,7 @@ def note(connection: sqlite3.Connection, text: str) -> None:
 
 
 class Locked:
-    """Another connection, which holds the lock of a database until it is let go."""
+    """Another connection, which holds the lock of a database until it is released."""
 
     def __init__(self, path: Path, statement: str = "begin immediate") -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when grpc is imported; a server that stops is no news
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when grpc is imported; it would report each server that stops

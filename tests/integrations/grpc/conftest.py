@@ -17,7 +17,7 @@ def dependency() -> Dependency:
 
 @pytest.fixture
 def target(dependency: Dependency) -> Iterator[str]:
-    """The address of a blocking server in front of the dependency."""
+    """The address of a blocking server for the dependency."""
     handlers = {
         "One": grpc.unary_unary_rpc_method_handler(dependency.one),
         "Many": grpc.unary_stream_rpc_method_handler(dependency.many),

@@ -1,4 +1,4 @@
-"""httpx and httpx2 in every world: what their tests share."""
+"""Shared by the tests of httpx and httpx2: each library in every world."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integrations.servers import Answer, FlakyServer
 
 QUICK = Retry(3, backoff=[0])
 NO_TLS = ssl.create_default_context()  # loading certificates takes 30 ms, and no test needs them
-PATIENT = 10.0  # seconds: longer than any test waits
+PATIENT = 10.0  # seconds; longer than any test waits
 
 
 class Kit:
@@ -49,7 +49,7 @@ class Kit:
         return kind(verify=NO_TLS, **options)
 
     def network_that_first(self, does: Any, *, after: bool = False, **options: Any) -> Any:
-        """The network, but `does()` comes before the first request, or after its response has come."""
+        """Return a network transport that calls `does()` before the first request, or after its response."""
         begun: list[Any] = []
 
         class Blocking(self.library.HTTPTransport):  # type: ignore[name-defined, misc]
@@ -73,7 +73,7 @@ class Kit:
         return (Blocking if self.blocking else Tasks)(verify=NO_TLS, **options)
 
     def mock(self, *steps: Any) -> Any:
-        """A transport that takes one step for each request: a status, a response, an error."""
+        """Return a transport that takes one step for each request: a status, a response, an error."""
         script = iter(steps)
 
         def handler(request: Any) -> Any:
@@ -99,7 +99,7 @@ class Kit:
                 yield Sender(self, client)
 
     def chunks(self, *chunks: bytes) -> Any:
-        """A generator for a body."""
+        """Return a generator for a body."""
         if self.blocking:
             return (chunk for chunk in chunks)
 
@@ -132,7 +132,7 @@ class Sender:
         return response if self.kit.blocking else await response
 
     async def failure(self, method: str, url: str, **options: Any) -> Any:
-        """Return what a request raised."""
+        """Return the exception of a request."""
         try:
             response = await self.request(method, url, **options)
         except Exception as error:
@@ -172,7 +172,7 @@ def kit(library: ModuleType, world: World) -> Kit:
 
 @pytest.fixture
 def some_kit(world: World) -> Kit:
-    """Every world, and one of the libraries: for what takes time, and is the same code in both."""
+    """Every world, with one of the libraries: for slow tests of code that both share."""
     return Kit(httpx if world.name == "asyncio" else httpx2, world)
 
 
@@ -191,7 +191,7 @@ def note(error: BaseException) -> str:
 
 
 class Stubborn(Policy):
-    """Calls twice, whatever anybody says."""
+    """A policy that always calls twice."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
         with contextlib.suppress(TransientStatus):
@@ -201,7 +201,7 @@ class Stubborn(Policy):
 
 @contextlib.contextmanager
 def full_port() -> Iterator[str]:
-    """The URL of a port that takes no more connections."""
+    """Yield the URL of a port that accepts no more connections."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
         for _ in range(4):  # fills the queue
             waiting = stack.enter_context(socket.socket())
@@ -211,12 +211,12 @@ def full_port() -> Iterator[str]:
 
 
 def dripping(server: FlakyServer) -> str:
-    """A body that comes a byte at a time, for longer than anybody waits; never for long without a byte."""
+    """Script a body that is sent byte by byte, for longer than any test waits, with short pauses; return its URL."""
     return server.script("/drip", Answer(200, body=[b"."] * 1000, drip=Tick()))  # type: ignore[arg-type]
 
 
 class Tick(threading.Event):
-    """An event that comes about after a while, each time that it is waited for."""
+    """An event for which each wait ends after 20 ms."""
 
     def wait(self, timeout: float | None = None) -> bool:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The clients under test, blocking and of asyncio, and what tests say about them."""
+"""The clients under test, blocking and asynchronous, and functions of the tests that use them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from resilience.integrations.redis import protect
 from resilience.runtimes.driving import drive
 from tests.integrations.redis.server import RedisServer
 
-#: Much longer than anything here takes, and much shorter than a hang.
+#: Seconds: much longer than any step here takes, and much shorter than a hang.
 PATIENCE = 20.0
 
-#: Options that end the wait for an answer soon, but never that for a connection.
+#: Options with a short timeout for an answer, but a long one for a connection.
 QUICK: dict[str, Any] = {"socket_timeout": 0.1, "socket_connect_timeout": PATIENCE}
 
-#: Options with which connecting is nothing but connecting.
+#: Options with which a connection begins without a handshake.
 NO_HANDSHAKE: dict[str, Any] = {"protocol": 2, "driver_info": None}
 if redis.VERSION < (8,):
     NO_HANDSHAKE = {"protocol": 2, "lib_name": None, "lib_version": None}
 
 
 class Side:
-    """The blocking client or that of asyncio. A test is written once, and awaits `done(...)` of what either returns."""
+    """The blocking or the asyncio client. A test is written once, and awaits `done(result)` of either."""
 
     def __init__(self, name: str, server: RedisServer) -> None:
         self.name = name
@@ -65,7 +65,7 @@ async def done(result: Any) -> Any:
 
 
 async def warm(client: Any) -> None:
-    """Let the client connect, however short its timeouts are and however busy this machine is."""
+    """Let the client connect, even if its timeouts are short and the machine is busy."""
     patience = time.monotonic() + PATIENCE
     while True:
         try:
@@ -83,7 +83,7 @@ async def failure(kind: type[Exception], call: Callable[[], Any]) -> Any:
 
 
 class Count(Policy):
-    """Counts the calls that reach it, and those that failed."""
+    """A policy that counts the calls that reach it, and those that fail."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -19,7 +19,7 @@ def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer
 
 @pytest.fixture
 def server(one_server: RedisServer) -> RedisServer:
-    """A server that runs, and knows nothing, whatever the test before has done to it."""
+    """A running, empty server, regardless of the previous test."""
     one_server.refresh()
     return one_server
 

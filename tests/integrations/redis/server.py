@@ -12,7 +12,7 @@ from tests.integrations.conftest import program
 
 
 class RedisServer:
-    """A server on a port of loopback, which stays the same however often it is started. Nothing is saved."""
+    """A server on a port of loopback, which stays the same after a restart. It saves nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._program = program("redis-server")
@@ -34,7 +34,7 @@ class RedisServer:
             time.sleep(0.01)
 
     def refresh(self) -> None:
-        """See that it runs, and forget everything."""
+        """Make sure that it runs, and delete all data."""
         if self._process is not None:
             self.thaw()
             if self._answers("FLUSHALL", "OK"):
@@ -51,18 +51,18 @@ class RedisServer:
             return False
 
     def kill(self) -> None:
-        """End it at once: whoever is connected finds the connection closed, and nobody can connect."""
+        """End it at once: all connections are closed, and new ones are refused."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Stop it in the middle: the kernel still takes connections and commands, and nobody answers."""
+        """Suspend its process: the kernel still accepts connections and commands, but no answer comes."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on: it carries out what has come in meanwhile."""
+        """Continue its process, which then executes the commands that have arrived in the meantime."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.context import Context
 from resilience.errors import BlockMisuse, DeadlineExceeded, ends_with_the_deadline
-from resilience.runtimes.base import EARLIEST, Timer
+from resilience.runtimes.base import TIMER_TOLERANCE, Timer
 from resilience.runtimes.tasks import shielded_timer, timer_until
 
 
@@ -82,7 +82,7 @@ class _Budget:
             return False
         late = timer.fired
         if error is not None and ends_with_the_deadline(error):
-            late = late or clock.now() >= timer.deadline - EARLIEST
+            late = late or clock.now() >= timer.deadline - TIMER_TOLERANCE
         if late:
             raise DeadlineExceeded(f"the block did not end within {self._limit:g} s", timeout=self._limit)
         return swallowed

@@ -19,7 +19,7 @@ from resilience.errors import DeadlineExceeded
 from resilience.info import BARE, NO_INFO, Called, ExecutionInfo
 from resilience.outcome import Failed
 from resilience.record import FailedAttempt, Record
-from resilience.runtimes.base import EARLIEST, Runtime, Timer
+from resilience.runtimes.base import TIMER_TOLERANCE, Runtime, Timer
 from resilience.runtimes.tasks import DETECTED
 
 __all__ = ["Called", "Context"]
@@ -264,5 +264,5 @@ def waits_until(ctx: Context) -> float:
 
 
 def is_over(ctx: Context) -> bool:
-    """Whether the budget is used up; `EARLIEST` seconds before its end count, because a timer may fire that early."""
-    return ctx.remaining() <= EARLIEST
+    """Whether the budget is used up. Its last `TIMER_TOLERANCE` seconds do not count: a timer may fire that early."""
+    return ctx.remaining() <= TIMER_TOLERANCE

@@ -28,7 +28,7 @@ from resilience.errors import WorkersExhausted, ends_with_the_deadline
 from resilience.events.dispatch import report_refusal, subscribers
 from resilience.info import BARE
 from resilience.outcome import StoppedIteration
-from resilience.runtimes.base import EARLIEST, Expired, Timer
+from resilience.runtimes.base import TIMER_TOLERANCE, Expired, Timer
 from resilience.runtimes.blocking import BLOCKING
 from resilience.runtimes.workers import pool
 
@@ -116,7 +116,7 @@ async def _enter_racing(ctx: Context) -> Any:
     function, arguments, record = ctx._function, ctx._arguments, ctx._info.record
     policy = ctx._executed.name
     try:
-        pool.refuse_if_exhausted(policy, pool.most())
+        pool.refuse_if_exhausted(policy, pool.max_abandoned())
     except WorkersExhausted:
         report_refusal(policy, ctx, "WorkersExhausted")
         raise
@@ -129,7 +129,7 @@ async def _enter_racing(ctx: Context) -> Any:
             job = runtime.job(function, (ctx,) if arguments is None else arguments, ctx._keywords)
         finally:
             reset_ambient(token)
-        result = await runtime.done(job, policy)
+        result = await runtime.run_job(job, policy)
     except BaseException as error:
         if isinstance(error, TypeError):
             refuse_mismatch(ctx, error)
@@ -220,5 +220,5 @@ def refuse_mismatch(ctx: Context, error: TypeError) -> None:
 
 def raise_if_expired(timer: Timer | None, error: BaseException) -> None:
     """Raise `Expired` for the timer if a call inside found no time left at the instant at which it was to fire."""
-    if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - EARLIEST:
+    if timer is not None and ends_with_the_deadline(error) and clock.now() >= timer.deadline - TIMER_TOLERANCE:
         raise Expired(timer) from error

@@ -26,7 +26,7 @@ def _most_abandoned() -> int:
     return Timeout.max_abandoned
 
 
-pool.most = _most_abandoned
+pool.max_abandoned = _most_abandoned
 
 
 @final

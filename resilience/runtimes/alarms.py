@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 RACES: Final = -1.0
 
 #: The key of the alarm that timers share if their limit has no alarm of its own.
-OTHERS: Final = 0.0
+OTHER_LIMITS: Final = 0.0
 
 #: For how many iterations of the event loop a timer gives way, and after how many seconds it checks its block again. A
 #: task group passes a cancellation on in the iteration in which it gets it, so nearly as many groups may be nested.
-ROUNDS: Final = 10
-LOOKS_AGAIN: Final = 0.05
+GIVE_WAY_ROUNDS: Final = 10
+RECHECK_DELAY: Final = 0.05
 
 
-class Bell(Protocol):
+class Entry(Protocol):
     """An entry of an alarm: a timer, or a race."""
 
     deadline: float
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         """Do what is due at `deadline`. A no-op for a timer whose block has ended."""
         ...
 
@@ -90,11 +90,11 @@ class AsyncioTimer(Timer):
             alarm.set(self.deadline, clock.now())
         alarm.pending[self] = None  # last: nothing below can fail, so the alarm is set for every timer in `pending`
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         """Cut off the block, unless it has ended, perhaps in a finalizer that runs in the middle of this method."""
         task = getattr(self, "task", None)
         if task is not None:
-            self._give_way(task.cancelling(), 0 if self._alarm.is_firm else ROUNDS)
+            self._give_way(task.cancelling(), 0 if self._alarm.is_firm else GIVE_WAY_ROUNDS)
 
     def _give_way(self, cancelling: int, rounds: int) -> None:
         """Cut off the block, unless an outer timer cancels its task within `rounds` iterations of the event loop.
@@ -105,7 +105,7 @@ class AsyncioTimer(Timer):
         if task is None:
             return
         if task.cancelling() > cancelling:  # if the block outlives that, its time is over nevertheless
-            loop.call_later(LOOKS_AGAIN, self._give_way, cancelling, 0, context=contextvars.Context())
+            loop.call_later(RECHECK_DELAY, self._give_way, cancelling, 0, context=contextvars.Context())
         elif rounds:
             loop.call_soon(self._give_way, cancelling, rounds - 1, context=contextvars.Context())
         else:
@@ -140,7 +140,7 @@ class Alarm:
     def __init__(self, loop: asyncio.AbstractEventLoop, is_firm: bool) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.is_firm: bool = is_firm  # whether its timers fire without giving way
-        self.pending: dict[Bell, None] = {}
+        self.pending: dict[Entry, None] = {}
         self.rings_at: float = inf  # an instant on the process clock; infinity if the alarm is not set
         self._handle: Callable[[], asyncio.TimerHandle | None] = _no_handle  # weak: see `_LoopCloseGuard`
 
@@ -148,10 +148,10 @@ class Alarm:
         """Ring at this instant. The context is empty, because an alarm outlives the call that happens to set it."""
         guard = _LoopCloseGuard(self, rings_at)
         handle = self.loop.call_later(max(0.0, rings_at - now), self._ring, guard, context=contextvars.Context())
-        later = self._handle()
+        previous = self._handle()
         self._handle, self.rings_at = weakref.ref(handle), rings_at
-        if later is not None:
-            later.cancel()
+        if previous is not None:
+            previous.cancel()
 
     def clear_if_idle(self) -> bool:
         """Return whether no timer is pending. If so, the alarm counts as unset, and the caller cancels its handle."""
@@ -169,16 +169,16 @@ class Alarm:
         finally:
             others = [it for it in alarms_of(self.loop) if it is not self and it.rings_at <= now]
             for alarm in sorted([self, *others], key=_is_firm):  # those that give way read `cancelling()` first
-                alarm._ring_until(now)
+                alarm._fire_due(now)
 
-    def _ring_until(self, now: float) -> None:
+    def _fire_due(self, now: float) -> None:
         """Fire all entries that are due by now, and set the alarm for the earliest deadline left."""
-        for bell in sorted(self.pending, key=_deadline):  # a copy: `pending` may change between any two steps
-            if bell.deadline > now:
+        for entry in sorted(self.pending, key=_deadline):  # a copy: `pending` may change between any two steps
+            if entry.deadline > now:
                 break
-            self.pending.pop(bell, None)
+            self.pending.pop(entry, None)
             try:
-                bell.ring()
+                entry.fire()
             except Exception as error:  # the awaited object refuses cancellation; the others fire nevertheless
                 self.loop.call_exception_handler({"message": "cancelling a task raised", "exception": error})
         rings_at = min(map(_deadline, [*self.pending]), default=inf)
@@ -230,7 +230,7 @@ class LoopAlarms:
 
     __slots__ = ("by_limit", "loop")
 
-    MOST: ClassVar[int] = 63  # limits that are computed for each call must not get an alarm each
+    MAX: ClassVar[int] = 63  # limits that are computed for each call must not get an alarm each
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
@@ -238,9 +238,9 @@ class LoopAlarms:
 
     def is_full(self) -> bool:
         """Drop alarms that are not set, if there are too many; return whether there are too many nevertheless."""
-        if len(self.by_limit) >= self.MOST:
+        if len(self.by_limit) >= self.MAX:
             self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.rings_at < inf}
-        return len(self.by_limit) >= self.MOST
+        return len(self.by_limit) >= self.MAX
 
 
 class _OfThread(threading.local):
@@ -279,7 +279,7 @@ def _find_alarm(loop: asyncio.AbstractEventLoop, limit: float | None, deadline: 
     _latest.alarms = known
     alarm = known.by_limit.get(limit)
     if limit is not None and (known.is_full() if alarm is None else deadline < alarm.rings_at < inf):
-        limit = OTHERS  # the deadlines may be out of order if the clock was put back
+        limit = OTHER_LIMITS  # the deadlines may be out of order if the clock was put back
     return known.by_limit.setdefault(limit, Alarm(loop, is_firm=limit is not None))
 
 

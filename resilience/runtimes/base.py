@@ -25,7 +25,7 @@ C_co = TypeVar("C_co", covariant=True)
 DEFAULT_MAX_ABANDONED = 128
 
 #: How many seconds before its time a timer of an event loop may fire.
-EARLIEST = 0.005
+TIMER_TOLERANCE = 0.005
 
 
 @final
@@ -221,13 +221,13 @@ class Runtime(ABC):
         timer = self.timer(clock.now() + seconds, None, policy)
         with timer:
             return await self.run(function)
-        raise late(seconds, policy)
+        raise timeout_exceeded(seconds, policy)
 
     @abstractmethod
     async def close(self, resource: object) -> None:
         """Close a resource that a policy discards, if it can be closed. An error while closing is only logged."""
 
 
-def late(seconds: float, policy: str) -> TimeoutExceeded:
+def timeout_exceeded(seconds: float, policy: str) -> TimeoutExceeded:
     """Return the error for a function that took too long."""
     return TimeoutExceeded(f"no result within {format_number(seconds)} s", policy=policy, timeout=seconds)

@@ -29,8 +29,8 @@ from resilience.runtimes.base import (
     Runtime,
     Timer,
     Waiter,
-    late,
     refuse_undeclared_race,
+    timeout_exceeded,
 )
 from resilience.runtimes.driving import drive
 
@@ -177,7 +177,7 @@ class BlockingRuntime(Runtime):
             return await self.run(function) if job is None else timer.wait_for(job)
         if outer is not None:
             raise Expired(outer)
-        raise late(seconds, policy)
+        raise timeout_exceeded(seconds, policy)
 
     @override
     async def close(self, resource: object) -> None:

@@ -47,12 +47,12 @@ class Client:
     :param run: calls a function in the client's own `contextvars`.
     """
 
-    __slots__ = ("coroutine", "is_done", "resumes_at", "run", "timers")
+    __slots__ = ("coroutine", "is_done", "run", "timers", "valid_entry")
 
     def __init__(self, coroutine: Coroutine[float, None, object], run: Callable[..., Any]) -> None:
         self.coroutine: Coroutine[float, None, object] = coroutine
         self.run: Callable[..., Any] = run
-        self.resumes_at: int = -1  # the number of its valid entry
+        self.valid_entry: int = -1  # its number; -1 while the client does not wait
         self.timers: list[EngineTimer] = []  # of the blocks that it is in, the outermost first
         #: Whether the coroutine has ended.
         self.is_done: bool = False
@@ -106,10 +106,10 @@ class Alarm:
 Entry: TypeAlias = tuple[float, int, Client, EngineTimer | Alarm | None]
 
 
-def counts(entry: Entry) -> bool:
+def is_valid(entry: Entry) -> bool:
     """Whether an entry is still valid."""
     _, number, client, due = entry
-    return due.is_armed if type(due) is Alarm else client.resumes_at == number
+    return due.is_armed if type(due) is Alarm else client.valid_entry == number
 
 
 @final
@@ -220,7 +220,7 @@ class Engine:
         for timer in reversed(client.timers):
             if timer.deadline <= instant:  # at the same instant, the outermost timer fires
                 instant, due = timer.deadline, timer
-        self._entries = client.resumes_at = number = self._entries + 1
+        self._entries = client.valid_entry = number = self._entries + 1
         if instant != inf:
             heappush(self._queue, (instant, number, client, due))
 
@@ -273,13 +273,13 @@ class EngineRace(Race):
         try:
             await self._attempt_beside(number, ctx)
         finally:
-            self._one_ended()
+            self._attempt_ended()
 
     @override
-    def _ring_at(self, due: float) -> None:
+    def _schedule(self, due: float) -> None:
         if self._alarm is not None:
             self._alarm.is_armed = False
             self._alarm = None
         if due != inf:
-            self._alarm = Alarm(self._ring)
+            self._alarm = Alarm(self._start_due)
             self._engine.ring_at(due, self._alarm)

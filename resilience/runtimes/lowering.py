@@ -27,16 +27,16 @@ from typing import Any, Final
 #: Read when a chain is composed.
 enabled: bool = os.environ.get("RESILIENCE_LOWERING", "on").lower() not in {"off", "0", "false", "no"}
 
-_KEPT: Final = "_resilience_lowered"  # the attribute that caches the lowered form, with the code that it was made from
+_CACHE_ATTRIBUTE: Final = "_resilience_lowered"  # caches the lowered form, with the code that it was made from
 #: The code around the method: a coroutine turns a `StopIteration` that leaves it into a `RuntimeError` (PEP 479).
-_AROUND_THE_METHOD: Final = """
+_FACTORY_SOURCE: Final = """
 def _resilience_factory(_resilience_drive):
     try: pass
     except StopIteration as _resilience_stopped:
         raise RuntimeError("coroutine raised StopIteration") from _resilience_stopped
     return method
 """
-_LOOKING_AROUND = {"locals", "vars", "dir", "eval", "exec", "super"}
+_REFUSED_NAMES = {"locals", "vars", "dir", "eval", "exec", "super"}
 _CACHE, _GLOBAL, _ATTR, _METHOD = map(dis.opmap.get, ("CACHE", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
 
 
@@ -46,10 +46,10 @@ def lower(policy: Any) -> Callable[..., Any] | None:
     function = getattr(method, "__func__", None)
     if not enabled or type(function) is not FunctionType or method.__self__ is not policy:
         return None
-    kept: Any = function.__dict__.get(_KEPT)
-    if kept is None or kept[0] is not function.__code__:
-        kept = function.__dict__[_KEPT] = function.__code__, _lowered(function)
-    return kept[1]  # type: ignore[no-any-return]
+    cached: Any = function.__dict__.get(_CACHE_ATTRIBUTE)
+    if cached is None or cached[0] is not function.__code__:
+        cached = function.__dict__[_CACHE_ATTRIBUTE] = function.__code__, _lowered(function)
+    return cached[1]  # type: ignore[no-any-return]
 
 
 def _lowered(function: FunctionType) -> Callable[..., Any] | None:
@@ -63,8 +63,8 @@ def _lowered(function: FunctionType) -> Callable[..., Any] | None:
         module.body[0].body = [_without_awaits(module.body[0].body[0])]
         factory = _compiled(module, code.co_filename, annotations.compiler_flag, "_resilience_factory")
         plain = next(it for it in factory.co_consts if isinstance(it, CodeType))
-        binds_them = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`
-        return None if binds_them else FunctionType(factory, function.__globals__)
+        rebound = {*plain.co_varnames, *plain.co_cellvars} & {*code.co_varnames[:2]}  # `except Error as call`
+        return None if rebound else FunctionType(factory, function.__globals__)
     except Exception:  # refused below; no source, no stack left to parse it, the interpreter is shutting down
         return None
 
@@ -103,7 +103,7 @@ def _compiled(module: ast.Module, file: str, flags: int, name: str) -> CodeType:
 
 
 def _without_awaits(method: ast.AsyncFunctionDef) -> ast.FunctionDef:
-    factory: Any = ast.parse(_AROUND_THE_METHOD).body[0]
+    factory: Any = ast.parse(_FACTORY_SOURCE).body[0]
     for node in ast.walk(factory):
         ast.copy_location(node, method)  # a line that has run already, so that coverage stays correct
     policy, call, ctx = method.args.posonlyargs + method.args.args
@@ -123,7 +123,7 @@ class _RemovingAwaits(ast.NodeTransformer):
 
     def __init__(self, policy: str, call: str, method: str) -> None:
         self.calls = self.mentions = 0
-        self._policy, self._call, self._refused = policy, call, {method, *_LOOKING_AROUND}
+        self._policy, self._call, self._refused = policy, call, {method, *_REFUSED_NAMES}
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         self.mentions += node.id == self._call

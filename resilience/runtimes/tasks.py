@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("resilience")
 
 
-def _first_task() -> asyncio.Task[Any] | None:
+def _load_current_task() -> asyncio.Task[Any] | None:
     """Replace this function by `current.current_task` once asyncio is imported, and return the result of that.
 
     Code that runs a task has imported asyncio. An import here would take as long as all other imports together.
@@ -56,7 +56,7 @@ def _first_task() -> asyncio.Task[Any] | None:
 
 
 #: Returns the current asyncio task. Without an event loop, returns None or raises `RuntimeError`.
-current_task: Callable[[], asyncio.Task[Any] | None] = _first_task
+current_task: Callable[[], asyncio.Task[Any] | None] = _load_current_task
 
 
 def asyncio_task() -> asyncio.Task[Any] | None:
@@ -179,7 +179,7 @@ class TrioWaiter(Waiter):
 
     @override
     def is_alive(self) -> bool:
-        return _takes_work(self._token.run_sync_soon)
+        return _accepts_callbacks(self._token.run_sync_soon)
 
     @override
     async def wait(self, deadline: float, timer: Timer | None) -> bool:
@@ -191,7 +191,7 @@ class TrioWaiter(Waiter):
         return bool(self._event.is_set())
 
 
-def _takes_work(post: Callable[..., object]) -> bool:
+def _accepts_callbacks(post: Callable[..., object]) -> bool:
     """Whether a trio run still accepts callbacks. Only a post can tell; an idempotent one is queued at most once."""
     try:
         post(_nothing, idempotent=True)

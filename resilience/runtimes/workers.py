@@ -47,8 +47,8 @@ class Job:
         "_function",
         "_keywords",
         "_value",
+        "has_ended",
         "is_counted",
-        "is_over",
     )
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Job:
         self._error: BaseException | None = None
         #: Whether the pool counts the job as abandoned, and whether it has ended after that.
         self.is_counted: bool = False
-        self.is_over: bool = False
+        self.has_ended: bool = False
 
     # --- the caller's side ---
 
@@ -102,7 +102,7 @@ class Job:
         except BaseException as error:  # the caller raises it, whatever it is
             self._error = error
 
-    def is_wanted(self) -> bool:
+    def claim(self) -> bool:
         """Claim the job, so that its outcome will be delivered; false if the caller has abandoned it."""
         return self._claim.acquire(blocking=False)
 
@@ -118,7 +118,7 @@ class Job:
         except Exception:
             logger.exception("closing the result of an abandoned call raised")
         finally:
-            pool.count_over(self)
+            pool.count_ended(self)
 
 
 @final
@@ -140,12 +140,12 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until none has arrived for the idle time."""
-        while self._wake.acquire(timeout=pool.patience()) or not pool.retire(self):
+        while self._wake.acquire(timeout=pool.idle_timeout()) or not pool.retire(self):
             job, self._job = self._job, None
             if job is None:
                 continue
             job.run()
-            if job.is_wanted():
+            if job.claim():
                 pool.idle.append(self)  # before the caller wakes, so that its next call finds this worker
                 job.deliver()
             else:
@@ -160,7 +160,7 @@ class Pool:
 
     def __init__(self) -> None:
         #: Returns the maximum number of abandoned jobs, for calls without their own limit. `Timeout` sets it.
-        self.most: Callable[[], int] = _default_most
+        self.max_abandoned: Callable[[], int] = _default_max_abandoned
         self.reset()
 
     def reset(self) -> None:
@@ -171,7 +171,7 @@ class Pool:
 
     def is_exhausted(self) -> bool:
         """Whether too many abandoned jobs still run."""
-        return self.abandoned >= self.most()
+        return self.abandoned >= self.max_abandoned()
 
     def refuse_if_exhausted(self, policy: str, max_abandoned: int) -> None:
         """Raise `WorkersExhausted` if too many abandoned jobs still run."""
@@ -196,7 +196,7 @@ class Pool:
         worker._wake.release()
         return True
 
-    def patience(self) -> float:
+    def idle_timeout(self) -> float:
         """Return how many seconds a worker that has just become idle waits for a job."""
         return IDLE if len(self.idle) <= FEW else IDLE_IN_EXCESS
 
@@ -211,14 +211,14 @@ class Pool:
     def count_abandoned(self, job: Job) -> None:
         """Count an abandoned job."""
         with self._counting:
-            if not job.is_over:
+            if not job.has_ended:
                 job.is_counted = True
                 self.abandoned += 1
 
-    def count_over(self, job: Job) -> None:
+    def count_ended(self, job: Job) -> None:
         """Stop counting a job that has ended, perhaps before its caller has counted it as abandoned."""
         with self._counting:
-            job.is_over = True
+            job.has_ended = True
             if job.is_counted:
                 self.abandoned -= 1
 
@@ -237,7 +237,7 @@ def _start_worker(job: Job, policy: str | None) -> bool:
     return True
 
 
-def _default_most() -> int:
+def _default_max_abandoned() -> int:
     return DEFAULT_MAX_ABANDONED
 
 

@@ -97,9 +97,9 @@ class Driver:
         self.run: Callable[..., Any]
         self._opened: Opened | None = None
         self._pulls: Any = None  # in tasks, the `pulls` of the open source
-        self._quick: Callable[[], Any] | None = None  # the value of `take` once the source has delivered an item
+        self._fast_take: Callable[[], Any] | None = None  # the value of `take` once the source has delivered an item
         self._answer: Any = None  # the iterator of a value that replaces the stream
-        self._answer_of: Any = None  # that value
+        self._answer_source: Any = None  # that value
         self.is_over: bool = False
         self.is_busy: bool = False
         #: Takes the next item of a source that has delivered one; in tasks, up to the first wait in the event loop.
@@ -127,7 +127,7 @@ class Driver:
             if item is END and self._answer is not None:
                 item = await self._pull_answer()
             elif self._opened is not None:
-                self.take = self._quick
+                self.take = self._fast_take
             return item
         finally:
             self.is_busy = False
@@ -149,7 +149,7 @@ class Driver:
         """End the stream for its consumer. If an item was delivered, the call has succeeded."""
         if self.is_busy:
             self.refuse()
-        self.runtime.leave()
+        self.runtime.mark_closed()
         is_collected = getattr(self._chain, "cr_frame", self) is None  # closed already, in a cycle with the stream
         try:
             if self._opened is not None and self.runtime.items and not is_collected:
@@ -224,8 +224,8 @@ class Driver:
         """Resume the chain, or throw `error` into it, until it has opened a source or ended."""
         was_open = self._opened is not None
         if isinstance(error, GeneratorExit):  # the consumer's coroutine is closed
-            self.runtime.leave()
-        self._opened = self._pulls = self._quick = self.take = None
+            self.runtime.mark_closed()
+        self._opened = self._pulls = self._fast_take = self.take = None
         try:
             out = await steps(self.run, self._chain, error)
             if type(out) is Opened:
@@ -235,7 +235,7 @@ class Driver:
             elif self.runtime.items or (was_open and error is None and out is None):
                 self._end(None)
             else:
-                self._answer_of, self._answer = out, self._items_of(out)
+                self._answer_source, self._answer = out, self._items_of(out)
         except BaseException as raised:
             self._end(None if type(raised) is Closed else raised)
             raise
@@ -246,9 +246,9 @@ class Driver:
         streaming, self._opened = self._streaming, opened
         if self.runtime.host is not BLOCKING:
             self._pulls = pulls(opened, self.runtime, streaming.first, streaming.idle)
-            self._quick = functools.partial(self.run, self._pulls.send, None)
+            self._fast_take = functools.partial(self.run, self._pulls.send, None)
         elif streaming.idle == inf and not streaming.resume and not isinstance(opened.ctx._timer, PassiveTimer):
-            self._quick = functools.partial(opened.run, next, opened.items, END)
+            self._fast_take = functools.partial(opened.run, next, opened.items, END)
 
     def _items_of(self, answer: Any) -> Any:
         if self.runtime.host is not BLOCKING and hasattr(type(answer), "__aiter__"):
@@ -275,8 +275,8 @@ class Driver:
 
     async def _close_answer(self) -> None:
         if self._answer is not None:
-            answer, source = self._answer, self._answer_of
-            self._answer = self._answer_of = None
+            answer, source = self._answer, self._answer_source
+            self._answer = self._answer_source = None
             await close_all(self.runtime, source, answer)
 
     def _end(self, error: BaseException | None) -> None:
@@ -287,10 +287,10 @@ class Driver:
 
 async def _anext(items: Any) -> Any:
     try:
-        return await steps(_here, items.__anext__().__await__())
+        return await steps(_directly, items.__anext__().__await__())
     except StopAsyncIteration:
         return END
 
 
-def _here(step: Callable[[Any], Any], argument: Any) -> Any:
+def _directly(step: Callable[[Any], Any], argument: Any) -> Any:
     return step(argument)

@@ -57,7 +57,7 @@ class StreamRuntime(Runtime):
         #: The keyword arguments of the next call of the function, besides its own.
         self.keywords: dict[str, Any] = {}
         #: Whether the consumer has closed the stream.
-        self.is_left: bool = False
+        self.is_closed: bool = False
 
     def hand_out(self, item: Any) -> None:
         """Record an item before the consumer gets it."""
@@ -67,9 +67,9 @@ class StreamRuntime(Runtime):
         self.is_answerable: bool = False
         self.is_repeatable = bool(self.resume)
 
-    def leave(self) -> None:
+    def mark_closed(self) -> None:
         """Record that the consumer has closed the stream, so that no policy makes another call."""
-        self.is_left, self.is_repeatable = True, False
+        self.is_closed, self.is_repeatable = True, False
 
     @override
     async def sleep(self, seconds: float, timer: Timer | None) -> None:

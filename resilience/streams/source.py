@@ -64,7 +64,7 @@ async def keep_open(first: float, ctx: Context) -> None:
     """Open the source, and keep it open until the driver resumes this, or throws in the error of a pull."""
     record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
     is_collected = False  # the collector may close this coroutine, which cannot await then: `Driver.close` does
-    if runtime.is_left:
+    if runtime.is_closed:
         raise Closed
     now = clock.now()
     began = now if subscribers.calls else None
@@ -78,7 +78,7 @@ async def keep_open(first: float, ctx: Context) -> None:
     except Closed:
         pass
     except BaseException as error:
-        is_collected = isinstance(error, GeneratorExit) and not runtime.is_left
+        is_collected = isinstance(error, GeneratorExit) and not runtime.is_closed
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
@@ -165,7 +165,7 @@ async def within(ctx: Context, until: float, limit: float, step: Callable[[Any],
     if deadline == inf:
         return step(argument) if runtime.host is BLOCKING else await step(argument)
     if runtime.host is BLOCKING:
-        real = BlockingTimer(deadline, _NAME if timer is None else timer.policy, _abandonable(timer))
+        real = BlockingTimer(deadline, _NAME if timer is None else timer.policy, _max_abandoned(timer))
         try:
             real.check_before_start()
             job = real.begin(step, (argument,), {})
@@ -188,7 +188,7 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
     """
     begin, is_native = opened.items.__anext__, type(opened.items) is types.AsyncGeneratorType
     timer = opened.ctx._timer if isinstance(opened.ctx._timer, PassiveTimer) else None
-    limit, until, is_noted = first, opened.first_until, False
+    limit, until, has_delivered = first, opened.first_until, False
     while True:
         item = END
         try:
@@ -196,7 +196,7 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
                 item = yield from (begin() if is_native else begin().__await__())
             else:
                 now = clock.now()
-                if is_noted:
+                if has_delivered:
                     until = now + idle
                 deadline = until if timer is None else min(until, timer.deadline)
                 with TASKS.timer(deadline, limit if timer is None else None):
@@ -206,11 +206,11 @@ def pulls(opened: Opened, runtime: StreamRuntime, first: float, idle: float) -> 
             return
         if item is END:
             raise _too_late(timer, until, limit)
-        if is_noted and not runtime.resume:
+        if has_delivered and not runtime.resume:
             runtime.items += 1
         else:
             runtime.hand_out(item)
-            is_noted = True
+            has_delivered = True
         opened.item = item
         yield opened
         limit = idle
@@ -222,7 +222,7 @@ def _too_late(timer: PassiveTimer | None, until: float, limit: float) -> BaseExc
     return TimeoutExceeded(f"no item within {format_number(limit)} s", policy=_NAME, timeout=limit)
 
 
-def _abandonable(timer: PassiveTimer | None) -> int:
+def _max_abandoned(timer: PassiveTimer | None) -> int:
     return DEFAULT_MAX_ABANDONED if timer is None else timer.max_abandoned
 
 

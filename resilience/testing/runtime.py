@@ -23,7 +23,7 @@ from resilience import backoff, checks
 from resilience.checks import Duration
 from resilience.clock import clock
 from resilience.runtimes import engine
-from resilience.runtimes.engine import Alarm, Client, counts, until
+from resilience.runtimes.engine import Alarm, Client, is_valid, until
 from resilience.runtimes.tasks import TASKS
 
 #: Up to this number of entries, none are dropped.
@@ -100,7 +100,7 @@ class Engine(engine.Engine):
 
     def _drop_stale_entries(self) -> None:
         queue = self._queue
-        queue[:] = filter(counts, queue)
+        queue[:] = filter(is_valid, queue)
         heapify(queue)
         self._max_entries = max(_MIN_ENTRIES, 2 * len(queue))
 
@@ -111,7 +111,7 @@ class Engine(engine.Engine):
                 self._drop_stale_entries()
                 continue
             entry = heappop(queue)
-            if not counts(entry):
+            if not is_valid(entry):
                 continue
             instant, _, client, due = entry
             if instant > self.time:
@@ -127,7 +127,7 @@ class Engine(engine.Engine):
                     suspended_until = client.run(client.coroutine.throw, due.expire())
             except StopIteration:
                 client.is_done = True
-                client.resumes_at = -1
+                client.valid_entry = -1
                 del self._clients[client]
             else:
                 self.suspend(client, suspended_until)

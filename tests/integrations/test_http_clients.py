@@ -517,7 +517,7 @@ async def test_a_client_timeout_just_before_the_deadline_counts_as_the_deadline(
     server: FlakyServer, client: HTTPClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timers are not exact. The tolerance is enlarged here."""
-    monkeypatch.setattr(context, "EARLIEST", PATIENCE)
+    monkeypatch.setattr(context, "TIMER_TOLERANCE", PATIENCE)
     url = server.script("/", Answer(hold=threading.Event()))
     async with client.open(CircuitBreaker(5)) as send:
         with deadline(PATIENCE):

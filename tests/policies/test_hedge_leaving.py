@@ -379,7 +379,7 @@ def test_the_first_attempt_goes_on_if_no_worker_is_free_for_a_hedge(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fn(ctx: Context) -> int:
-        monkeypatch.setattr(pool, "most", lambda: 0)
+        monkeypatch.setattr(pool, "max_abandoned", lambda: 0)
         time.sleep(0.25)
         return ctx.hedge
 
@@ -550,7 +550,7 @@ async def test_a_win_of_a_hedge_leaves_no_cancellation_in_the_callers_task(in_as
 
 
 def test_the_races_of_a_trio_run_share_one_task_that_keeps_no_finished_race() -> None:
-    from resilience.runtimes.races.trio_race import ringer_of
+    from resilience.runtimes.races.trio_race import scheduler_of
 
     async def quick(ctx: Context) -> None:
         await trio.sleep(0)
@@ -559,7 +559,7 @@ def test_the_races_of_a_trio_run_share_one_task_that_keeps_no_finished_race() ->
         for _ in range(300):
             await Hedge(3600).aexecute(quick)
         await Hedge(0.01).aexecute(lambda ctx: trio.sleep(0.03))
-        assert len(ringer_of(trio)._bells) <= 64
+        assert len(scheduler_of(trio)._calls) <= 64
 
     trio.run(main)
 

@@ -119,7 +119,7 @@ def test_a_function_that_ends_before_it_is_counted_is_never_counted(
 
     def late(pool: workers.Pool, job: workers.Job) -> None:
         gate.set()
-        until(lambda: job.is_over)
+        until(lambda: job.has_ended)
         counted.append(job)
         count_abandoned(pool, job)
 

@@ -244,7 +244,7 @@ def test_a_worker_that_ends_as_its_attempt_is_cut_off(threads: World, monkeypatc
 
     def begin(job: Any, policy: object) -> bool:
         job.run()
-        assert job.is_wanted()  # and is not delivered: it is cut off before
+        assert job.claim()  # and is not delivered: it is cut off before
         return True
 
     monkeypatch.setattr(workers.pool, "begin", begin)

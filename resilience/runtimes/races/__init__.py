@@ -37,7 +37,7 @@ class Race(ABC):
         self._begun = 0  # the number of attempts, the first included
         self._beside = 0  # the number of attempts beside the first that have not ended, begun or not
         self._running: dict[int, Callable[[], object]] = {}  # what cuts off each attempt, by its number
-        self._rings_at = inf
+        self._scheduled_at = inf
         self._is_decided = False
         self._error: BaseException | None = None  # the error that `run` raises
         self._waiter: Waiter | None = None
@@ -48,10 +48,10 @@ class Race(ABC):
         try:
             first = self._begin()
             if first is not None:
-                self._set_next()
+                self._schedule_next()
                 await self._run_cuttable(0, first)
             while not self._is_decided and (self._beside or self._plan.due != inf):
-                await self._change()
+                await self._wait_for_change()
         except GeneratorExit:  # a coroutine that is being closed cannot await
             is_closed = True
             raise
@@ -59,10 +59,10 @@ class Race(ABC):
             self._end()
             try:
                 if self._beside and not is_closed:
-                    await self._others_ended()
+                    await self._wait_for_others()
             finally:
                 error = self._error
-                self._forget()
+                self._break_cycles()
         if error is not None:
             try:
                 raise error
@@ -88,7 +88,7 @@ class Race(ABC):
             elif self._plan.ended(number, outcome):
                 self._end()
             else:
-                self._set_next()
+                self._schedule_next()
         finally:
             del outcome  # no cycle: a failure's traceback holds this frame
 
@@ -100,9 +100,9 @@ class Race(ABC):
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._break(error)
+            self._fail(error)
 
-    def _break(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
         self._end()
@@ -111,23 +111,23 @@ class Race(ABC):
     def _end(self) -> None:
         """Start no further attempt, and cut off the running ones."""
         self._is_decided = True
-        self._set_next()
+        self._schedule_next()
         while self._running:
             self._running.popitem()[1]()
 
     # --- the next attempt ---
 
-    def _set_next(self) -> None:
+    def _schedule_next(self) -> None:
         """Schedule the next attempt."""
         due = inf if self._is_decided else self._plan.due
-        if due != self._rings_at:
-            self._rings_at = due
-            self._ring_at(due)
+        if due != self._scheduled_at:
+            self._scheduled_at = due
+            self._schedule(due)
 
-    def _ring(self) -> None:
+    def _start_due(self) -> None:
         """Start the attempts that are due."""
-        now = max(clock.now(), self._rings_at)  # the timer of an event loop may fire a little early
-        self._rings_at = inf
+        now = max(clock.now(), self._scheduled_at)  # the timer of an event loop may fire a little early
+        self._scheduled_at = inf
         try:
             while not self._is_decided and self._plan.due <= now:
                 ctx = self._begin()
@@ -135,9 +135,9 @@ class Race(ABC):
                     break
                 self._beside += 1
                 self._start(self._begun - 1, ctx)
-            self._set_next()
+            self._schedule_next()
         except BaseException as error:
-            self._break(error)
+            self._fail(error)
         if not self._beside:
             self._wake()
 
@@ -149,7 +149,7 @@ class Race(ABC):
 
     # --- waiting ---
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait until an attempt beside the first ends, or no further attempt will begin."""
         self._waiter = self._runtime.waiter()
         await self._waiter.wait(inf, None)
@@ -159,17 +159,17 @@ class Race(ABC):
         if waiter is not None:
             waiter.wake()
 
-    def _one_ended(self) -> None:
+    def _attempt_ended(self) -> None:
         """Record that an attempt beside the first has ended."""
         self._beside -= 1
         self._wake()
 
-    async def _others_ended(self) -> None:
+    async def _wait_for_others(self) -> None:
         """Wait until all attempts have ended. A cancellation that arrives meanwhile is raised after that."""
         interrupt: BaseException | None = None
         while self._beside:
             try:
-                await self._change()
+                await self._wait_for_change()
             except (GeneratorExit, Exception):  # closed, or unable to wait
                 raise  # pragma: no cover (it runs; CPython 3.11 traces nothing after a throw)
             except BaseException as error:
@@ -184,9 +184,9 @@ class Race(ABC):
         """Close a result that arrived too late."""
         await self._runtime.close(late)
 
-    def _forget(self) -> None:
+    def _break_cycles(self) -> None:
         """Break the reference cycles through the scheduled call, and through the traceback of an error."""
-        self._ring_at(inf)
+        self._schedule(inf)
         self._error = self._waiter = None
         del self._call, self._plan
 
@@ -198,8 +198,8 @@ class Race(ABC):
 
     @abstractmethod
     def _start(self, number: int, ctx: Any) -> None:
-        """Start `self._attempt_beside(number, ctx)`, and call `self._one_ended()` when it has ended."""
+        """Start `self._attempt_beside(number, ctx)`, and call `self._attempt_ended()` when it has ended."""
 
     @abstractmethod
-    def _ring_at(self, due: float) -> None:
-        """Call `self._ring` at this instant, not at the one scheduled before; never, if the instant is infinity."""
+    def _schedule(self, due: float) -> None:
+        """Call `self._start_due` at this instant, not at the one scheduled before; never, if it is infinity."""

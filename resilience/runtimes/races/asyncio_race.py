@@ -63,10 +63,10 @@ class AsyncioRace(Race):
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._one_ended()  # also called for a task that was cancelled before it began
+        self._attempt_ended()  # also called for a task that was cancelled before it began
 
     @override
-    def _ring_at(self, due: float) -> None:
+    def _schedule(self, due: float) -> None:
         if self._alarm is not None:
             self._alarm.pending.pop(self, None)
             self._alarm = None
@@ -77,11 +77,11 @@ class AsyncioRace(Race):
                 alarm.set(due, clock.now())
             alarm.pending[self] = None
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         """Start the attempts that are due. Called by the alarm."""
-        self._variables.run(self._ring)
+        self._variables.run(self._start_due)
 
     @override
-    def _forget(self) -> None:
-        super()._forget()
+    def _break_cycles(self) -> None:
+        super()._break_cycles()
         del self._task

@@ -20,7 +20,7 @@ from resilience.outcome import StoppedIteration
 from resilience.runtimes import workers
 from resilience.runtimes.base import Expired, Plan, Runtime, Timer, refuse_undeclared_race
 from resilience.runtimes.driving import drive, suspension
-from resilience.runtimes.engine import Alarm, Client, Engine, EngineRace, EngineRuntime, EngineWaiter, Entry, counts
+from resilience.runtimes.engine import Alarm, Client, Engine, EngineRace, EngineRuntime, EngineWaiter, Entry, is_valid
 
 
 def run_race(host: Runtime, call: Callable[[Any], Awaitable[Any]], ctx: Any, plan: Plan[Any]) -> None:
@@ -37,10 +37,10 @@ class ThreadRace(EngineRace):
     """A race in a thread. If too many abandoned calls still run, no attempt is started beside the first."""
 
     @override
-    def _ring(self) -> None:
+    def _start_due(self) -> None:
         if workers.pool.is_exhausted():
             self._plan.due = inf
-        super()._ring()
+        super()._start_due()
 
 
 @final
@@ -51,14 +51,14 @@ class ThreadEngine(Engine):
         super().__init__(host)
         self.runtime: EngineRuntime = RacingRuntime(self, host)
         self._woken: deque[EngineWaiter] = deque()
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
 
     @override
     def wake(self, waiter: EngineWaiter) -> None:
         self._woken.append(waiter)
         try:
-            self._bell.release()
+            self._wakeup.release()
         except RuntimeError:  # it was released already
             return
 
@@ -75,7 +75,7 @@ class ThreadEngine(Engine):
             self._resume(main)
             while not main.is_done:
                 try:
-                    if self._has_come(deadline) and timer is not None:
+                    if self._step(deadline) and timer is not None:
                         interrupt, deadline = Expired(timer), inf
                 except BaseException as error:
                     if main.is_done:
@@ -87,7 +87,7 @@ class ThreadEngine(Engine):
         finally:
             del interrupt
 
-    def _has_come(self, deadline: float) -> bool:
+    def _step(self, deadline: float) -> bool:
         """Resume a client, call an alarm, or wait until one is due; true if the deadline has passed first."""
         ends_at = self._queue[0][0] if self._queue else inf
         if self._woken and ends_at != -inf:
@@ -97,16 +97,16 @@ class ThreadEngine(Engine):
             return False
         now = clock.now()
         if ends_at <= now:
-            self._take(heappop(self._queue))
+            self._run_entry(heappop(self._queue))
         elif now >= deadline:
             return True
         else:
             seconds = min(ends_at, deadline) - now
-            clock.wait(self._bell, None if seconds == inf else seconds)
+            clock.wait(self._wakeup, None if seconds == inf else seconds)
         return False
 
-    def _take(self, entry: Entry) -> None:
-        if counts(entry):
+    def _run_entry(self, entry: Entry) -> None:
+        if is_valid(entry):
             _, _, client, due = entry
             if type(due) is Alarm:
                 due.ring()
@@ -116,7 +116,7 @@ class ThreadEngine(Engine):
     def _resume(self, client: Client, error: BaseException | None = None) -> None:
         """Resume a client, or throw `error` into it."""
         self.current = client
-        client.resumes_at = -1
+        client.valid_entry = -1
         try:
             if error is None:
                 until = client.run(client.coroutine.send, None)
@@ -173,7 +173,7 @@ class RacingRuntime(EngineRuntime):
         """Make the job that calls the function, in a copy of the current `contextvars`."""
         return RacingJob(self.waiter(), self._host, function, arguments, keywords)
 
-    async def done(self, job: RacingJob, policy: str) -> Any:
+    async def run_job(self, job: RacingJob, policy: str) -> Any:
         """Run the job on a worker, and return its result. If this is cut off, abandon the job."""
         if not workers.pool.begin(job, policy):  # the interpreter is shutting down
             job.run()

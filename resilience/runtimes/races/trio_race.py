@@ -24,7 +24,7 @@ class TrioRace(Race):
         super().__init__(runtime, call, plan)
         self._trio: Any = sys.modules["trio"]
         self._variables = copy_context()
-        self._bell: Bell | None = None
+        self._scheduled: ScheduledCall | None = None
 
     @override
     async def _run_cuttable(self, number: int, ctx: Any) -> None:
@@ -40,12 +40,12 @@ class TrioRace(Race):
         try:
             await self._attempt_beside(number, ctx)
         finally:
-            self._one_ended()
+            self._attempt_ended()
 
     @override
-    async def _others_ended(self) -> None:
+    async def _wait_for_others(self) -> None:
         with self._trio.CancelScope(shield=True):
-            await super()._others_ended()
+            await super()._wait_for_others()
         await self._trio.lowlevel.checkpoint_if_cancelled()
 
     @override
@@ -54,76 +54,76 @@ class TrioRace(Race):
             await super()._close(late)
 
     @override
-    def _ring_at(self, due: float) -> None:
-        if self._bell is not None:
-            self._bell.ring = None
-            self._bell = None
+    def _schedule(self, due: float) -> None:
+        if self._scheduled is not None:
+            self._scheduled.function = None
+            self._scheduled = None
         if due != inf:
-            self._bell = Bell(due, self._ring)
-            ringer_of(self._trio).add(self._bell)
+            self._scheduled = ScheduledCall(due, self._start_due)
+            scheduler_of(self._trio).add(self._scheduled)
 
 
 @final
-class Bell:
-    """A call at an instant, which can be cancelled: then `ring` is None."""
+class ScheduledCall:
+    """A call at an instant, which can be cancelled: then `function` is None."""
 
-    __slots__ = ("due", "ring")
+    __slots__ = ("due", "function")
 
-    def __init__(self, due: float, ring: Callable[[], object]) -> None:
+    def __init__(self, due: float, function: Callable[[], object]) -> None:
         self.due: float = due
-        self.ring: Callable[[], object] | None = ring
+        self.function: Callable[[], object] | None = function
 
-    def __lt__(self, other: Bell) -> bool:
+    def __lt__(self, other: ScheduledCall) -> bool:
         return self.due < other.due
 
 
 @final
-class Ringer:
+class Scheduler:
     """The task of a trio run that makes the scheduled calls of all its races."""
 
     def __init__(self, trio: Any) -> None:
         self._trio = trio
-        self._bells: list[Bell] = []  # a heap
-        self._most = 64  # at this size, cancelled calls are removed from the heap
+        self._calls: list[ScheduledCall] = []  # a heap
+        self._purge_size = 64  # at this size, cancelled calls are removed from the heap
         self._wakes_at = -inf
         self._woken: Any = trio.Event()
 
-    def add(self, bell: Bell) -> None:
+    def add(self, scheduled: ScheduledCall) -> None:
         """Add a call."""
-        if len(self._bells) >= self._most:
-            self._bells = [it for it in self._bells if it.ring is not None]
-            self._most = max(64, 2 * len(self._bells))
-            heapify(self._bells)
-        heappush(self._bells, bell)
-        if bell.due < self._wakes_at:
+        if len(self._calls) >= self._purge_size:
+            self._calls = [it for it in self._calls if it.function is not None]
+            self._purge_size = max(64, 2 * len(self._calls))
+            heapify(self._calls)
+        heappush(self._calls, scheduled)
+        if scheduled.due < self._wakes_at:
             self._woken.set()
 
     async def run(self) -> None:
         """Make each call when it is due, as long as the trio run lasts."""
         while True:
-            while self._bells and (self._bells[0].ring is None or self._bells[0].due <= clock.now()):
-                bell = heappop(self._bells)  # no variable for its function, which refers to the race
-                if bell.ring is not None:
-                    bell.ring()
+            while self._calls and (self._calls[0].function is None or self._calls[0].due <= clock.now()):
+                scheduled = heappop(self._calls)  # no variable for its function, which refers to the race
+                if scheduled.function is not None:
+                    scheduled.function()
             self._woken = self._trio.Event()
-            self._wakes_at = self._bells[0].due if self._bells else inf
+            self._wakes_at = self._calls[0].due if self._calls else inf
             with self._trio.move_on_after(max(0.0, self._wakes_at - clock.now())):
                 await self._woken.wait()
             self._wakes_at = -inf
 
 
-_ringers: Any = None  # a `RunVar`: one value for each trio run
+_schedulers: Any = None  # a `RunVar`: one value for each trio run
 
 
-def ringer_of(trio: Any) -> Ringer:
+def scheduler_of(trio: Any) -> Scheduler:
     """Return the one of the current trio run, or start it."""
-    global _ringers
-    if _ringers is None:
-        _ringers = trio.lowlevel.RunVar("resilience.ringer")
+    global _schedulers
+    if _schedulers is None:
+        _schedulers = trio.lowlevel.RunVar("resilience.scheduler")
     try:
-        found: Ringer = _ringers.get()
+        found: Scheduler = _schedulers.get()
     except LookupError:
-        found = Ringer(trio)
-        _ringers.set(found)
+        found = Scheduler(trio)
+        _schedulers.set(found)
         trio.lowlevel.spawn_system_task(found.run)
     return found

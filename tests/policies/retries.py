@@ -21,7 +21,7 @@ def notes_of(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-# --- results that are not good enough ----------------------------------------------------------
+# --- bad results -------------------------------------------------------------------------------
 
 
 class Response:
@@ -53,7 +53,7 @@ def bad(response: Response) -> bool:
 # --- how long to wait --------------------------------------------------------------------------
 
 
-class Told(Exception):
+class RetryAfter(Exception):
     """An error with a `retry_after`."""
 
     def __init__(self, retry_after: Any) -> None:

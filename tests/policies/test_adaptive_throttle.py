@@ -1,4 +1,4 @@
-"""AdaptiveThrottle: what it counts, whom it holds back, and what reaches the other side."""
+"""AdaptiveThrottle: the rejection rate, what it counts, and the load of a backend that it protects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.policies.simulated import throttled
 
 
 class Draws:
-    """A source of randomness that always draws the same."""
+    """A source of randomness that always draws the same number."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -40,7 +40,7 @@ class Draws:
         return self.number
 
 
-LET_THROUGH, HOLD_BACK = Draws(1.0), Draws(0.0)
+ADMIT, REJECT = Draws(1.0), Draws(0.0)
 
 
 def counts(throttle: AdaptiveThrottle) -> tuple[int, int, int]:
@@ -48,11 +48,11 @@ def counts(throttle: AdaptiveThrottle) -> tuple[int, int, int]:
     return stats.requests, stats.accepts, stats.rejected
 
 
-async def ends(world: World, throttle: AdaptiveThrottle, ending: Any, times: int = 1) -> Any:
-    came_out = None
+async def run_calls(world: World, throttle: AdaptiveThrottle, ending: Any, times: int = 1) -> Any:
+    outcome = None
     for _ in range(times):
-        came_out = await world.attempt(throttle, Script(ending).function())
-    return came_out
+        outcome = await world.attempt(throttle, Script(ending).function())
+    return outcome
 
 
 # --- the rate ------------------------------------------------------------------------------------
@@ -69,23 +69,23 @@ async def ends(world: World, throttle: AdaptiveThrottle, ending: Any, times: int
         (20, 10, 2.0, 0.9, 0.0),
     ],
 )
-async def test_the_rate_is_that_of_the_book(
+async def test_the_rejection_rate_is_that_of_the_sre_book(
     world: World, clock: FakeClock, requests: int, accepts: int, k: float, most: float, rate: float
 ) -> None:
-    """The first four are those of failsafe-go's adaptivethrottler_test.go."""
-    throttle = AdaptiveThrottle(k, most=most, min_calls=1, on=Boom, rng=LET_THROUGH)
-    await ends(world, throttle, "fine", accepts)
-    await ends(world, throttle, Boom(), requests - accepts)
+    """The first four cases are those of failsafe-go's adaptivethrottler_test.go."""
+    throttle = AdaptiveThrottle(k, most=most, min_calls=1, on=Boom, rng=ADMIT)
+    await run_calls(world, throttle, "fine", accepts)
+    await run_calls(world, throttle, Boom(), requests - accepts)
     assert throttle.stats() == ThrottleStats(pytest.approx(rate), requests, accepts, 0)
 
 
-async def test_a_draw_below_the_rate_holds_a_call_back(world: World, clock: FakeClock) -> None:
-    """It counts as a request that was not accepted; the error says at which rate."""
+async def test_a_draw_below_the_rate_rejects_the_call(world: World, clock: FakeClock) -> None:
+    """It counts as a request that was not accepted; the error carries the rate."""
     source = Draws(0.5)
     throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=source, name="search")
-    assert isinstance(await ends(world, throttle, Boom()), Boom)
+    assert isinstance(await run_calls(world, throttle, Boom()), Boom)
     assert throttle.stats().rejection_rate == 0.5
-    assert await ends(world, throttle, "fine") == "fine"  # 0.5 is not below 0.5
+    assert await run_calls(world, throttle, "fine") == "fine"  # 0.5 is not below 0.5
     assert throttle.stats().rejection_rate == pytest.approx(1 / 3)
     source.number = 0.3
     script = Script("fine")
@@ -97,17 +97,17 @@ async def test_a_draw_below_the_rate_holds_a_call_back(world: World, clock: Fake
     assert throttle.stats().rejection_rate == 0.5
 
 
-async def test_too_few_calls_hold_nothing_back(world: World, clock: FakeClock) -> None:
-    """Ten by default, of which those in the window count."""
-    throttle = AdaptiveThrottle(1.0, on=Boom, rng=HOLD_BACK)
-    await ends(world, throttle, Boom(), 9)
+async def test_no_call_is_rejected_below_min_calls(world: World, clock: FakeClock) -> None:
+    """Ten by default, in the window."""
+    throttle = AdaptiveThrottle(1.0, on=Boom, rng=REJECT)
+    await run_calls(world, throttle, Boom(), 9)
     assert throttle.stats().rejection_rate == 0
-    await ends(world, throttle, Boom())
-    assert throttle.stats().rejection_rate == pytest.approx(0.9)  # at most, as by default
-    assert isinstance(await ends(world, throttle, "fine"), Throttled)
+    await run_calls(world, throttle, Boom())
+    assert throttle.stats().rejection_rate == pytest.approx(0.9)  # the default of `most`
+    assert isinstance(await run_calls(world, throttle, "fine"), Throttled)
     clock.advance(30)
     assert throttle.stats() == ThrottleStats(0.0, 0, 0, 1)
-    assert await ends(world, throttle, "fine") == "fine"
+    assert await run_calls(world, throttle, "fine") == "fine"
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -128,32 +128,32 @@ async def test_too_few_calls_hold_nothing_back(world: World, clock: FakeClock) -
     ],
     ids=repr,
 )
-async def test_what_each_ending_counts_as(
+async def test_each_outcome_counts_as_refused_accepted_or_neutral(
     threads: World, clock: FakeClock, ending: Any, counted: tuple[int, int]
 ) -> None:
-    """Refused, accepted (the other side has answered), or nothing."""
+    """An error that is not in `on` is a response of the service, so it counts as accepted."""
     throttle = AdaptiveThrottle(
         on=Boom, on_result=lambda it: it == "bad", ignore=lambda error: type(error) is LookupError
     )
-    assert await ends(threads, throttle, ending) is ending
+    assert await run_calls(threads, throttle, ending) is ending
     assert counts(throttle)[:2] == counted
 
 
-async def test_a_refusal_that_on_names_counts(world: World) -> None:
+async def test_a_rejection_that_is_in_on_counts_as_refused(world: World) -> None:
     throttle = AdaptiveThrottle(on=(Boom, Rejected))
-    await ends(world, throttle, CircuitOpen())
+    await run_calls(world, throttle, CircuitOpen())
     assert counts(throttle) == (1, 0, 0)
 
 
-async def test_by_default_the_network_has_to_fail(world: World) -> None:
+async def test_by_default_only_transient_errors_count_as_refused(world: World) -> None:
     throttle = AdaptiveThrottle()
-    await ends(world, throttle, ConnectionError())
-    await ends(world, throttle, Boom())
+    await run_calls(world, throttle, ConnectionError())
+    await run_calls(world, throttle, Boom())
     assert counts(throttle) == (2, 1, 0)
 
 
-async def test_what_is_still_running_counts_for_nothing(world: World) -> None:
-    """Else a cold client would hold back every second of its concurrent calls."""
+async def test_running_calls_are_not_counted(world: World) -> None:
+    """Otherwise a client that has just started would reject half of its concurrent calls."""
     throttle = AdaptiveThrottle(1.0, min_calls=1)
     seen: list[ThrottleStats] = []
 
@@ -164,10 +164,10 @@ async def test_what_is_still_running_counts_for_nothing(world: World) -> None:
     assert seen == [ThrottleStats(0.0, 0, 0, 0)]
 
 
-async def test_what_a_predicate_raises_comes_out_and_nothing_is_counted(world: World) -> None:
+async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_counted(world: World) -> None:
     for throttle in (AdaptiveThrottle(on=lambda error: 1 / 0 > 0), AdaptiveThrottle(on_result=lambda it: 1 / 0)):
         ending = Boom() if throttle.settings()["on_result"] is None else "fine"
-        assert isinstance(await ends(world, throttle, ending), ZeroDivisionError)
+        assert isinstance(await run_calls(world, throttle, ending), ZeroDivisionError)
         assert counts(throttle) == (0, 0, 0)
 
 
@@ -175,15 +175,15 @@ async def test_what_a_predicate_raises_comes_out_and_nothing_is_counted(world: W
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.9, 5, 29])
-async def test_results_are_forgotten_when_they_are_as_old_as_the_window(
+async def test_results_leave_the_window_when_they_are_as_old_as_it(
     world: World, clock: FakeClock, pause: float
 ) -> None:
-    """At most a sixteenth of it earlier; one that ends after a long pause is not dated before it."""
+    """They leave at most a sixteenth of the window earlier; a call that ends after a pause is dated after the pause."""
     throttle = AdaptiveThrottle(window=30, on=Boom)
     clock.advance(1000)
     for ending in ("fine", "fine", Boom()):
         clock.advance(pause)
-        await ends(world, throttle, ending)
+        await run_calls(world, throttle, ending)
     assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
     clock.advance(min(30 - 30 / 16 - 2 * pause, 28) if pause < 10 else 0)
     assert counts(throttle)[:2] == (3 - (pause == 29), 2 - (pause == 29))
@@ -191,30 +191,30 @@ async def test_results_are_forgotten_when_they_are_as_old_as_the_window(
     assert counts(throttle)[:2] == (0, 0)
 
 
-# --- shadow mode, order, and what is told --------------------------------------------------------
+# --- observe_only, events and description --------------------------------------------------------
 
 
-async def test_one_that_only_observes_holds_nothing_back(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """It counts those that it would have held back, as if it had; what they end with counts for nothing."""
-    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK, observe_only=True)
-    await ends(world, throttle, Boom())
+async def test_observe_only_rejects_no_call(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """It counts the calls that it would have rejected as rejected, and ignores their outcomes."""
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=REJECT, observe_only=True)
+    await run_calls(world, throttle, Boom())
     error = Boom()
-    assert await ends(world, throttle, "fine") == "fine"
-    assert await ends(world, throttle, error) is error
+    assert await run_calls(world, throttle, "fine") == "fine"
+    assert await run_calls(world, throttle, error) is error
     assert counts(throttle) == (3, 0, 2)
     assert [(it.reason, it.shadow) for it in heard if isinstance(it, events.CallRejected)] == [("Throttled", True)] * 2
     assert throttle.describe().endswith("; only observes")
 
 
-async def test_each_call_that_is_held_back_is_told(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=HOLD_BACK, name="search")
-    await ends(world, throttle, Boom())
-    await ends(world, throttle, "fine")
-    [told] = [it for it in heard if isinstance(it, events.CallRejected)]
-    assert (told.policy, told.reason, told.retry_after, told.shadow) == ("search", "Throttled", None, False)
+async def test_each_rejected_call_sends_an_event(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    throttle = AdaptiveThrottle(1.0, min_calls=1, on=Boom, rng=REJECT, name="search")
+    await run_calls(world, throttle, Boom())
+    await run_calls(world, throttle, "fine")
+    [event] = [it for it in heard if isinstance(it, events.CallRejected)]
+    assert (event.policy, event.reason, event.retry_after, event.shadow) == ("search", "Throttled", None, False)
 
 
-def test_it_is_described() -> None:
+def test_repr_and_description_contain_every_number() -> None:
     assert AdaptiveThrottle(1.5, window=10, most=0.5, name="search").describe() == (
         "search: lets 1.5 calls through for each that was accepted in the last 10 s, and holds back at most 50 %"
     )
@@ -223,13 +223,13 @@ def test_it_is_described() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_it_can_be_repeated(clock: FakeClock, seed: int) -> None:
-    def course() -> list[str]:
+def test_a_seed_repeats_the_rejections(clock: FakeClock, seed: int) -> None:
+    def outcomes() -> list[str]:
         throttle = AdaptiveThrottle(1.5, min_calls=1, on=Boom, rng=random.Random(seed))
         return [type(_error(throttle)).__name__ for _ in range(200)]
 
-    assert course() == course()
-    assert {"Boom", "Throttled"} == set(course())
+    assert outcomes() == outcomes()
+    assert {"Boom", "Throttled"} == set(outcomes())
 
 
 def _error(throttle: AdaptiveThrottle) -> Exception | None:
@@ -243,13 +243,13 @@ def _error(throttle: AdaptiveThrottle) -> Exception | None:
     return None
 
 
-# --- many at once --------------------------------------------------------------------------------
+# --- concurrency ---------------------------------------------------------------------------------
 
 
-def test_everything_is_counted_once_by_threads_at_once() -> None:
-    """Successes take no lock, and none is lost; those held back are as many as were told so."""
+def test_concurrent_calls_are_counted_exactly_once() -> None:
+    """Successes take no lock, and none is lost; each `Throttled` is counted."""
     throttle = AdaptiveThrottle(1.2, window=1e6, on=Boom)
-    totals = {"fine": 0, "failed": 0, "held back": 0}
+    totals = {"fine": 0, "failed": 0, "rejected": 0}
     lock = threading.Lock()
 
     def work(seed: int) -> None:
@@ -267,7 +267,7 @@ def test_everything_is_counted_once_by_threads_at_once() -> None:
             except Boom:
                 own["failed"] += 1
             except Throttled:
-                own["held back"] += 1
+                own["rejected"] += 1
         with lock:
             for name, number in own.items():
                 totals[name] += number
@@ -278,12 +278,12 @@ def test_everything_is_counted_once_by_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert sum(totals.values()) == 12_000
-    assert counts(throttle) == (12_000, totals["fine"], totals["held back"])
-    assert totals["held back"] > 1000
+    assert counts(throttle) == (12_000, totals["fine"], totals["rejected"])
+    assert totals["rejected"] > 1000
 
 
-class InUse(RuleBasedStateMachine):
-    """A throttle against a list of what happened when."""
+class ThrottleAgainstModel(RuleBasedStateMachine):
+    """A throttle against a list of all results and their instants."""
 
     WINDOW = 32.0
 
@@ -294,7 +294,7 @@ class InUse(RuleBasedStateMachine):
         self.patch.setattr(process_clock, "now", lambda: self.now)
         self.source = Draws(1.0)
         self.throttle = AdaptiveThrottle(1.5, window=self.WINDOW, min_calls=3, on=Boom, rng=self.source)
-        self.happened: list[tuple[float, bool]] = []
+        self.results: list[tuple[float, bool]] = []
         self.rejected = 0
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 7.0, 33.0]))
@@ -317,24 +317,24 @@ class InUse(RuleBasedStateMachine):
             assert isinstance(outcome.error, Throttled)
             assert outcome.error.rejection_rate == rate
             self.rejected += 1
-            self.happened.append((self.now, True))
+            self.results.append((self.now, True))
             return
         assert outcome == (Failure(errors[ending]) if ending in errors else Success(None))
         if ending != "ignored":
-            self.happened.append((self.now, ending == "failed"))
+            self.results.append((self.now, ending == "failed"))
 
     @rule()
     def reset(self) -> None:
         self.throttle.reset()
-        self.happened.clear()
+        self.results.clear()
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def statistics_agree(self) -> None:
         stats = self.throttle.stats()
-        surely = [bad for at, bad in self.happened if self.now - at < self.WINDOW * 30 / 32]
-        perhaps = [bad for at, bad in self.happened if self.now - at < self.WINDOW]
-        assert len(surely) <= stats.requests <= len(perhaps)
-        assert surely.count(False) <= stats.accepts <= perhaps.count(False)
+        at_least = [bad for at, bad in self.results if self.now - at < self.WINDOW * 30 / 32]
+        at_most = [bad for at, bad in self.results if self.now - at < self.WINDOW]
+        assert len(at_least) <= stats.requests <= len(at_most)
+        assert at_least.count(False) <= stats.accepts <= at_most.count(False)
         assert stats.rejected == self.rejected
         share = (stats.requests - 1.5 * stats.accepts) / (stats.requests + 1)
         assert stats.rejection_rate == (min(0.9, max(0.0, share)) if stats.requests >= 3 else 0.0)
@@ -343,30 +343,30 @@ class InUse(RuleBasedStateMachine):
         self.patch.undo()
 
 
-TestInUse = InUse.TestCase
-TestInUse.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestThrottleAgainstModel = ThrottleAgainstModel.TestCase
+TestThrottleAgainstModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
-# --- what reaches the other side -----------------------------------------------------------------
+# --- the load of a backend -----------------------------------------------------------------------
 
 
-def test_about_k_calls_are_sent_for_each_that_is_accepted() -> None:
-    """SRE book, "Handling Overload": with k = 2 one is refused for each that is accepted."""
+def test_about_k_requests_are_sent_for_each_accepted_one() -> None:
+    """SRE book, "Handling Overload": with k = 2 one request is refused for each accepted one."""
     traffic = throttled(AdaptiveThrottle(2.0, most=1.0, window=10), 300.0, seconds=60)
     assert traffic.sent_for_each_accepted(since=20) == pytest.approx(2.0, rel=0.06)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("k", "demand"), [(1.1, 400.0), (1.5, 200.0), (2.0, 1000.0)])
-def test_within_three_per_cent_in_the_long_run(k: float, demand: float) -> None:
-    """Whatever the demand, from 2 to 10 times of what is accepted."""
+def test_the_ratio_of_sent_requests_is_within_three_per_cent_of_k_in_the_long_run(k: float, demand: float) -> None:
+    """At any demand, here from 2 to 10 times the capacity."""
     traffic = throttled(AdaptiveThrottle(k, most=1.0), demand, seconds=400)
     assert traffic.sent_for_each_accepted(since=250) == pytest.approx(min(k, demand / 100), rel=0.03)
 
 
 @pytest.mark.slow
-def test_it_finds_back_after_an_outage() -> None:
-    """Of two minutes, at 90 % of the capacity: in less than a minute, and in the end it sends a tenth."""
+def test_the_throttle_recovers_after_an_outage() -> None:
+    """At 90 % of the capacity and after two minutes: it sends a sixth in the outage, and recovers within a minute."""
     traffic = throttled(AdaptiveThrottle(), 90.0, 400, lambda now: 0.0 if 120 <= now < 240 else 100.0)
     assert traffic.sent[23] < 15
     assert next(at for at in range(24, 40) if traffic.accepted[at] >= 81) <= 30

@@ -35,7 +35,7 @@ from resilience import (
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom
 from tests.policies.machines import TasksInVirtualTime
-from tests.state.test_circuit import Condition, Model, Pass, conditions, small
+from tests.state.test_circuit import Condition, Model, ModelAdmission, conditions, small
 
 CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
@@ -114,7 +114,7 @@ class BreakerInUse(RuleBasedStateMachine):
     ) -> None:
         self.now = 1000.0
         self.told: list[Any] = []
-        self.calls: list[tuple[Call, Pass, float]] = []
+        self.calls: list[tuple[Call, ModelAdmission, float]] = []
         self.refused = 0
         self.model = Model(conditions, periods, probes, successes, probe_timeout)
         self.breaker = CircuitBreaker(

@@ -12,7 +12,7 @@ import pytest
 from resilience import Context, Failure, Retry, events
 from resilience.backoff import Exponential
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.retries import Other, Response, Told, bad, run
+from tests.policies.retries import Other, Response, RetryAfter, bad, run
 
 # --- telling -----------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ async def test_the_event_tells_the_delay_that_is_really_waited(world: World, clo
     """With jitter drawn and `retry_after` taken in."""
     told: list[Any] = []
     await run(world, Retry(6, on=Boom, backoff=Exponential(1), on_retry=told.append), Script(Boom()))
-    await run(world, Retry(2, on=Told, backoff=[1], on_retry=told.append), Script(Told(5)))
+    await run(world, Retry(2, on=RetryAfter, backoff=[1], on_retry=told.append), Script(RetryAfter(5)))
     assert [event.delay for event in told] == clock.sleeps
     assert clock.sleeps[-1] == 5
 

@@ -1,4 +1,4 @@
-"""Retry: how long to wait, and when there is no time for another attempt."""
+"""Retry: delays, deadlines, `max_elapsed`, `retry_after` and failures that must not be repeated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from resilience import (
 )
 from resilience.clock import clock as process_clock
 from tests.conftest import Boom, FakeClock, Script, World
-from tests.policies.retries import Other, Response, Told, bad, notes_of, run
+from tests.policies.retries import Other, Response, RetryAfter, bad, notes_of, run
 
 # --- time --------------------------------------------------------------------------------------
 
 
 async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: FakeClock) -> None:
-    """A slow failure uses it up as a wait does."""
+    """A slow failure uses it up, just like a wait."""
     calls: list[float] = []
 
     async def slow(ctx: Context) -> None:
@@ -43,10 +43,8 @@ async def test_max_elapsed_counts_the_attempts_themselves(world: World, clock: F
     assert clock.sleeps == [1]
 
 
-async def test_an_attempt_that_would_begin_at_the_very_end_of_max_elapsed_is_not_made(
-    world: World, clock: FakeClock
-) -> None:
-    """The instant itself is over, as that of a deadline is; a moment before it there is an attempt."""
+async def test_no_attempt_begins_at_the_very_end_of_max_elapsed(world: World, clock: FakeClock) -> None:
+    """At that instant the time is over, as with a deadline; a moment earlier an attempt begins."""
     script = Script(Boom())
     await run(world, Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), script)
     assert (script.calls, clock.sleeps) == (2, [2.0])
@@ -56,46 +54,46 @@ async def test_an_attempt_that_would_begin_at_the_very_end_of_max_elapsed_is_not
 
 
 @pytest.mark.parametrize("late", [2.0, 3.0])
-async def test_a_wait_that_ends_at_the_very_end_of_max_elapsed_or_later_starts_no_attempt(
+async def test_no_attempt_begins_after_a_wait_that_oversleeps_max_elapsed(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
-    """And that is told as the end that it is."""
+    """The event gives `max_elapsed` as the reason."""
     oversleep(clock, monkeypatch, late)
-    told: list[events.RetryGaveUp] = []
+    ends: list[events.RetryGaveUp] = []
     script = Script(Boom())
-    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), listeners=[only_ends(told)])
+    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0], max_elapsed=4), listeners=[record_ends(ends)])
     assert isinstance(await run(world, pipeline, script), Boom)
     assert script.calls == 1
-    assert [(event.reason, event.attempts, event.elapsed) for event in told] == [("max_elapsed", 1, 2.0 + late)]
+    assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [("max_elapsed", 1, 2.0 + late)]
 
 
-async def test_a_wait_that_leads_beyond_the_deadline_is_told_as_the_end(
+async def test_no_attempt_begins_after_a_wait_that_oversleeps_the_deadline(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the wait there was time left, so a retry was announced; after it there is none."""
+    """The event gives the deadline as the reason, although a retry was announced before the wait."""
     oversleep(clock, monkeypatch, 10.0)
-    told: list[events.RetryGaveUp] = []
-    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0]), listeners=[only_ends(told)])
+    ends: list[events.RetryGaveUp] = []
+    pipeline = Policy.wrap(Retry(None, on=Boom, backoff=[2.0]), listeners=[record_ends(ends)])
     error = await run(world, pipeline, Script(Boom()), Context(timeout=5.0))
     assert isinstance(error, Boom)
     assert "1 attempt " in notes_of(error)[0]
-    assert [(event.reason, event.attempts, event.elapsed) for event in told] == [("deadline", 1, 12.0)]
+    assert [(event.reason, event.attempts, event.elapsed) for event in ends] == [("deadline", 1, 12.0)]
 
 
-def only_ends(told: list[events.RetryGaveUp]) -> Any:
-    """A listener for the ends of retries alone."""
+def record_ends(ends: list[events.RetryGaveUp]) -> Any:
+    """Return a listener that records `RetryGaveUp` events."""
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.RetryGaveUp):
-            told.append(event)
+            ends.append(event)
 
     return listen
 
 
-async def test_a_result_that_was_closed_before_a_wait_that_took_too_long_is_not_handed_out(
+async def test_a_closed_result_is_not_returned_after_a_wait_that_oversleeps_the_deadline(
     world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes out says that the time is over, and who found that out; with `wrap`, `RetriesExhausted` as ever."""
+    """The retry raises `DeadlineExceeded` with its name; with `wrap`, `RetriesExhausted`."""
     oversleep(clock, monkeypatch, 10.0)
     error = await run(world, Retry(on_result=bool, backoff=[2.0], name="reader"), Script(1), Context(timeout=5.0))
     assert type(error) is DeadlineExceeded
@@ -106,11 +104,11 @@ async def test_a_result_that_was_closed_before_a_wait_that_took_too_long_is_not_
 
 
 def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Make every wait take so many seconds more."""
-    asked = clock.sleep
+    """Make every wait take `seconds` longer."""
+    sleep = clock.sleep
 
     def late(delay: float) -> None:
-        asked(delay)
+        sleep(delay)
         clock.advance(seconds)
 
     monkeypatch.setattr(process_clock, "sleep", late)
@@ -118,10 +116,10 @@ def oversleep(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float)
 
 
 @pytest.mark.parametrize(("delay", "calls"), [(4.9, 2), (5.0, 1), (5.1, 1)])
-async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_begun(
+async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_started(
     world: World, clock: FakeClock, delay: float, calls: int
 ) -> None:
-    """It stops at once with the failure that it has: no sleep that cannot pay off."""
+    """The last failure is raised at once."""
     script = Script(Boom("the failure"))
     error = await run(world, Retry(2, on=Boom, backoff=[delay]), script, Context(timeout=5))
     assert isinstance(error, Boom)
@@ -130,8 +128,8 @@ async def test_a_wait_that_does_not_fit_in_the_deadline_is_not_begun(
     assert len(notes_of(error)) == 1
 
 
-async def test_a_result_that_cannot_be_improved_in_time_comes_out(world: World, clock: FakeClock) -> None:
-    """The same for results: the one there is, not closed."""
+async def test_a_bad_result_is_returned_at_once_if_the_wait_does_not_fit(world: World, clock: FakeClock) -> None:
+    """It is not closed."""
     response = Response()
     script = Script(response)
     assert await run(world, Retry(on_result=bad, backoff=[9]), script, Context(timeout=5)) is response
@@ -139,8 +137,8 @@ async def test_a_result_that_cannot_be_improved_in_time_comes_out(world: World, 
     assert clock.sleeps == []
 
 
-async def test_no_attempt_starts_after_the_deadline_that_passed_in_an_attempt(world: World, clock: FakeClock) -> None:
-    """Not even one without a wait before it."""
+async def test_no_attempt_starts_if_the_deadline_passed_during_the_last_one(world: World, clock: FakeClock) -> None:
+    """Not even without a wait."""
     calls: list[int] = []
 
     async def slow(ctx: Context) -> None:
@@ -152,10 +150,8 @@ async def test_no_attempt_starts_after_the_deadline_that_passed_in_an_attempt(wo
     assert calls == [1, 2]
 
 
-async def test_nothing_is_tried_when_the_deadline_is_over_before_the_first_attempt(
-    world: World, clock: FakeClock
-) -> None:
-    """No attempt starts after the deadline, the first one included."""
+async def test_no_first_attempt_starts_after_the_deadline(world: World, clock: FakeClock) -> None:
+    """The retry raises `DeadlineExceeded` with its name."""
     script = Script("fine")
     error = await run(world, Retry(name="reader"), script, Context(timeout=0))
     assert type(error) is DeadlineExceeded
@@ -163,18 +159,17 @@ async def test_nothing_is_tried_when_the_deadline_is_over_before_the_first_attem
     assert script.calls == 0
 
 
-async def test_the_attempts_all_have_the_same_deadline(world: World, clock: FakeClock) -> None:
-    """A budget is for the whole execution."""
+async def test_all_attempts_have_the_same_deadline(world: World, clock: FakeClock) -> None:
     script = Script(Boom())
     await run(world, Retry(on=Boom, backoff=[1]), script, Context(timeout=60))
     assert {ctx.deadline for ctx in script.contexts} == {1060.0}
 
 
-async def test_the_time_of_day_is_never_read(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It jumps: by an hour, or by what a time server says."""
+async def test_the_wall_clock_is_never_read(world: World, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can jump: by an hour, or when a time server adjusts it."""
 
     def jumping() -> float:
-        raise AssertionError("somebody looks at the clock on the wall")
+        raise AssertionError("the wall clock was read")
 
     monkeypatch.setattr(time, "time", jumping)
     script = Script(Boom(), "fine")
@@ -184,33 +179,33 @@ async def test_the_time_of_day_is_never_read(world: World, clock: FakeClock, mon
     monkeypatch.undo()
 
 
-# --- how long to wait --------------------------------------------------------------------------
+# --- delays ------------------------------------------------------------------------------------
 
 
 async def test_the_default_backoff_is_exponential_with_full_jitter(world: World, clock: FakeClock) -> None:
     """From 0.1 s, doubling, at most 10 s."""
-    same = random.Random(42)
+    generator = random.Random(42)
     await run(world, Retry(12, on=Boom, rng=random.Random(42)), Script(Boom()))
-    assert clock.sleeps == [same.uniform(0, min(10.0, 0.1 * 2**n)) for n in range(11)]
+    assert clock.sleeps == [generator.uniform(0, min(10.0, 0.1 * 2**n)) for n in range(11)]
 
 
-async def test_a_backoff_is_not_started_for_a_call_that_succeeds(world: World, clock: FakeClock) -> None:
-    """Nor asked for a delay that nobody waits: no draw is wasted after the last attempt."""
-    drawn: list[float] = []
+async def test_no_delay_is_drawn_without_a_wait(world: World, clock: FakeClock) -> None:
+    """Neither for a call that succeeds, nor after the last attempt."""
+    draws: list[float] = []
 
     def schedule() -> Iterator[float]:
         for delay in (1.0, 2.0, 3.0, 4.0):
-            drawn.append(delay)
+            draws.append(delay)
             yield delay
 
     await run(world, Retry(on=Boom, backoff=schedule), Script("fine"))
-    assert drawn == []
+    assert draws == []
     await run(world, Retry(3, on=Boom, backoff=schedule), Script(Boom()))
-    assert drawn == [1.0, 2.0]
+    assert draws == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
-    ("asked", "waited"),
+    ("retry_after", "waited"),
     [
         (7, 7),
         (7.5, 7.5),
@@ -231,60 +226,61 @@ async def test_a_backoff_is_not_started_for_a_call_that_succeeds(world: World, c
         (object(), 0.25),
     ],
 )
-async def test_an_error_that_carries_a_delay_raises_the_wait_to_it(
-    threads: World, clock: FakeClock, asked: Any, waited: float
+async def test_retry_after_of_an_error_raises_the_delay(
+    threads: World, clock: FakeClock, retry_after: Any, waited: float
 ) -> None:
-    """To at least that; what is no number of seconds is as good as none."""
-    await run(threads, Retry(2, on=Told, backoff=[0.25]), Script(Told(asked)))
+    """The wait is at least that long; a value that is no number of seconds is ignored."""
+    await run(threads, Retry(2, on=RetryAfter, backoff=[0.25]), Script(RetryAfter(retry_after)))
     assert clock.sleeps == [waited]
 
 
-async def test_a_result_that_carries_a_delay_raises_the_wait_too(world: World, clock: FakeClock) -> None:
-    """Responses carry `retry_after` as errors do."""
+async def test_retry_after_of_a_result_raises_the_delay(world: World, clock: FakeClock) -> None:
     responses = [Response(retry_after=7), Response(retry_after=1), Response(200)]
     await run(world, Retry(on_result=bad, backoff=[2]), Script(*responses))
     assert clock.sleeps == [7, 2]
 
 
-async def test_retry_after_obeys_the_deadline(world: World, clock: FakeClock) -> None:
-    """A delay that does not fit ends it at once; it is not shortened, for then the call would be refused again."""
-    error = Told(60)
+async def test_a_retry_after_beyond_the_deadline_ends_the_retries(world: World, clock: FakeClock) -> None:
+    """The delay is not shortened: the service would refuse an earlier call."""
+    error = RetryAfter(60)
     script = Script(error)
-    assert await run(world, Retry(on=Told, backoff=[1]), script, Context(timeout=30)) is error
-    assert await run(world, Retry(on=Told, backoff=[1], max_elapsed=30), script) is error
+    assert await run(world, Retry(on=RetryAfter, backoff=[1]), script, Context(timeout=30)) is error
+    assert await run(world, Retry(on=RetryAfter, backoff=[1], max_elapsed=30), script) is error
     assert script.calls == 2
     assert clock.sleeps == []
 
 
-@pytest.mark.parametrize("asked", [math.inf, 1e300, 10**400], ids=["inf", "1e300", "10**400"])
-async def test_a_delay_beyond_all_measure_does_not_mask_the_error(world: World, clock: FakeClock, asked: Any) -> None:
-    """A server may ask for anything. Whatever is made of it, a thread can wait for, and the budget bounds it."""
-    error = Told(asked)
-    assert await run(world, Retry(2, on=Told, backoff=[1]), Script(error), Context(timeout=5)) is error
-    assert await run(world, Retry(2, on=Told, backoff=[1]), Script(error)) is error
+@pytest.mark.parametrize("retry_after", [math.inf, 1e300, 10**400], ids=["inf", "1e300", "10**400"])
+async def test_an_enormous_retry_after_does_not_mask_the_error(
+    world: World, clock: FakeClock, retry_after: Any
+) -> None:
+    """The delay is at most what a thread can wait for, and the deadline bounds it."""
+    error = RetryAfter(retry_after)
+    assert await run(world, Retry(2, on=RetryAfter, backoff=[1]), Script(error), Context(timeout=5)) is error
+    assert await run(world, Retry(2, on=RetryAfter, backoff=[1]), Script(error)) is error
     assert all(0 <= slept <= threading.TIMEOUT_MAX for slept in clock.sleeps)
 
 
 class Once(Exception):
-    """An error that says whether its call may be made again."""
+    """An error with an attribute `repeatable`."""
 
     def __init__(self, repeatable: Any) -> None:
         super().__init__()
         self.repeatable = repeatable
 
 
-async def test_a_failure_that_says_that_it_must_not_be_repeated_is_the_last(world: World, clock: FakeClock) -> None:
-    """Whatever `on` says: the call may have been carried out. The event tells why."""
-    error, told = Once(repeatable=False), []
-    retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[told.append])
+async def test_an_error_with_repeatable_false_is_not_retried(world: World, clock: FakeClock) -> None:
+    """Even if it is in `on`: the call may have been carried out. The event gives the reason."""
+    error, received = Once(repeatable=False), []
+    retry = Policy.wrap(Retry(5, on=Exception, retry_after=False), listeners=[received.append])
     script = Script(error)
     assert await run(world, retry, script) is error
     assert (script.calls, clock.sleeps) == (1, [])
-    assert [event.reason for event in told if isinstance(event, events.RetryGaveUp)] == ["unrepeatable"]
+    assert [event.reason for event in received if isinstance(event, events.RetryGaveUp)] == ["unrepeatable"]
 
 
-async def test_a_result_may_say_so_too(world: World, clock: FakeClock) -> None:
-    """It comes out as it is, and open: it is the caller's."""
+async def test_a_result_with_repeatable_false_is_not_retried(world: World, clock: FakeClock) -> None:
+    """It is returned to the caller, and not closed."""
     response = Response(repeatable=False)
     script = Script(response)
     assert await run(world, Retry(5, on_result=bad), script) is response
@@ -292,17 +288,17 @@ async def test_a_result_may_say_so_too(world: World, clock: FakeClock) -> None:
     assert response.closed == 0
 
 
-@pytest.mark.parametrize("said", [True, None, 0, "", []])
-async def test_only_false_itself_says_that_a_failure_must_not_be_repeated(
-    world: World, clock: FakeClock, said: Any
+@pytest.mark.parametrize("repeatable", [True, None, 0, "", []])
+async def test_only_false_itself_marks_an_error_as_not_repeatable(
+    world: World, clock: FakeClock, repeatable: Any
 ) -> None:
-    """An attribute of that name may mean something else in a user's class."""
-    script = Script(Once(said), "fine")
+    """An attribute of that name may have another meaning in a user's class."""
+    script = Script(Once(repeatable), "fine")
     assert await run(world, Retry(2, on=Once, backoff=[0]), script) == "fine"
 
 
 class Sending:
-    """A function that may be called again for as long as it has not been entered."""
+    """A callable that may not be called again once it has been entered."""
 
     repeatable = True
 
@@ -321,17 +317,17 @@ class AsyncSending(Sending):
         return super().__call__(ctx)
 
 
-async def test_the_function_itself_may_say_that_it_must_not_be_called_again(world: World, clock: FakeClock) -> None:
-    """The failure may be another policy's, a timeout's, which knows nothing of the function."""
+async def test_a_function_with_repeatable_false_is_not_called_again(world: World, clock: FakeClock) -> None:
+    """The error may be that of another policy, such as a Timeout, which does not know the function."""
     sending = (Sending if world.blocking else AsyncSending)(TimeoutExceeded("no result"))
 
     assert await world.attempt(Retry(5), sending) is sending.error
     assert sending.calls == 1
 
 
-def test_a_block_inside_of_such_a_function_is_another_matter(clock: FakeClock) -> None:
-    """What the function says of itself says nothing about a block of attempts in it."""
-    rounds = []
+def test_a_retried_block_inside_a_function_with_repeatable_false_is_repeated(clock: FakeClock) -> None:
+    """The attribute of the function does not hold for a block of attempts in it."""
+    attempts = []
 
     class Function:
         repeatable = False
@@ -339,16 +335,16 @@ def test_a_block_inside_of_such_a_function_is_another_matter(clock: FakeClock) -
         def __call__(self, ctx: Context) -> None:
             for attempt in Retry(2, on=Other).attempts():
                 with attempt:
-                    rounds.append(attempt.number)
+                    attempts.append(attempt.number)
                     if attempt.number == 1:
                         raise Other
 
     Retry().execute(Function())
-    assert rounds == [1, 2]
+    assert attempts == [1, 2]
 
 
-class Touchy(Exception):
-    """An error whose attributes raise, as some clients' properties do outside their moment."""
+class RaisingAttributes(Exception):
+    """An error whose properties raise, as those of some clients do before they are set."""
 
     @property
     def retry_after(self) -> float:
@@ -362,8 +358,8 @@ class Touchy(Exception):
 
 
 async def test_an_error_whose_attributes_raise_is_not_masked(world: World, clock: FakeClock) -> None:
-    """What cannot be read is not there."""
-    error = Touchy()
+    """An attribute that cannot be read counts as absent."""
+    error = RaisingAttributes()
     script = Script(error)
-    assert await run(world, Retry(on=Touchy, backoff=[1]), script) is error
+    assert await run(world, Retry(on=RaisingAttributes, backoff=[1]), script) is error
     assert script.calls == 3

@@ -1,4 +1,4 @@
-"""The circuit, against a slow and obvious model that keeps every result and looks at all of them each time."""
+"""The circuit, against a simple model that keeps every result and evaluates all of them each time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Condition:
-    """One trip condition, and what it means in so many words. Times are whole, so that windows are exact."""
+    """One trip condition and its meaning. Times are whole seconds, so that windows are exact."""
 
     kind: str  # streak, failures or slow
     n: int = 1
@@ -65,12 +65,12 @@ class Condition:
 
 
 @dataclass
-class Pass:
-    """What the model gives to a call that it admits."""
+class ModelAdmission:
+    """The model's admission of a call."""
 
     epoch: int
     lost_at: float = float("inf")
-    back: bool = False
+    has_ended: bool = False
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Model:
     state: CircuitState = CLOSED
     epoch: int = 0
     results: list[Result] = field(default_factory=list)
-    out: list[Pass] = field(default_factory=list)  # the probes of this epoch
+    out: list[ModelAdmission] = field(default_factory=list)  # the probes of this epoch
     good: int = 0
-    openings: int = 0
+    openings: int = 0  # in a row
     lasts: float = 0.0
     until: float = 0.0
     moves: list[tuple[CircuitState, CircuitState]] = field(default_factory=list)
@@ -108,21 +108,21 @@ class Model:
         self.openings = 0
         self.move(CLOSED)
 
-    def probes_out(self, now: float) -> list[Pass]:
-        return [it for it in self.out if not it.back and now < it.lost_at]
+    def probes_out(self, now: float) -> list[ModelAdmission]:
+        return [it for it in self.out if not it.has_ended and now < it.lost_at]
 
-    def admit(self, now: float) -> Pass | None:
+    def admit(self, now: float) -> ModelAdmission | None:
         if self.state is OPEN and now >= self.until:
             self.move(HALF_OPEN)
         if self.state is CLOSED:
-            return Pass(self.epoch)
+            return ModelAdmission(self.epoch)
         if self.state is not HALF_OPEN or len(self.probes_out(now)) >= self.probes:
             return None
         patience = max(self.lasts, 30.0) if self.probe_timeout is None else self.probe_timeout
-        self.out.append(Pass(self.epoch, now + patience))
+        self.out.append(ModelAdmission(self.epoch, now + patience))
         return self.out[-1]
 
-    def record(self, admitted: Pass, failed: bool, took: float, now: float) -> None:
+    def record(self, admitted: ModelAdmission, failed: bool, took: float, now: float) -> None:
         if admitted.epoch != self.epoch:
             return
         if self.state is CLOSED:
@@ -131,7 +131,7 @@ class Model:
                 self.open(now)
             return
         lost = now >= admitted.lost_at
-        admitted.back = True
+        admitted.has_ended = True
         if lost:
             return
         if failed or took >= min(condition.slower_than for condition in self.conditions):
@@ -141,11 +141,11 @@ class Model:
         if self.good >= self.successes:
             self.close()
 
-    def release(self, admitted: Pass) -> None:
-        admitted.back = True
+    def release(self, admitted: ModelAdmission) -> None:
+        admitted.has_ended = True
 
 
-# --- side by side ----------------------------------------------------------------------------
+# --- the circuit beside the model ------------------------------------------------------------
 
 small = st.integers(1, 4)
 streaks = st.builds(Condition, st.just("streak"), n=st.integers(1, 5))
@@ -172,12 +172,12 @@ conditions = st.lists(st.one_of(streaks, shares, slow_shares), min_size=1, max_s
 
 
 class CircuitAgainstModel(RuleBasedStateMachine):
-    """Calls are admitted, come back in any order, late or never, and hands interfere."""
+    """Calls that are admitted, and end in any order, late or never; and manual changes of the state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.calls: list[tuple[Admission, Pass]] = []
+        self.calls: list[tuple[Admission, ModelAdmission]] = []
         self.moved: list[tuple[CircuitState, CircuitState]] = []
 
     @initialize(
@@ -199,12 +199,12 @@ class CircuitAgainstModel(RuleBasedStateMachine):
         self.circuit = Circuit(trip, periods[0], probes, successes, probe_timeout)
         self.model = Model(conditions, periods, probes, successes, probe_timeout)
 
-    def note(self, transitions: list[Any]) -> None:
+    def check_transitions(self, transitions: list[Any]) -> None:
         for it in transitions:
             assert it.retry_after == (self.model.lasts if it.new is OPEN else None)
             assert (it.last_failure is None) is (it.new in (CLOSED, ISOLATED))
             self.moved.append((it.old, it.new))
-        self.circuit.opens_for = self.model.next_period()  # what its owner does
+        self.circuit.opens_for = self.model.next_period()  # the breaker does this
 
     @rule(seconds=st.sampled_from([0, 1, 2, 3, 5, 10, 30, 40]))
     def wait(self, seconds: int) -> None:
@@ -215,42 +215,42 @@ class CircuitAgainstModel(RuleBasedStateMachine):
         for _ in range(times):
             admission, transitions = self.circuit.admit(self.now)
             expected = self.model.admit(self.now)
-            self.note(transitions)
+            self.check_transitions(transitions)
             assert (admission is None) is (expected is None)
             if admission is not None and expected is not None:
                 self.calls.append((admission, expected))
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), failed=st.booleans(), took=st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0]))
-    def come_back(self, data: st.DataObject, failed: bool, took: float) -> None:
+    def end(self, data: st.DataObject, failed: bool, took: float) -> None:
         admission, expected = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
         self.model.record(expected, failed, took, self.now)
-        self.note(self.circuit.record(admission, "Boom: no" if failed else None, took, self.now))
+        self.check_transitions(self.circuit.record(admission, "Boom: no" if failed else None, took, self.now))
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), times=st.integers(1, 8))
-    def fail_in_a_row(self, data: st.DataObject, times: int) -> None:
-        """As many failures as it takes, one after another: what random results rarely do."""
+    def fail_several(self, data: st.DataObject, times: int) -> None:
+        """End calls with slow failures, one after another: random results rarely trip a circuit."""
         for _ in range(min(times, len(self.calls))):
-            self.come_back(data, True, 3.0)
+            self.end(data, True, 3.0)
 
     @precondition(lambda self: self.model.state is CLOSED)
     @rule(wait=st.booleans())
-    def an_outage(self, wait: bool) -> None:
-        """Calls that fail slowly until the circuit opens, and perhaps the time until a probe is due."""
+    def begin_outage(self, wait: bool) -> None:
+        """Let calls fail slowly until the circuit opens, and perhaps wait until a probe is due."""
         for _ in range(12):
             if self.model.state is CLOSED:
                 self.call(1)
                 admission, expected = self.calls.pop()
                 self.model.record(expected, True, 3.0, self.now)
-                self.note(self.circuit.record(admission, "Boom: no", 3.0, self.now))
+                self.check_transitions(self.circuit.record(admission, "Boom: no", 3.0, self.now))
         if wait and self.model.state is OPEN:
             self.now = self.model.until
             self.call(1)
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
-    def come_back_with_nothing(self, data: st.DataObject) -> None:
+    def release(self, data: st.DataObject) -> None:
         admission, expected = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
         self.model.release(expected)
         self.circuit.release(admission)
@@ -259,15 +259,15 @@ class CircuitAgainstModel(RuleBasedStateMachine):
     def isolate(self) -> None:
         if self.model.state is not ISOLATED:
             self.model.move(ISOLATED)
-        self.note(self.circuit.isolate())
+        self.check_transitions(self.circuit.isolate())
 
     @rule()
     def close(self) -> None:
         self.model.close()
-        self.note(self.circuit.close())
+        self.check_transitions(self.circuit.close())
 
     @invariant()
-    def they_agree(self) -> None:
+    def circuit_and_model_agree(self) -> None:
         if not hasattr(self, "circuit"):
             return
         period = self.circuit.period
@@ -283,133 +283,133 @@ class CircuitAgainstModel(RuleBasedStateMachine):
 TestCircuitAgainstModel = CircuitAgainstModel.TestCase
 TestCircuitAgainstModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
-# --- one rule each, in a few words -----------------------------------------------------------
+# --- single rules ----------------------------------------------------------------------------
 
 
-def circuit(trip: Trip | None = None, *, opens_for: float = 30.0, probes: int = 1, successes: int = 1) -> Circuit:
+def make_circuit(trip: Trip | None = None, *, opens_for: float = 30.0, probes: int = 1, successes: int = 1) -> Circuit:
     return Circuit(trip or ConsecutiveFailures(1), opens_for, probes, successes, None)
 
 
-def admitted(it: Circuit, now: float) -> Admission:
-    admission, _ = it.admit(now)
+def admitted(circuit: Circuit, now: float) -> Admission:
+    admission, _ = circuit.admit(now)
     assert admission is not None
     return admission
 
 
-def half_open(it: Circuit) -> None:
-    """Trip the circuit at 0 and look again at 30: the one probe that this takes is given back."""
-    it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0)
-    it.release(admitted(it, 30.0))
-    assert it.period.state is HALF_OPEN
+def half_open(circuit: Circuit) -> None:
+    """Trip the circuit at 0, and release a first probe at 30."""
+    circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
+    circuit.release(admitted(circuit, 30.0))
+    assert circuit.period.state is HALF_OPEN
 
 
-def test_a_success_from_before_does_not_close() -> None:
-    """A call that began while the circuit was closed says nothing about a half-open one."""
-    it = circuit()
-    slow = admitted(it, 0.0)
-    half_open(it)
-    assert it.record(slow, None, 31.0, 31.0) == []
-    assert it.period.state is HALF_OPEN
+def test_a_success_of_a_call_from_before_the_opening_does_not_close_the_circuit() -> None:
+    """Such a call is no probe."""
+    circuit = make_circuit()
+    slow = admitted(circuit, 0.0)
+    half_open(circuit)
+    assert circuit.record(slow, None, 31.0, 31.0) == []
+    assert circuit.period.state is HALF_OPEN
 
 
-def test_a_probe_of_an_earlier_half_open_period_moves_nothing() -> None:
-    """Half-open, open, half-open again: two periods, two epochs."""
-    it = circuit(opens_for=5.0, probes=2)
-    it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0)
-    early, failing = admitted(it, 5.0), admitted(it, 5.0)
-    it.record(failing, "Boom: again", 0.0, 5.0)
-    late = admitted(it, 10.0)
-    assert it.record(early, None, 0.0, 11.0) == []
-    assert it.period.state is HALF_OPEN
-    assert [move.new for move in it.record(late, None, 0.0, 11.0)] == [CLOSED]
+def test_a_probe_of_an_earlier_half_open_period_is_ignored() -> None:
+    circuit = make_circuit(opens_for=5.0, probes=2)
+    circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
+    early, failing = admitted(circuit, 5.0), admitted(circuit, 5.0)
+    circuit.record(failing, "Boom: again", 0.0, 5.0)
+    late = admitted(circuit, 10.0)
+    assert circuit.record(early, None, 0.0, 11.0) == []
+    assert circuit.period.state is HALF_OPEN
+    assert [move.new for move in circuit.record(late, None, 0.0, 11.0)] == [CLOSED]
 
 
-def test_a_result_in_the_same_state_of_another_epoch_moves_nothing() -> None:
-    """Closed by hand while closed: the calls under way belong to the period that is over."""
-    it = circuit()
-    before = admitted(it, 0.0)
-    assert it.close() == []
-    assert it.record(before, "Boom: old", 0.0, 1.0) == []
-    assert it.period.state is CLOSED
+def test_results_of_calls_from_before_a_manual_close_are_ignored() -> None:
+    """Also if the circuit was closed before."""
+    circuit = make_circuit()
+    before = admitted(circuit, 0.0)
+    assert circuit.close() == []
+    assert circuit.record(before, "Boom: old", 0.0, 1.0) == []
+    assert circuit.period.state is CLOSED
 
 
-def test_a_probe_comes_back_once() -> None:
-    """A probe that was recorded is gone: to release or record it again counts nothing, and frees nobody's slot."""
-    it = circuit(probes=1, successes=3)
-    half_open(it)
-    probe = admitted(it, 31.0)
-    it.record(probe, None, 0.0, 31.0)
-    other = admitted(it, 31.0)
-    it.release(probe)
-    it.record(probe, None, 0.0, 31.0)
-    assert it.admit(31.0)[0] is None  # the other one is still out
-    it.record(other, None, 0.0, 31.0)
-    assert it.period.state is HALF_OPEN  # two successes, not three
+def test_a_probe_is_recorded_or_released_once() -> None:
+    """To release or record it again counts nothing, and frees no other probe's slot."""
+    circuit = make_circuit(probes=1, successes=3)
+    half_open(circuit)
+    probe = admitted(circuit, 31.0)
+    circuit.record(probe, None, 0.0, 31.0)
+    other = admitted(circuit, 31.0)
+    circuit.release(probe)
+    circuit.record(probe, None, 0.0, 31.0)
+    assert circuit.admit(31.0)[0] is None  # the other probe still runs
+    circuit.record(other, None, 0.0, 31.0)
+    assert circuit.period.state is HALF_OPEN  # two successes, not three
 
 
-def test_a_probe_that_is_gone_keeps_no_slot() -> None:
-    """It has lost it to another one meanwhile."""
-    it = circuit(probes=1, successes=3)
-    half_open(it)
-    probe = admitted(it, 31.0)
+def test_keep_slot_of_a_probe_that_lost_its_slot_does_nothing() -> None:
+    circuit = make_circuit(probes=1, successes=3)
+    half_open(circuit)
+    probe = admitted(circuit, 31.0)
     assert isinstance(probe, Probe)
-    it.keep_slot(probe, 50.0)
-    assert it.admit(49.0)[0] is None
-    other = admitted(it, 50.0)
-    it.keep_slot(probe, 1000.0)
-    it.release(other)
-    assert it.admit(50.0)[0] is not None
+    circuit.keep_slot(probe, 50.0)
+    assert circuit.admit(49.0)[0] is None
+    other = admitted(circuit, 50.0)
+    circuit.keep_slot(probe, 1000.0)
+    circuit.release(other)
+    assert circuit.admit(50.0)[0] is not None
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("another_call", [False, True])
 @pytest.mark.parametrize(("period", "patience"), [(5.0, 30.0), (40.0, 40.0)])
-def test_a_probe_has_the_open_period_or_thirty_seconds(period: float, patience: float, asked: bool) -> None:
-    """The larger of the two, counted from its admission; then its slot is somebody else's, and its result nobody's."""
+def test_a_probe_keeps_its_slot_for_the_open_period_or_thirty_seconds(
+    period: float, patience: float, another_call: bool
+) -> None:
+    """The longer of the two holds, from its admission; after it the slot is free and the result is ignored."""
     for late, lost in [(patience - 0.5, False), (patience, True)]:
-        it = circuit(opens_for=period)
-        it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0)
-        probe = admitted(it, period)
-        if asked:  # for whoever asks, and for the probe itself
-            assert (it.admit(period + late)[0] is not None) is lost
-        assert [move.new for move in it.record(probe, None, 0.0, period + late)] == ([] if lost else [CLOSED])
+        circuit = make_circuit(opens_for=period)
+        circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
+        probe = admitted(circuit, period)
+        if another_call:  # the slot expires both for another call and for the probe itself
+            assert (circuit.admit(period + late)[0] is not None) is lost
+        assert [move.new for move in circuit.record(probe, None, 0.0, period + late)] == ([] if lost else [CLOSED])
 
 
-def test_a_slow_probe_opens_where_slowness_trips() -> None:
-    """The limit of the condition holds for probes as well, with equality."""
+def test_a_slow_probe_opens_a_circuit_that_slowness_trips() -> None:
+    """The limit of the condition holds for probes, too, and is inclusive."""
     slow = SlowRatio(0.5, slower_than=2.0, min_calls=1)
     for trip, took, state in [(slow, 1.9, CLOSED), (slow, 2.0, OPEN), (ConsecutiveFailures(1), 9.0, CLOSED)]:
-        it = circuit(trip)
-        it.record(admitted(it, 0.0), "Boom: no", 9.0, 0.0)
-        it.record(admitted(it, 30.0), None, took, 32.0)
-        assert it.period.state is state
+        circuit = make_circuit(trip)
+        circuit.record(admitted(circuit, 0.0), "Boom: no", 9.0, 0.0)
+        circuit.record(admitted(circuit, 30.0), None, took, 32.0)
+        assert circuit.period.state is state
 
 
-def test_a_circuit_that_slowness_opened_says_so() -> None:
-    """Nothing failed, so there is no failure to name; one that was there before is named first."""
+def test_the_last_failure_of_a_circuit_that_slowness_opened_is_slow_calls() -> None:
+    """An earlier failure has priority."""
     slow = SlowRatio(0.5, slower_than=2.0, min_calls=1)
-    it = circuit(slow)
-    [opened] = it.record(admitted(it, 0.0), None, 3.0, 3.0)
+    circuit = make_circuit(slow)
+    [opened] = circuit.record(admitted(circuit, 0.0), None, 3.0, 3.0)
     assert opened.last_failure == "slow calls"
-    probe = admitted(it, 33.0)
-    assert it.period.last_failure == "slow calls"
-    [opened] = it.record(probe, None, 2.0, 35.0)
-    assert opened.last_failure == it.period.last_failure == "a slow probe"
-    it = circuit(SlowRatio(0.5, slower_than=2.0, min_calls=2))
-    assert it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0) == []
-    [opened] = it.record(admitted(it, 0.0), None, 3.0, 3.0)
+    probe = admitted(circuit, 33.0)
+    assert circuit.period.last_failure == "slow calls"
+    [opened] = circuit.record(probe, None, 2.0, 35.0)
+    assert opened.last_failure == circuit.period.last_failure == "a slow probe"
+    circuit = make_circuit(SlowRatio(0.5, slower_than=2.0, min_calls=2))
+    assert circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0) == []
+    [opened] = circuit.record(admitted(circuit, 0.0), None, 3.0, 3.0)
     assert opened.last_failure == "Boom: no"
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_circuit_that_has_closed_opens_for_the_first_period_again(by_hand: bool) -> None:
-    """At once, also before its owner has come to draw a new one."""
-    it = circuit(opens_for=5.0)
-    it.record(admitted(it, 0.0), "Boom: no", 0.0, 0.0)
-    it.opens_for = 40.0  # drawn by the owner, for a second opening in a row
-    if by_hand:
-        it.close()
+@pytest.mark.parametrize("manually", [False, True])
+def test_after_a_close_the_circuit_opens_for_the_first_period_again(manually: bool) -> None:
+    """Even before the breaker has drawn the next period."""
+    circuit = make_circuit(opens_for=5.0)
+    circuit.record(admitted(circuit, 0.0), "Boom: no", 0.0, 0.0)
+    circuit.opens_for = 40.0  # drawn by the breaker, for a second opening in a row
+    if manually:
+        circuit.close()
     else:
-        it.record(admitted(it, 5.0), None, 0.0, 5.0)
-    assert it.period.state is CLOSED
-    [opened] = it.record(admitted(it, 6.0), "Boom: no", 0.0, 6.0)
+        circuit.record(admitted(circuit, 5.0), None, 0.0, 5.0)
+    assert circuit.period.state is CLOSED
+    [opened] = circuit.record(admitted(circuit, 6.0), "Boom: no", 0.0, 6.0)
     assert opened.retry_after == 5.0

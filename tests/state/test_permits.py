@@ -1,6 +1,6 @@
-"""Permits, against a queue that a child could keep: every order of arriving, leaving, releasing and resizing.
+"""Permits, against a simple model: every order of arriving, leaving, releasing and resizing.
 
-Here each step is made whole before the next one begins; `test_permits_steps.py` cuts them to pieces.
+Here each step ends before the next one begins; `test_permits_steps.py` interleaves them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from resilience.state.permits import Permits, Ticket, TicketState
 
 
 class Crowd:
-    """Callers with numbers who do what callers of `Permits` do, and somebody who keeps the queue by hand."""
+    """Numbered callers of `Permits`, beside a simple model of its queue."""
 
     def __init__(self, limit: int, queue: int) -> None:
         self.permits: Permits[int] = Permits(limit, queue)
         self.names = itertools.count()
         self.tickets: dict[int, Ticket[int]] = {}
         self.woken: list[int] = []
-        # By hand:
+        # The model:
         self.limit, self.queue = limit, queue
         self.inside: list[int] = []
         self.waiting: deque[int] = deque()
         self.called: list[int] = []
         self.rejected = 0
 
-    # --- what callers do ---
+    # --- the steps of callers ---
 
     def arrive(self) -> None:
         name = next(self.names)
@@ -55,7 +55,7 @@ class Crowd:
         self.serve()
 
     def time_out(self, name: int) -> None:
-        """The wait is over; whoever has been granted the permit meanwhile keeps it."""
+        """End the wait; a caller that was just granted a permit keeps it."""
         left = self.permits.leave(self.tickets[name])
         assert left is (name in self.waiting)
         if left:
@@ -64,7 +64,7 @@ class Crowd:
             self.serve()
 
     def cancel(self, name: int) -> None:
-        """Leave the queue, or pass on the permit that was granted and never used."""
+        """Leave the queue, or pass on a granted permit that was not used."""
         self.wake(self.permits.abandon(self.tickets[name]))
         if name in self.waiting:
             self.waiting.remove(name)
@@ -77,7 +77,7 @@ class Crowd:
         self.wake(self.permits.resize(limit))
         self.serve()
 
-    # --- the books ---
+    # --- the model ---
 
     def wake(self, granted: list[Ticket[int]] | None) -> None:
         for ticket in granted or []:
@@ -92,13 +92,13 @@ class Crowd:
 
     def check(self) -> None:
         counts = self.permits.counts()
-        assert self.woken == self.called  # who, and in what order
+        assert self.woken == self.called  # the same callers in the same order
         assert tuple(counts) == (self.limit, len(self.inside), len(self.waiting), self.rejected)
         assert all(self.tickets[name].state is TicketState.WAITING for name in self.waiting)
 
     @property
     def by_ticket(self) -> list[int]:
-        """Those inside who have waited, and might be cancelled before they know that they are."""
+        """Callers that hold a permit after a wait: they may be cancelled before they learn of the grant."""
         return [name for name in self.inside if name in self.tickets]
 
 
@@ -109,9 +109,9 @@ Step = Callable[[Crowd], object]
 
 def at(names: Callable[[Crowd], list[int] | deque[int]], index: int, do: Callable[[Crowd, int], None]) -> Step:
     def step(crowd: Crowd) -> None:
-        there = names(crowd)
-        if there and (index == 0 or len(there) > 1):  # the last one is the first one where there is only one
-            do(crowd, there[index])
+        callers = names(crowd)
+        if callers and (index == 0 or len(callers) > 1):  # of a single caller, "last" would repeat "first"
+            do(crowd, callers[index])
 
     return step
 
@@ -132,7 +132,7 @@ STEPS: dict[str, Step] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "queue", "arrived"), [(1, 2, 2), (2, 1, 4), (3, 2, 5), (1, 0, 1)])
 def test_every_order_of_five_steps(limit: int, queue: int, arrived: int) -> None:
-    """After each of 59,049 orders of five steps, from several beginnings: the right ones, in the right order."""
+    """After each of 59,049 orders of five steps, from several initial states, the permits agree with the model."""
     for order in itertools.product(STEPS, repeat=5):
         crowd = Crowd(limit, queue)
         for _ in range(arrived):
@@ -145,8 +145,8 @@ def test_every_order_of_five_steps(limit: int, queue: int, arrived: int) -> None
 # --- long random orders ----------------------------------------------------------------------
 
 
-class CrowdForLong(RuleBasedStateMachine):
-    """The same steps in long random orders, looked at after each of them."""
+class LongRandomOrders(RuleBasedStateMachine):
+    """The same steps in long random orders, with a check after each step."""
 
     @initialize(limit=st.integers(1, 6), queue=st.integers(0, 5))
     def build(self, limit: int, queue: int) -> None:
@@ -182,18 +182,18 @@ class CrowdForLong(RuleBasedStateMachine):
         self.crowd.resize(limit)
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def permits_agree_with_the_model(self) -> None:
         if hasattr(self, "crowd"):
             self.crowd.check()
 
 
-TestCrowdForLong = CrowdForLong.TestCase
-TestCrowdForLong.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestLongRandomOrders = LongRandomOrders.TestCase
+TestLongRandomOrders.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_permits_that_are_made_in_batches_are_never_too_many(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large limit is made piece by piece; however small the pieces, every order comes out the same."""
+def test_permits_made_in_batches_never_exceed_the_limit(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permits of a large limit are made in batches; the size of a batch makes no difference."""
     monkeypatch.setattr(Permits, "BATCH", batch, raising=False)
     for order in itertools.product(STEPS, repeat=4):
         crowd = Crowd(4, 2)
@@ -202,20 +202,19 @@ def test_permits_that_are_made_in_batches_are_never_too_many(batch: int, monkeyp
         crowd.check()
 
 
-# --- one rule each, in a few words -----------------------------------------------------------
+# --- single rules ----------------------------------------------------------------------------
 
 W = TypeVar("W")
 
 
 def queued(permits: Permits[W], waiter: W) -> Ticket[W]:
-    """The ticket of somebody who has joined the queue."""
+    """Return the ticket of a waiter that has joined the queue."""
     ticket = Ticket(waiter)
     permits.join(ticket)
     return ticket
 
 
-def test_abandoning_twice_gives_back_once() -> None:
-    """A ticket is good for one permit."""
+def test_abandoning_a_ticket_twice_releases_one_permit() -> None:
     permits: Permits[str] = Permits(1, 5)
     assert permits.take()
     first = queued(permits, "first")
@@ -227,8 +226,8 @@ def test_abandoning_twice_gives_back_once() -> None:
     assert not permits.take()
 
 
-class Interrupting(deque[Any]):
-    """A deque in the middle of whose `pop`, or `popleft`, the same thread does something else, once."""
+class InterruptedDeque(deque[Any]):
+    """A deque that calls a finalizer once, inside `pop` or `popleft`."""
 
     def __init__(self, items: Iterable[Any], how: str, finalizer: Callable[[], object]) -> None:
         super().__init__(items)
@@ -249,16 +248,16 @@ class Interrupting(deque[Any]):
 
 @pytest.mark.parametrize("how", ["pop", "popleft"])
 @pytest.mark.parametrize("behind", [0, 1, 2])
-def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, behind: int) -> None:
-    """Garbage is collected between any two lines: the permit goes to the next in the queue, or lies free again."""
+def test_a_waiter_that_is_discarded_during_its_grant_gets_no_permit(how: str, behind: int) -> None:
+    """Garbage may be collected between any two lines: the permit goes to the next waiter, or is free again."""
     permits: Permits[int] = Permits(1, 5)
     assert permits.take()
     tickets = [queued(permits, number) for number in range(1 + behind)]
-    it: Any = permits
+    target: Any = permits
     if how == "pop":
-        it.free = Interrupting(permits.free, how, lambda: permits.abandon(tickets[0]))
+        target.free = InterruptedDeque(permits.free, how, lambda: permits.abandon(tickets[0]))
     else:
-        it._waiting = Interrupting(permits._waiting, how, lambda: permits.abandon(tickets[0]))
+        target._waiting = InterruptedDeque(permits._waiting, how, lambda: permits.abandon(tickets[0]))
     assert permits.give_back() == tickets[1:2]
     assert permits.counts() == (1, min(behind, 1), max(behind - 1, 0), 0)
     assert tickets[0].state is TicketState.GONE
@@ -268,8 +267,8 @@ def test_who_is_thrown_away_in_the_moment_of_the_grant_is_not_granted(how: str, 
 
 
 @pytest.mark.parametrize("limit", [10**9, 10**18])
-def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
-    """Permits are not laid out in advance: a thousand million of them are made in no time, and counted exactly."""
+def test_a_huge_limit_takes_no_memory_and_is_counted_exactly(limit: int) -> None:
+    """Permits are not made in advance."""
     permits: Permits[int] = Permits(limit, 0)
     for number in range(5000):
         if not permits.take():
@@ -285,8 +284,8 @@ def test_a_huge_limit_costs_nothing_until_it_is_used(limit: int) -> None:
     assert not permits.take()
 
 
-def test_the_first_in_a_full_queue_is_told_and_nobody_else() -> None:
-    """None while there is room, and where there is no queue at all."""
+def test_first_if_full_returns_the_first_waiter_of_a_full_queue_only() -> None:
+    """It returns None if the queue has room, and without a queue."""
     permits: Permits[str] = Permits(1, 2)
     assert permits.take()
     first = queued(permits, "first")
@@ -295,13 +294,13 @@ def test_the_first_in_a_full_queue_is_told_and_nobody_else() -> None:
     assert permits.first_if_full() is first
     permits.drop(first)
     assert permits.first_if_full() is None
-    nobody: Permits[str] = Permits(1, 0)
-    assert nobody.take()
-    assert nobody.first_if_full() is None
+    without_queue: Permits[str] = Permits(1, 0)
+    assert without_queue.take()
+    assert without_queue.first_if_full() is None
 
 
-def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_refused() -> None:
-    """It looks again under the lock: for a permit that came back meanwhile, and for those still to be made."""
+def test_without_a_queue_take_or_refuse_takes_a_permit_or_counts_a_refusal() -> None:
+    """It looks again under the lock: for a permit that was just released, and for those that are not made yet."""
     permits: Permits[str] = Permits(Permits.BATCH + 1, 0)
     for _ in range(Permits.BATCH):
         assert permits.take()
@@ -314,8 +313,8 @@ def test_where_nobody_may_wait_a_permit_is_taken_or_the_caller_is_counted_as_ref
     assert permits.counts() == (Permits.BATCH + 1, Permits.BATCH + 1, 0, 1)
 
 
-class ComesBack(list[None]):
-    """The free permits, of which there are none; and after somebody has looked, one comes back from another thread."""
+class ReleasedAfterLook(list[None]):
+    """An empty list of free permits, to which another thread releases one right after a check for free permits."""
 
     def __bool__(self) -> bool:
         if len(self):
@@ -324,14 +323,14 @@ class ComesBack(list[None]):
         return False
 
 
-def test_a_permit_beyond_a_smaller_limit_is_not_granted_to_who_waits() -> None:
-    """It comes back just after those that lay free have been withdrawn: the limit of now holds, not that of before."""
+def test_a_permit_beyond_a_lowered_limit_is_not_granted_to_a_waiter() -> None:
+    """It is released just after the free permits were withdrawn."""
     permits: Permits[str] = Permits(2, queue=1)
     assert permits.take()
     assert permits.take()
     ticket = Ticket("waiting")
     assert not permits.join(ticket)
-    permits.free = ComesBack()
+    permits.free = ReleasedAfterLook()
     assert permits.resize(1) == []
     permits.free = list(permits.free)
     assert permits.settle() == []
@@ -340,33 +339,33 @@ def test_a_permit_beyond_a_smaller_limit_is_not_granted_to_who_waits() -> None:
     assert permits.counts() == (1, 1, 0, 0)
 
 
-def test_a_permit_beyond_a_smaller_limit_is_not_taken_where_nobody_may_wait() -> None:
-    """It comes back while a newcomer looks for one."""
+def test_a_permit_beyond_a_lowered_limit_is_not_taken_without_a_queue() -> None:
+    """It is released while a new caller looks for one."""
     permits: Permits[str] = Permits(2, queue=0)
     assert permits.take()
     assert permits.take()
     permits.resize(1)
-    permits.free = ComesBack()
+    permits.free = ReleasedAfterLook()
     assert not permits.take_or_refuse()
     permits.free = list(permits.free)
     permits.settle()
     assert permits.counts() == (1, 1, 0, 1)
 
 
-def test_where_nobody_may_wait_what_came_back_beyond_the_limit_does_not_stand_in_the_way() -> None:
-    """Two came back where one may be out: one is withdrawn, the other one taken."""
+def test_a_released_permit_beyond_a_lowered_limit_does_not_block_a_free_one() -> None:
+    """Of two released permits at a limit of one, one is withdrawn and the other taken."""
     permits: Permits[str] = Permits(2, 0)
     assert permits.take()
     assert permits.take()
     permits.resize(1)
-    permits.free.extend([None, None])  # given back, not settled yet
+    permits.free.extend([None, None])  # released, not settled yet
     assert permits.take_or_refuse()
     assert not permits.take_or_refuse()
     assert permits.counts() == (1, 1, 0, 1)
 
 
-class Beaten:
-    """A lock that this thread gets only after another one has had it, and done something."""
+class PrecededLock:
+    """A lock that this thread gets only after another thread held it and called `do`."""
 
     def __init__(self, permits: Permits[Any], do: Callable[[], object]) -> None:
         self._lock, self._do = permits._lock, [do]
@@ -380,46 +379,46 @@ class Beaten:
         self._lock.__exit__(*exc)
 
 
-def test_the_first_ever_to_wait_is_not_overlooked_by_who_gives_back_meanwhile() -> None:
-    """The queue is made when it is first needed: who waits for the lock has seen none yet."""
+def test_a_release_that_overlaps_the_first_join_sees_the_new_waiter() -> None:
+    """The queue is made by the first join: a release that waits for the lock has seen none yet."""
     permits: Permits[str] = Permits(2, queue=1)
     assert permits.take()
     assert permits.take()
     permits.resize(1)
     ticket = Ticket("first")
-    it: Any = permits
-    it._lock = Beaten(permits, lambda: permits.join(ticket))
+    target: Any = permits
+    target._lock = PrecededLock(permits, lambda: permits.join(ticket))
     assert not permits.give_back()
     assert permits.counts()[1:3] == (1, 1)
     assert permits.give_back() == [ticket]
 
 
-class Taken(list[None]):
-    """Free permits; and after somebody has looked, another thread, which saw no flag yet, takes them."""
+class TakenAfterLook(list[None]):
+    """Free permits that another thread, which saw no flag yet, takes right after a check for them."""
 
     def __bool__(self) -> bool:
-        there = len(self) > 0
+        had_permits = len(self) > 0
         self.clear()
-        return there
+        return had_permits
 
 
-def test_a_permit_that_is_taken_between_look_and_grant_is_granted_when_it_comes_back() -> None:
-    """The one who took it gives it back, and finds the flag up then."""
+def test_a_permit_that_is_taken_just_before_its_grant_is_granted_on_release() -> None:
+    """The thread that took it releases it, and sees the flag then."""
     permits: Permits[str] = Permits(1, queue=1)
     assert permits.take()
     ticket = queued(permits, "waiting")
-    permits.free = Taken([None])
+    permits.free = TakenAfterLook([None])
     assert permits.settle() == []
     permits.free = []
     assert permits.counts()[1:3] == (1, 1)
     assert permits.give_back() == [ticket]
 
 
-def test_a_permit_that_is_taken_before_it_is_withdrawn_is_withdrawn_when_it_comes_back() -> None:
+def test_a_permit_that_is_taken_just_before_its_withdrawal_is_withdrawn_on_release() -> None:
     permits: Permits[str] = Permits(2, queue=1)
     assert permits.take()
     assert permits.take()
-    permits.free = Taken([None])
+    permits.free = TakenAfterLook([None])
     permits.resize(1)
     permits.free = []
     assert permits.counts()[:2] == (1, 2)

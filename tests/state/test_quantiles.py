@@ -1,4 +1,4 @@
-"""The quantile of the latest durations: what it may be off by, what it forgets, and when it is looked up anew."""
+"""The quantile of recent durations: its error, its window, and when it is computed again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DURATIONS = st.lists(st.floats(1e-6, 3600), min_size=1, max_size=200)
 
 
 @given(DURATIONS, st.floats(0.01, 0.99))
-def test_it_is_at_most_two_per_cent_too_long(durations: list[float], share: float) -> None:
-    """And never too short: so many did not exceed it."""
+def test_the_quantile_is_at_most_two_per_cent_above_the_exact_one(durations: list[float], share: float) -> None:
+    """It is never below the exact one."""
     quantile = Histogram(share, 60.0)
     for duration in durations:
         quantile.add(duration, 0.0)
@@ -23,16 +23,16 @@ def test_it_is_at_most_two_per_cent_too_long(durations: list[float], share: floa
     assert exact * (1 - 1e-9) <= quantile.value() <= exact * 1.02 * (1 + 1e-9)
 
 
-def test_no_time_at_all_is_a_microsecond() -> None:
-    """A clock may not have moved, or may have been put back."""
+def test_a_duration_of_zero_or_less_counts_as_a_microsecond() -> None:
+    """A clock may not have advanced, or may have been set back."""
     quantile = Histogram(0.9, 60.0)
     for seconds in (0.0, -1.0):
         quantile.add(seconds, 0.0)
     assert 0 < quantile.value() < 2e-6
 
 
-def test_it_forgets_by_halves() -> None:
-    """What is older than the window counts no more; what is younger than half of it does."""
+def test_durations_are_forgotten_in_halves_of_the_window() -> None:
+    """A duration older than the window never counts; one younger than half of it always does."""
     quantile = Histogram(0.5, 60.0)
     quantile.add(5.0, 100.0)
     quantile.add(5.0, 110.0)
@@ -48,8 +48,7 @@ def test_it_forgets_by_halves() -> None:
     assert quantile.count == 0
 
 
-def test_a_long_silence_forgets_all() -> None:
-    """Nothing of before is left after the window, whatever half it was in."""
+def test_all_durations_are_forgotten_after_a_window_without_any() -> None:
     quantile = Histogram(0.5, 60.0)
     quantile.add(5.0, 100.0)
     quantile.add(5.0, 131.0)
@@ -57,8 +56,8 @@ def test_a_long_silence_forgets_all() -> None:
     assert quantile.count == 0
 
 
-def test_an_answer_is_kept_for_so_many_durations() -> None:
-    """To look it up sorts all buckets."""
+def test_a_computed_quantile_is_kept_for_some_further_durations() -> None:
+    """To compute it, all buckets are sorted."""
     quantile = Histogram(0.5, 60.0)
     quantile.add(1.0, 0.0)
     before = quantile.value()

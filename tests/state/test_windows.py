@@ -1,4 +1,4 @@
-"""Windows, against the slow and obvious way: keep every result and count again."""
+"""Windows, against a simple model that keeps every result and counts again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from resilience.state.windows import CountWindow, TimeWindow
 
-#: Results as (seconds since the one before, was it bad).
+#: Results as (seconds since the previous one, whether it was bad).
 streams = st.lists(st.tuples(st.floats(0, 40, allow_nan=False) | st.sampled_from([0.0, 0.001, 30.0]), st.booleans()))
 
 
 @given(size=st.integers(1, 12), results=st.lists(st.booleans(), max_size=60))
-def test_a_count_window_holds_the_last_so_many(size: int, results: list[bool]) -> None:
+def test_a_count_window_counts_the_last_results(size: int, results: list[bool]) -> None:
     """After each result the counts are those of the last `size` results."""
     window = CountWindow(size)
     for number, bad in enumerate(results, 1):
@@ -24,8 +24,10 @@ def test_a_count_window_holds_the_last_so_many(size: int, results: list[bool]) -
 
 
 @given(seconds=st.floats(0.5, 60), stream=streams)
-def test_a_time_window_forgets_within_a_tenth(seconds: float, stream: list[tuple[float, bool]]) -> None:
-    """A result counts until it is nine tenths of the window old, and no longer once it is as old as the window."""
+def test_a_time_window_forgets_results_at_nine_tenths_of_its_length_or_later(
+    seconds: float, stream: list[tuple[float, bool]]
+) -> None:
+    """A result counts at least up to nine tenths of the window, and never longer than the window."""
     window = TimeWindow(seconds)
     now = 5000.0
     kept: list[tuple[float, bool]] = []
@@ -33,15 +35,15 @@ def test_a_time_window_forgets_within_a_tenth(seconds: float, stream: list[tuple
         now += pause
         kept.append((now, bad))
         window.add(bad, now)
-        surely = [was_bad for at, was_bad in kept if now - at < 0.9 * seconds]
-        perhaps = [was_bad for at, was_bad in kept if now - at < seconds]
-        assert len(surely) <= window.total <= len(perhaps)
-        assert sum(surely) <= window.bad <= sum(perhaps)
+        at_least = [was_bad for at, was_bad in kept if now - at < 0.9 * seconds]
+        at_most = [was_bad for at, was_bad in kept if now - at < seconds]
+        assert len(at_least) <= window.total <= len(at_most)
+        assert sum(at_least) <= window.bad <= sum(at_most)
 
 
 @given(stream=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=60))
-def test_a_time_window_is_exact_where_results_are_a_step_apart(stream: list[tuple[int, bool]]) -> None:
-    """Where no step holds two instants, the counts are those of the results that are younger than the window."""
+def test_a_time_window_is_exact_if_results_are_at_least_a_step_apart(stream: list[tuple[int, bool]]) -> None:
+    """If no step contains two instants, the results that are younger than the window count."""
     window = TimeWindow(10.0)
     now = 100.0
     kept: list[tuple[float, bool]] = []
@@ -53,8 +55,8 @@ def test_a_time_window_is_exact_where_results_are_a_step_apart(stream: list[tupl
         assert (window.total, window.bad) == (len(latest), sum(latest))
 
 
-def test_a_time_window_counts_results_that_come_in_the_wrong_order() -> None:
-    """Threads read the clock before they take the lock; a result from a moment ago is counted, not lost."""
+def test_a_time_window_counts_results_that_arrive_out_of_order() -> None:
+    """Threads read the clock before they take the lock; a slightly older result is counted."""
     window = TimeWindow(10.0)
     window.add(True, 100.5)
     window.add(True, 100.2)
@@ -65,20 +67,20 @@ def test_a_time_window_counts_results_that_come_in_the_wrong_order() -> None:
 
 
 def test_a_step_is_a_32nd_of_the_window_and_begins_with_the_first_result_in_it() -> None:
-    """Of 32 seconds: what comes within one second goes with the first of it, what comes at its end stays."""
+    """In a window of 32 s, results within one second expire together, with the first of them."""
     window = TimeWindow(32.0)
     for at in (100.0, 100.98, 101.0):
         window.add(True, at)
     window.add(False, 131.9)
     assert (window.total, window.bad) == (4, 3)
     window.add(False, 132.0)
-    assert (window.total, window.bad) == (3, 1)  # the first two went together
+    assert (window.total, window.bad) == (3, 1)  # the first two expired together
     window.add(False, 133.0)
     assert (window.total, window.bad) == (3, 0)
 
 
-def test_the_memory_of_a_time_window_does_not_grow_with_the_number_of_results() -> None:
-    """It keeps counts per step, never the results: 30,000 of them in the window need no more than 32 would."""
+def test_the_memory_of_a_time_window_is_independent_of_the_number_of_results() -> None:
+    """It keeps counts for each step: 30,000 results need no more memory than 32."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

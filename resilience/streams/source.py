@@ -63,7 +63,6 @@ def _suspend_with(opened: Opened) -> Generator[Opened, None, None]:
 async def keep_open(first: float, ctx: Context) -> None:
     """Open the source, and keep it open until the driver resumes this, or throws in the error of a pull."""
     record, timer, opened, runtime = ctx._info.record, ctx._timer, None, cast("StreamRuntime", ctx.runtime)
-    is_collected = False  # the collector may close this coroutine, which cannot await then: `Driver.close` does
     if runtime.is_closed:
         raise Closed
     now = clock.now()
@@ -78,7 +77,8 @@ async def keep_open(first: float, ctx: Context) -> None:
     except Closed:
         pass
     except BaseException as error:
-        is_collected = isinstance(error, GeneratorExit) and not runtime.is_closed
+        if isinstance(error, GeneratorExit) and not (runtime.is_closed or runtime.host is BLOCKING):
+            opened = None  # the collector closes this coroutine, which cannot await then: `Driver.close` does
         if record is not None:
             end_attempt(record, ctx, began, None, error)
         raise_if_expired(timer if isinstance(timer, PassiveTimer) else None, error)
@@ -88,7 +88,7 @@ async def keep_open(first: float, ctx: Context) -> None:
         if opened is not None:  # pragma: no branch (out of `finally`)
             if runtime.host is BLOCKING:
                 _close_in(run, runtime, *opened)
-            elif not is_collected:
+            else:
                 await close_all(runtime, *opened)
     if record is not None:
         end_attempt(record, ctx, began, None, None)

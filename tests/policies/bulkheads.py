@@ -15,20 +15,20 @@ SHORT = 0.02
 LONG = 60.0
 
 
-def facts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
-    it = bulkhead.stats()
-    return it.limit, it.in_flight, it.queued, it.rejected
+def counts(bulkhead: Bulkhead) -> tuple[int, int, int, int]:
+    stats = bulkhead.stats()
+    return stats.limit, stats.in_flight, stats.queued, stats.rejected
 
 
 async def works(world: World, bulkhead: Any, ctx: Context | None = None) -> Any:
     return await world.attempt(bulkhead, Script("fine").function(), ctx)
 
 
-# --- a thread, an asyncio loop and a trio loop -------------------------------------------------
+# --- waiting for another thread ----------------------------------------------------------------
 
 
 def wait_until(holds: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(0.0005)

@@ -1,4 +1,4 @@
-"""Bulkhead: the limit, the queue, how long a call waits, and what is told of it."""
+"""Bulkhead: the limit, the queue, the length of waits, events and descriptions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from resilience import (
 from resilience.testing import virtual_time
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside, until
-from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
+from tests.policies.bulkheads import LONG, SHORT, counts, wait_until, works
 
 # --- the limit ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-async def test_at_most_so_many_at_once(world: World, limit: int) -> None:
-    """One more is turned away at once, its function not entered; a permit that comes back is given again."""
+async def test_a_call_beyond_the_limit_is_refused_and_a_released_permit_is_reused(world: World, limit: int) -> None:
+    """The function of a refused call is not entered."""
     bulkhead = Bulkhead(limit, name="inventory")
     script = Script("fine")
 
@@ -51,8 +51,8 @@ async def test_at_most_so_many_at_once(world: World, limit: int) -> None:
     assert str(limit) in str(error)
 
 
-async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: World) -> None:
-    """Under a Timeout around, or inside, the permit is free when the caller is, though a thread may still run."""
+async def test_a_call_that_times_out_releases_its_permit(world: World) -> None:
+    """Under an outer or inner Timeout the permit is free when the caller continues, though a thread may still run."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -61,7 +61,7 @@ async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: 
         bulkhead = Bulkhead(1)
         error = await world.attempt(wrap(bulkhead), hang)
         assert type(error) is TimeoutExceeded
-        assert facts(bulkhead) == (1, 0, 0, 0)
+        assert counts(bulkhead) == (1, 0, 0, 0)
         assert await works(world, bulkhead) == "fine"
     world.release()
 
@@ -69,16 +69,15 @@ async def test_a_permit_comes_back_from_a_call_that_was_walked_away_from(world: 
 # --- the queue ---------------------------------------------------------------------------------
 
 
-async def test_a_few_may_wait_and_the_next_is_turned_away(world: World) -> None:
-    """Two in the queue; the third is told at once that it is full."""
+async def test_calls_wait_in_the_queue_and_the_next_one_is_refused(world: World) -> None:
     bulkhead = Bulkhead(1, queue=2, name="inventory")
 
     async with beside(world) as group:
         holder = await group.inside(bulkhead)
         waiting = [await group.queued(bulkhead) for _ in range(2)]
-        assert facts(bulkhead) == (1, 1, 2, 0)
+        assert counts(bulkhead) == (1, 1, 2, 0)
         error = await works(world, bulkhead)
-        assert facts(bulkhead) == (1, 1, 2, 1)
+        assert counts(bulkhead) == (1, 1, 2, 1)
         assert not any(call.entered.is_set() for call in waiting)
         holder.let_go()
         for call in waiting:
@@ -86,11 +85,11 @@ async def test_a_few_may_wait_and_the_next_is_turned_away(world: World) -> None:
             assert await call.result() == "fine"
     assert type(error) is BulkheadFull
     assert error.policy == "inventory"
-    assert facts(bulkhead) == (1, 0, 0, 1)
+    assert counts(bulkhead) == (1, 0, 0, 1)
 
 
 async def test_permits_are_granted_in_the_order_of_arrival(world: World) -> None:
-    """First come, first served; and who comes while others wait goes to the end of the queue."""
+    """A new call goes to the end of the queue."""
     bulkhead = Bulkhead(1, queue=10)
 
     async with beside(world) as group:
@@ -105,8 +104,8 @@ async def test_permits_are_granted_in_the_order_of_arrival(world: World) -> None
             holder = queue[number]
 
 
-async def test_an_immediate_second_call_does_not_overtake_who_waits(threads: World) -> None:
-    """Direct hand-off: who gives a permit back and asks again stands behind those who were there before."""
+async def test_a_second_call_right_after_the_first_does_not_overtake_a_waiting_call(threads: World) -> None:
+    """A released permit is handed to the first waiting call directly."""
     bulkhead = Bulkhead(1, queue=5)
     order: list[str] = []
     came = threading.Event()
@@ -128,11 +127,10 @@ async def test_an_immediate_second_call_does_not_overtake_who_waits(threads: Wor
     assert order == ["greedy", "patient", *["greedy"] * 4]
 
 
-# --- how long to wait --------------------------------------------------------------------------
+# --- waits -------------------------------------------------------------------------------------
 
 
-def test_max_wait_may_be_a_timedelta(threads: World) -> None:
-    """Durations are seconds or `timedelta`."""
+def test_max_wait_accepts_a_timedelta(threads: World) -> None:
     bulkhead = Bulkhead(1, queue=1, max_wait=timedelta(milliseconds=5))
     with bulkhead.slot(), pytest.raises(BulkheadFull, match=r"0\.005"):
         bulkhead.execute(lambda ctx: None)
@@ -149,18 +147,18 @@ def test_max_wait_may_be_a_timedelta(threads: World) -> None:
 async def test_the_earliest_limit_ends_the_wait(
     world: World, limits: dict[str, float], expected: type[Exception]
 ) -> None:
-    """Of `max_wait`, the budget and a Timeout around, the one that is over first is the one that is told."""
+    """Of `max_wait`, the deadline and an outer Timeout, the first one determines the error."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limits["max_wait"])
     pipeline = Timeout(limits["timeout"]).wrap(bulkhead)
 
     async with beside(world) as group:
         await group.inside(bulkhead)
         assert type(await works(world, pipeline, Context(timeout=limits["budget"]))) is expected
-    assert facts(bulkhead)[1:3] == (0, 0)
+    assert counts(bulkhead)[1:3] == (0, 0)
 
 
-async def test_of_two_limits_at_one_instant_the_timeout_around_ends_the_wait(world: World) -> None:
-    """The outer one: nothing inside of it outlives it, not even to tell that it has waited long enough."""
+async def test_of_max_wait_and_an_outer_timeout_at_the_same_instant_the_timeout_raises(world: World) -> None:
+    """Nothing inside an outer limit outlives it."""
     bulkhead = Bulkhead(1, queue=1, max_wait=5.0)
 
     with virtual_time(), bulkhead.slot():
@@ -169,10 +167,10 @@ async def test_of_two_limits_at_one_instant_the_timeout_around_ends_the_wait(wor
     assert error.policy == "patience"
 
 
-def test_what_ended_a_wait_is_told_to_the_second() -> None:
-    """How long it was, by whom, and of two limits at the same instant the budget of the whole execution."""
-    told: list[Any] = []
-    unsubscribe = events.subscribe(told.append, events.CallRejected)
+def test_errors_and_events_of_a_wait_contain_its_length_and_its_cause() -> None:
+    """Of `max_wait` and the deadline at the same instant the deadline is the cause."""
+    rejected: list[Any] = []
+    unsubscribe = events.subscribe(rejected.append, events.CallRejected)
     bulkhead = Bulkhead(1, queue=2, max_wait=5.0, name="inventory")
     with virtual_time() as clock, bulkhead.slot():
         clock.advance(100.0)
@@ -184,28 +182,27 @@ def test_what_ended_a_wait_is_told_to_the_second() -> None:
             assert late.value.policy == "inventory"
     unsubscribe()
     assert (full.value.policy, full.value.limit, full.value.queue) == ("inventory", 1, 2)
-    assert [(event.reason, event.waited) for event in told] == [
+    assert [(event.reason, event.waited) for event in rejected] == [
         ("BulkheadFull", 5.0),
         ("DeadlineExceeded", 2.0),
         ("DeadlineExceeded", 5.0),
     ]
 
 
-@pytest.mark.parametrize(("limit", "says"), [(1, "1 call is running"), (2, "2 calls are running")])
-def test_a_refusal_says_how_many_are_running(limit: int, says: str) -> None:
-    """In words, and as numbers."""
+@pytest.mark.parametrize(("limit", "message"), [(1, "1 call is running"), (2, "2 calls are running")])
+def test_the_error_of_a_refusal_contains_the_number_of_running_calls(limit: int, message: str) -> None:
+    """In the message and as attributes."""
     bulkhead = Bulkhead(limit)
     with ExitStack() as inside:
         for _ in range(limit):
             inside.enter_context(bulkhead.slot())
         with pytest.raises(BulkheadFull) as full:
             bulkhead.call(len, "")
-    assert str(full.value) == f"{says} and there is no queue"
+    assert str(full.value) == f"{message} and there is no queue"
     assert (full.value.limit, full.value.queue) == (limit, 0)
 
 
-def test_the_listener_of_a_pipeline_hears_of_a_refusal_though_nobody_else_listens() -> None:
-    """It subscribed to nothing: it belongs to the pipeline."""
+def test_a_listener_of_the_pipeline_gets_refusals_without_any_subscription() -> None:
     heard: list[Any] = []
     bulkhead = Bulkhead(1, name="inventory")
     pipeline = Policy.wrap(Retry(1), bulkhead, listeners=[heard.append])
@@ -215,7 +212,7 @@ def test_the_listener_of_a_pipeline_hears_of_a_refusal_though_nobody_else_listen
 
 
 async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its_own_limit(world: World) -> None:
-    """The earlier of the two, though it is not the one that has a timer."""
+    """The cooperative one is earlier, but has no timer."""
     bulkhead = Bulkhead(1, queue=1)
     pipeline = Policy.wrap(Timeout(LONG, name="outer"), Timeout(SHORT, cooperative=True, name="inner"), bulkhead)
 
@@ -224,11 +221,11 @@ async def test_a_cooperative_timeout_inside_an_enforced_one_ends_the_wait_at_its
         error = await works(world, pipeline)
     assert type(error) is TimeoutExceeded
     assert error.policy == "inner"
-    assert facts(bulkhead)[1:3] == (0, 0)
+    assert counts(bulkhead)[1:3] == (0, 0)
 
 
-def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
-    """A permit lies there already, given back by somebody who has not come to look at the queue: no wake-up is lost."""
+def test_a_call_that_joins_the_queue_wakes_a_call_that_a_free_permit_serves() -> None:
+    """Another thread released that permit, but has not checked the queue yet: no wake-up is lost."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
 
@@ -240,20 +237,20 @@ def test_who_joins_the_queue_wakes_whom_that_serves() -> None:
     assert bulkhead._permits.machine.take()
     first = call("first")
     wait_until(lambda: bulkhead.stats().queued == 1)
-    bulkhead._permits.machine.free.append(None)  # the first half of giving back
+    bulkhead._permits.machine.free.append(None)  # the first half of a release
     second = call("second")
     first.join(PATIENCE)
     second.join(PATIENCE)
     assert served == ["first", "second"]
     assert bulkhead._permits.machine.settle() == []  # the second half
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- events ------------------------------------------------------------------------------------
 
 
-def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
-    """It looks at the bulkhead, resizes it, and waits for another thread that does."""
+def test_a_listener_runs_outside_the_lock_and_may_use_the_bulkhead() -> None:
+    """It waits for another thread that reads the statistics and resizes the bulkhead."""
     done: list[bool] = []
 
     def listener(event: events.CallRejected) -> None:
@@ -273,11 +270,11 @@ def test_a_listener_may_call_back_and_runs_outside_the_lock() -> None:
     assert done == [True]
 
 
-# --- with others -------------------------------------------------------------------------------
+# --- event loops -------------------------------------------------------------------------------
 
 
-def test_it_is_built_without_a_loop_and_used_in_several() -> None:
-    """One loop after another, with waiting in each."""
+def test_a_bulkhead_is_used_in_one_event_loop_after_another() -> None:
+    """Calls wait in each of them."""
     bulkhead = Bulkhead(1, queue=3)
 
     async def main() -> None:
@@ -287,14 +284,14 @@ def test_it_is_built_without_a_loop_and_used_in_several() -> None:
 
     for backend in ("asyncio", "trio", "asyncio"):
         anyio.run(main, backend=backend)
-        assert facts(bulkhead) == (1, 0, 0, 0)
+        assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-# --- building ----------------------------------------------------------------------------------
+# --- descriptions ------------------------------------------------------------------------------
 
 
-def test_repr_and_description_tell_every_number() -> None:
-    """`repr` shows how it was built, `describe()` what it does."""
+def test_repr_and_description_contain_every_number() -> None:
+    """`repr` shows the arguments, `describe()` the behaviour."""
     assert repr(Bulkhead(3)) == "Bulkhead(limit=3)"
     bulkhead = Bulkhead(17, queue=23, max_wait=4.5, name="inventory")
     assert repr(eval(repr(bulkhead))) == repr(bulkhead)

@@ -1,4 +1,4 @@
-"""Bulkhead: resized, and around a block."""
+"""Bulkhead around a block: `slot()`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pytest
 from resilience import Bulkhead, BulkheadFull, Context, DeadlineExceeded, Fallback, Timeout, TimeoutExceeded, deadline
 from tests.conftest import Boom, World
 from tests.contention.beside import beside, until
-from tests.policies.bulkheads import LONG, SHORT, facts, wait_until, works
+from tests.policies.bulkheads import LONG, SHORT, counts, wait_until, works
 
-# --- slot: a block -----------------------------------------------------------------------------
+# --- slot --------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def slot_of(world: World, bulkhead: Bulkhead) -> Any:
     """`with bulkhead.slot()` in threads, `async with` in tasks."""
     if world.blocking:
-        with bulkhead.slot() as it:
-            yield it
+        with bulkhead.slot() as slot:
+            yield slot
     else:
-        async with bulkhead.slot() as it:
-            yield it
+        async with bulkhead.slot() as slot:
+            yield slot
 
 
-async def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
-    """It counts, it refuses, it queues, and it is given back however the block ends."""
+async def test_a_slot_holds_a_permit_until_its_block_ends(world: World) -> None:
+    """Whether the block returns or raises. Further calls and slots are refused."""
     bulkhead = Bulkhead(1)
 
     async with slot_of(world, bulkhead):
-        assert facts(bulkhead) == (1, 1, 0, 0)
+        assert counts(bulkhead) == (1, 1, 0, 0)
         assert isinstance(await works(world, bulkhead), BulkheadFull)
         with pytest.raises(BulkheadFull):
             async with slot_of(world, bulkhead):
@@ -44,11 +44,11 @@ async def test_a_slot_is_a_permit_for_a_block(world: World) -> None:
     with pytest.raises(Boom):
         async with slot_of(world, bulkhead):
             raise Boom("no")
-    assert facts(bulkhead) == (1, 0, 0, 2)
+    assert counts(bulkhead) == (1, 0, 0, 2)
 
 
-async def test_a_slot_that_waits_is_in_use(world: World) -> None:
-    """Who enters the same one meanwhile is told, and no permit is lost."""
+async def test_a_waiting_slot_cannot_be_entered_a_second_time(world: World) -> None:
+    """The second one is a `RuntimeError`, and no permit is lost."""
     bulkhead = Bulkhead(1, queue=2, max_wait=2.0)
     slot: Any = bulkhead.slot()
     refused: list[str] = []
@@ -71,11 +71,11 @@ async def test_a_slot_that_waits_is_in_use(world: World) -> None:
         await enter_it()
         holder.let_go()
     assert refused == ["this slot is in use: ask for another one"]
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-async def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
-    """In order of arrival, whichever they are."""
+async def test_slots_and_calls_share_one_queue(world: World) -> None:
+    """They are served in order of arrival."""
     bulkhead = Bulkhead(1, queue=5)
     order: list[int] = []
 
@@ -102,8 +102,8 @@ async def test_slots_and_calls_stand_in_one_queue(world: World) -> None:
     assert order == [1, 2, 1, 2]
 
 
-async def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> None:
-    """Blocks use the ambient context: `with deadline(...)` around them, or the execution that they are in."""
+async def test_a_slot_waits_at_most_until_the_ambient_deadline(world: World) -> None:
+    """That of an outer `with deadline(...)`, or of the execution that contains the block."""
     bulkhead = Bulkhead(1, queue=1)
 
     async def another(ctx: Context | None = None) -> Any:
@@ -117,13 +117,13 @@ async def test_a_slot_waits_no_longer_than_the_ambient_budget(world: World) -> N
         with deadline(SHORT):
             assert await another() == "no time left"
         assert await world.execute(Fallback(on=Boom), another, Context(timeout=SHORT)) == "no time left"
-    assert facts(bulkhead)[:3] == (1, 0, 0)
+    assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
-async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_it(tasks_world: World) -> None:
-    """A context follows new tasks, the timer does not: the budget that it stands for holds all the same."""
+async def test_a_slot_in_a_child_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
+    """A new task inherits the context, but the timer of the Timeout does not cancel it."""
     bulkhead = Bulkhead(1, queue=1)
-    came_out: list[type[BaseException]] = []
+    errors: list[type[BaseException]] = []
 
     async with anyio.create_task_group() as tasks, bulkhead.slot():
 
@@ -132,7 +132,7 @@ async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_
                 async with bulkhead.slot():
                     pytest.fail("entered")
             except BaseException as error:
-                came_out.append(type(error))
+                errors.append(type(error))
 
         async def starts_it(ctx: Context) -> None:
             tasks.start_soon(waits)
@@ -140,21 +140,21 @@ async def test_a_slot_in_another_task_is_not_left_to_a_timer_that_does_not_know_
 
         with pytest.raises(TimeoutExceeded):
             await Timeout(SHORT).aexecute(starts_it)
-        await until(tasks_world, lambda: came_out)
-    assert came_out == [DeadlineExceeded]
+        await until(tasks_world, lambda: errors)
+    assert errors == [DeadlineExceeded]
 
 
-async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: World) -> None:
-    """`anyio.to_thread` takes the context along: what has run out is the budget, not `max_wait`."""
+async def test_a_slot_in_a_thread_of_a_task_ends_at_the_deadline_of_its_context(tasks_world: World) -> None:
+    """`anyio.to_thread` copies the context; the error is that of the deadline, not of `max_wait`."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
-    came_out: list[Exception] = []
+    errors: list[Exception] = []
 
     def waits() -> None:
         try:
             with bulkhead.slot():
                 pytest.fail("entered")
         except Exception as error:
-            came_out.append(error)
+            errors.append(error)
 
     async def fn(ctx: Context) -> None:
         with anyio.CancelScope(shield=True):
@@ -162,60 +162,59 @@ async def test_a_slot_in_a_thread_of_a_task_ends_with_the_budget(tasks_world: Wo
 
     async with bulkhead.slot():
         await tasks_world.attempt(Timeout(10 * SHORT), fn)  # long enough for a busy machine to start the thread
-        await until(tasks_world, lambda: came_out)
-    assert [type(error) for error in came_out] == [DeadlineExceeded]
+        await until(tasks_world, lambda: errors)
+    assert [type(error) for error in errors] == [DeadlineExceeded]
 
 
-def test_a_slot_in_a_loop_inside_a_worker_ends_with_the_budget(threads: World) -> None:
-    """`asyncio.run` inside a blocking function under a Timeout: the worker comes free."""
+def test_a_slot_in_an_event_loop_of_a_worker_thread_ends_at_the_deadline(threads: World) -> None:
+    """With `asyncio.run` inside a blocking function under a Timeout, the worker thread becomes free."""
     bulkhead = Bulkhead(1, queue=1)
-    came_out: list[type[Exception]] = []
+    errors: list[type[Exception]] = []
 
     async def waits() -> None:
         try:
             async with bulkhead.slot():
                 pytest.fail("entered")
         except Exception as error:
-            came_out.append(type(error))
+            errors.append(type(error))
 
     with bulkhead.slot():
         with contextlib.suppress(TimeoutExceeded):  # both end at the same instant; either may come first
             Timeout(SHORT).execute(lambda ctx: asyncio.run(waits()))
-        wait_until(lambda: came_out and not Timeout.abandoned())
-    assert came_out == [DeadlineExceeded]
+        wait_until(lambda: errors and not Timeout.abandoned())
+    assert errors == [DeadlineExceeded]
 
 
-def test_a_slot_in_use_is_refused(threads: World) -> None:
-    """One slot, one block at a time; afterwards it can be used again."""
+def test_a_slot_in_use_cannot_be_entered_again_until_its_block_ends(threads: World) -> None:
     bulkhead = Bulkhead(5)
     slot = bulkhead.slot()
     with slot:
         with pytest.raises(RuntimeError, match="in use"):
             slot.__enter__()
-        assert facts(bulkhead) == (5, 1, 0, 0)
+        assert counts(bulkhead) == (5, 1, 0, 0)
     with slot:
-        assert facts(bulkhead) == (5, 1, 0, 0)
-    assert facts(bulkhead) == (5, 0, 0, 0)
+        assert counts(bulkhead) == (5, 1, 0, 0)
+    assert counts(bulkhead) == (5, 0, 0, 0)
 
 
-def test_a_slot_that_was_not_entered_gives_nothing_back(threads: World) -> None:
-    """Hand-written code may leave what it could not enter, or leave twice: no permit is made from nothing."""
+def test_leaving_a_slot_that_was_not_entered_releases_no_permit(threads: World) -> None:
+    """Callers of `__exit__` may leave a slot that they could not enter, or leave it twice."""
     bulkhead = Bulkhead(1)
     refused = bulkhead.slot()
     with bulkhead.slot():
         with pytest.raises(BulkheadFull):
             refused.__enter__()
         refused.__exit__(None, None, None)
-        assert facts(bulkhead)[:2] == (1, 1)
+        assert counts(bulkhead)[:2] == (1, 1)
         assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
     refused.__exit__(None, None, None)
-    assert facts(bulkhead)[:2] == (1, 0)
+    assert counts(bulkhead)[:2] == (1, 0)
     with bulkhead.slot():
         assert isinstance(bulkhead.capture(lambda ctx: None).error, BulkheadFull)  # type: ignore[union-attr]
 
 
-def test_a_slot_that_is_dropped_gives_its_permit_back() -> None:
-    """As it is where an interrupt comes at the very beginning of `__exit__`."""
+def test_a_slot_that_is_deleted_releases_its_permit() -> None:
+    """This happens if an interrupt comes at the very beginning of `__exit__`."""
     bulkhead = Bulkhead(1)
     slot = bulkhead.slot()
     slot.__enter__()

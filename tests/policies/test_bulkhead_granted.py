@@ -1,4 +1,4 @@
-"""Bulkhead: a permit that was granted and taken up is given back once, by the one who has it."""
+"""Bulkhead: a granted permit is released exactly once, by its holder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from resilience.runtimes.tasks import AsyncioWaiter, TrioWaiter
 from resilience.state.permits import Permits, Ticket, TicketState
 from tests.conftest import Script
 from tests.contention.beside import PATIENCE
-from tests.policies.bulkheads import facts, wait_until
+from tests.policies.bulkheads import counts, wait_until
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_loop_that_has_ended_before_its_waiter_is_woken_gives_nothing_back_twice(
+def test_a_waiter_whose_event_loop_ends_before_its_wake_up_releases_its_permit_once(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted; then its `max_wait` ends, it finds the permit, runs, and its loop ends; only then `wake` is called.
+    """After the grant `max_wait` ends, the call takes the permit and runs, and its event loop ends. Then `wake` raises.
 
-    `wake` raises, and the permit was passed on though it had come back: two calls at a limit of 1, for ever.
+    If the permit were passed on now, two calls could run at a limit of 1.
     """
     bulkhead = Bulkhead(1, queue=1, max_wait=0.2)
     results: list[Any] = []
@@ -50,23 +50,23 @@ def test_a_loop_that_has_ended_before_its_waiter_is_woken_gives_nothing_back_twi
     slot.__exit__(None, None, None)
     assert results == ["fine"]
     assert len(raised) == 1
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
     monkeypatch.undo()
     with bulkhead.slot():
-        assert facts(bulkhead)[1] == 1
+        assert counts(bulkhead)[1] == 1
         assert isinstance(full(bulkhead), BulkheadFull)
 
 
 def full(bulkhead: Bulkhead) -> Any:
-    """Return what a call comes out with: it waits, in vain."""
+    """Return the error of a call that waits until `max_wait`."""
     return bulkhead.capture(lambda ctx: "two at a limit of 1").error  # type: ignore[union-attr]
 
 
-# --- the machine ---------------------------------------------------------------------------------
+# --- the state machine ---------------------------------------------------------------------------
 
 
 def granted() -> tuple[Permits[str], Ticket[str]]:
-    """Return a machine with one permit, which a waiter was just granted."""
+    """Return permits with a limit of 1, and the ticket of a waiter that was just granted it."""
     permits: Permits[str] = Permits(1, 1)
     assert permits.take()
     ticket = Ticket("waiter")
@@ -76,14 +76,14 @@ def granted() -> tuple[Permits[str], Ticket[str]]:
     return permits, ticket
 
 
-def test_who_cannot_be_woken_passes_its_permit_on() -> None:
+def test_the_permit_of_a_waiter_that_cannot_be_woken_is_passed_on() -> None:
     permits, ticket = granted()
-    assert permits.pass_on(ticket) is None  # no other waiter: it lies free
+    assert permits.pass_on(ticket) is None  # no other waiter: it is free
     assert permits.counts()[1:3] == (0, 0)
     assert not permits.take_up(ticket)
 
 
-def test_who_cannot_be_woken_and_has_taken_it_up_keeps_it() -> None:
+def test_a_permit_that_was_taken_up_is_not_passed_on() -> None:
     permits, ticket = granted()
     assert permits.take_up(ticket)
     assert permits.pass_on(ticket) is None
@@ -94,20 +94,20 @@ def test_who_cannot_be_woken_and_has_taken_it_up_keeps_it() -> None:
     assert permits.counts()[1] == 0
 
 
-def test_a_permit_is_passed_on_once() -> None:
+def test_a_granted_permit_is_passed_on_once() -> None:
     permits, ticket = granted()
     permits.pass_on(ticket)
     permits.pass_on(ticket)
     assert permits.counts()[1] == 0
 
 
-def test_a_permit_is_taken_up_once() -> None:
+def test_a_granted_permit_is_taken_up_once() -> None:
     permits, ticket = granted()
     assert [permits.take_up(ticket), permits.take_up(ticket)] == [True, False]
 
 
-def test_who_is_interrupted_as_it_takes_its_permit_up_passes_it_on() -> None:
-    """It has not come back from `take_up`: nothing else will give the permit back."""
+def test_abandon_after_an_interrupted_take_up_releases_the_permit_once() -> None:
+    """`take_up` did not return, so that nothing else releases the permit."""
     permits, ticket = granted()
     permits.take_up(ticket)
     permits.abandon(ticket)
@@ -115,7 +115,7 @@ def test_who_is_interrupted_as_it_takes_its_permit_up_passes_it_on() -> None:
     assert permits.counts()[1] == 0
 
 
-def test_it_goes_to_the_next_one() -> None:
+def test_a_permit_is_passed_on_to_the_next_waiter() -> None:
     permits: Permits[str] = Permits(1, 2)
     permits.take()
     first, second = Ticket("first"), Ticket("second")

@@ -1,4 +1,4 @@
-"""Bulkhead: waiters that leave the queue, and permits that would be lost with them."""
+"""Bulkhead: waiters that leave the queue, and permits that must not be lost with them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from resilience.clock import clock as process_clock
 from resilience.runtimes.tasks import AsyncioWaiter
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE, beside
-from tests.policies.bulkheads import LONG, SHORT, facts, wait_until
+from tests.policies.bulkheads import LONG, SHORT, counts, wait_until
 
 
-def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Granted after the wait was over, but before anybody was told: the call is made."""
+def test_a_permit_that_is_granted_at_the_end_of_the_wait_is_used(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was granted after the wait ended, but before the refusal."""
     bulkhead = Bulkhead(1, queue=1, max_wait=LONG)
     slot = bulkhead.slot()
     slot.__enter__()
@@ -33,12 +35,14 @@ def test_a_permit_that_comes_as_the_wait_ends_is_taken(threads: World, monkeypat
 
     monkeypatch.setattr(process_clock, "wait", too_late)
     assert bulkhead.execute(lambda ctx: "fine") == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [{"max_wait": 0.2}, {"timeout": 0.2}, {"budget": 0.2}])
-async def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: World, limit: dict[str, float]) -> None:
-    """The loop was busy: when it comes round, permit and alarm are both there. Either may win; the permit is kept."""
+async def test_a_grant_in_the_same_loop_iteration_as_the_end_of_the_wait_is_not_lost(
+    tasks_world: World, limit: dict[str, float]
+) -> None:
+    """The event loop was busy, so that the grant and the timer come together. Either may win."""
     bulkhead = Bulkhead(1, queue=1, max_wait=limit.get("max_wait"))
     pipeline = Timeout(limit["timeout"]).wrap(bulkhead) if "timeout" in limit else bulkhead
 
@@ -51,15 +55,14 @@ async def test_a_grant_that_meets_the_end_of_the_wait_is_not_lost(tasks_world: W
         await slot.__aexit__(None, None, None)
         outcome = await waiting.result()
         assert outcome == "fine" or isinstance(outcome, TimeoutExceeded)
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("cancelled_first", [True, False])
 @pytest.mark.parametrize("limit", ["max_wait", "timeout"])
-async def test_a_cancellation_is_never_taken_for_the_end_of_the_wait(
+async def test_a_cancellation_in_the_same_loop_iteration_as_the_end_of_the_wait_is_raised(
     in_asyncio: World, cancelled_first: bool, limit: str
 ) -> None:
-    """Cancelled by the caller in the same turn of the loop in which the wait is over: cancelled is what comes out."""
     bulkhead = Bulkhead(1, queue=1, max_wait=SHORT if limit == "max_wait" else None)
     pipeline = bulkhead if limit == "max_wait" else Timeout(SHORT).wrap(bulkhead)
 
@@ -74,11 +77,11 @@ async def test_a_cancellation_is_never_taken_for_the_end_of_the_wait(
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert facts(bulkhead) == (1, 1, 0, 0)
+        assert counts(bulkhead) == (1, 1, 0, 0)
 
 
-def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:
-    """Its loop was closed while it waited: the permit goes past it, to the next in the queue."""
+def test_a_waiter_of_a_closed_loop_takes_no_permit() -> None:
+    """The permit goes to the next call in the queue."""
     bulkhead = Bulkhead(1, queue=2)
     ended: list[Any] = []
     with bulkhead.slot():
@@ -88,13 +91,13 @@ def test_a_closed_loops_waiter_costs_nobody_a_permit() -> None:
         wait_until(lambda: bulkhead.stats().queued == 2)
     thread.join(PATIENCE)
     assert ended == ["fine"]
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
     coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() -> None:
-    """The next caller takes its place at the end of the queue, and is served after them."""
+def test_a_waiter_of_a_closed_loop_makes_room_for_a_new_call_at_the_end() -> None:
+    """The new call joins the end of the full queue, and is served after those that wait already."""
     bulkhead = Bulkhead(1, queue=2)
     served: list[str] = []
 
@@ -108,17 +111,17 @@ def test_a_closed_loops_waiter_makes_room_though_living_ones_wait_behind_it() ->
         second = call("second")
         wait_until(lambda: bulkhead.stats().queued == 2)
         third = call("third")
-        time.sleep(SHORT)  # until it has taken that place: the number of those who wait is the same
-        assert facts(bulkhead) == (1, 1, 2, 0)
+        time.sleep(SHORT)  # until it has joined: the length of the queue stays the same
+        assert counts(bulkhead) == (1, 1, 2, 0)
     second.join(PATIENCE)
     third.join(PATIENCE)
     assert served == ["second", "third"]
     coroutine.close()
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)
 
 
-def test_a_waiter_whose_trio_run_has_ended_costs_nobody_a_place_in_the_queue() -> None:
-    """As one of a closed loop: the next caller gets its place, and waits as long as its budget allows."""
+def test_a_waiter_of_an_ended_trio_run_makes_room_for_a_new_call() -> None:
+    """The new call waits until its deadline."""
     bulkhead = Bulkhead(1, queue=1)
 
     async def begin() -> Any:
@@ -132,11 +135,11 @@ def test_a_waiter_whose_trio_run_has_ended_costs_nobody_a_place_in_the_queue() -
         with pytest.raises(DeadlineExceeded):
             bulkhead.execute(lambda ctx: None, Context(timeout=SHORT))
         coroutine.close()
-    assert facts(bulkhead)[:3] == (1, 0, 0)
+    assert counts(bulkhead)[:3] == (1, 0, 0)
 
 
-def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited, was served, and its loop is closed by the time that somebody looks for the dead: no permit is made."""
+def test_a_waiter_that_was_served_is_not_removed_as_one_of_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is served, and its loop is closed, while a new call looks for such waiters: no second permit is released."""
     bulkhead = Bulkhead(1, queue=1)
     slot = bulkhead.slot()
     slot.__enter__()
@@ -148,21 +151,21 @@ def test_who_has_been_served_is_not_taken_for_a_dead_waiter(monkeypatch: pytest.
     wait_until(lambda: bulkhead.stats().queued == 1)
     is_alive = AsyncioWaiter.is_alive
 
-    def meanwhile(waiter: AsyncioWaiter) -> bool:
+    def after_it_was_served(waiter: AsyncioWaiter) -> bool:
         slot.__exit__(None, None, None)
-        thread.join(PATIENCE)  # served, and its loop closed
+        thread.join(PATIENCE)  # it has been served, and its loop is closed
         return is_alive(waiter)
 
-    monkeypatch.setattr(AsyncioWaiter, "is_alive", meanwhile)
+    monkeypatch.setattr(AsyncioWaiter, "is_alive", after_it_was_served)
     bulkhead.capture(lambda ctx: None)
-    assert facts(bulkhead)[1:3] == (0, 0)
+    assert counts(bulkhead)[1:3] == (0, 0)
     monkeypatch.undo()
     with bulkhead.slot():
-        assert facts(bulkhead)[1:3] == (1, 0)
+        assert counts(bulkhead)[1:3] == (1, 0)
 
 
 def _left_waiting(bulkhead: Bulkhead) -> Any:
-    """A coroutine that waits in the queue, in a loop that has been closed over it."""
+    """Return a coroutine that waits in the queue, of an event loop that has been closed."""
     loop = asyncio.new_event_loop()
 
     async def begin() -> Any:
@@ -178,15 +181,17 @@ def _left_waiting(bulkhead: Bulkhead) -> Any:
 
 @pytest.mark.parametrize("max_wait", [None, LONG])
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_waiter_that_is_thrown_away_leaves_quietly(max_wait: float | None, granted: bool) -> None:
-    """A coroutine that nobody finishes is closed by the collector, in whatever thread: without a word."""
+def test_a_garbage_collected_waiter_leaves_the_queue_or_releases_its_permit(
+    max_wait: float | None, granted: bool
+) -> None:
+    """The collector may close an unfinished coroutine in any thread."""
     bulkhead = Bulkhead(1, queue=1, max_wait=max_wait)
     slot = bulkhead.slot()
     slot.__enter__()
     loop = asyncio.new_event_loop()
 
     box: list[Any] = []
-    box.append(box)  # only the collector finds it
+    box.append(box)  # a cycle: only the collector can free it
 
     async def begin(box: list[Any]) -> None:
         box.append(bulkhead.aexecute(Script("never").function()))
@@ -201,4 +206,4 @@ def test_a_waiter_that_is_thrown_away_leaves_quietly(max_wait: float | None, gra
     thread.start()
     thread.join()
     loop.close()
-    assert facts(bulkhead) == (1, 0 if granted else 1, 0, 0)
+    assert counts(bulkhead) == (1, 0 if granted else 1, 0, 0)

@@ -1,4 +1,4 @@
-"""Shadow mode: policies that decide as ever, announce what they would have refused, and refuse nothing."""
+"""`observe_only`: policies that report the calls that they would have refused, and refuse none."""
 
 from __future__ import annotations
 
@@ -14,51 +14,58 @@ from resilience.integrations.telemetry.words import Line
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.contention.beside import beside
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, fails, works
-from tests.policies.bulkheads import facts
+from tests.policies.bulkheads import counts
 
 
-def announced(heard: list[Any]) -> list[tuple[str, float | None, bool]]:
+def rejections(heard: list[Any]) -> list[tuple[str, float | None, bool]]:
     return [(it.reason, it.retry_after, it.shadow) for it in heard if isinstance(it, events.CallRejected)]
 
 
 # --- a breaker -----------------------------------------------------------------------------------
 
 
-async def test_an_open_circuit_lets_calls_pass_and_says_so(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """What they end with moves nothing: neither does a success close it, nor a failure keep it open for longer."""
+async def test_an_open_circuit_that_only_observes_admits_calls_and_reports_them(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
+    """Their outcomes do not count: a success does not close the circuit, a failure does not keep it open for longer."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     await fails(world, breaker)
     clock.advance(10)
     assert await works(world, breaker) == "fine"
     assert isinstance(await fails(world, breaker), Boom)
     assert breaker.state is OPEN
-    assert announced(heard) == [("CircuitOpen", 20.0, True)] * 2
+    assert rejections(heard) == [("CircuitOpen", 20.0, True)] * 2
     stats = breaker.stats()
     assert (stats.rejected, stats.retry_after, stats.opened) == (2, 20.0, 1)
 
 
-async def test_what_a_call_that_it_let_pass_raises_is_not_judged(world: World, clock: FakeClock) -> None:
-    """No predicate is asked, and the error is not taken for one that was counted."""
-    asked: list[Exception] = []
-    breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=lambda error: not asked.append(error))
+async def test_errors_of_calls_under_an_open_circuit_are_not_passed_to_predicates(
+    world: World, clock: FakeClock
+) -> None:
+    passed: list[Exception] = []
+    breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=lambda error: not passed.append(error))
     await fails(world, breaker)
     await fails(world, breaker, times=3)
-    assert len(asked) == 1
+    assert len(passed) == 1
 
 
-async def test_its_circuit_goes_through_its_states(world: World, clock: FakeClock, heard: list[Any]) -> None:
+async def test_a_circuit_that_only_observes_changes_its_state_as_usual(
+    world: World, clock: FakeClock, heard: list[Any]
+) -> None:
     """The first call after the open period is the probe, and its success closes the circuit."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     await fails(world, breaker)
     clock.advance(30)
     assert await works(world, breaker) == "fine"
     assert breaker.state is CLOSED
-    assert announced(heard) == []
+    assert rejections(heard) == []
 
 
 @pytest.mark.parametrize("ending", ["fine", Boom("no")])
-async def test_beside_a_probe_calls_pass_and_move_nothing(world: World, clock: FakeClock, ending: Any) -> None:
-    """They would have been refused, as all probes were out."""
+async def test_calls_beside_a_running_probe_are_admitted_and_do_not_count(
+    world: World, clock: FakeClock, ending: Any
+) -> None:
+    """Without `observe_only` they would have been refused."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True, on=Boom)
     await fails(world, breaker)
     clock.advance(30)
@@ -71,8 +78,8 @@ async def test_beside_a_probe_calls_pass_and_move_nothing(world: World, clock: F
     assert breaker.state is CLOSED
 
 
-async def test_a_call_inside_one_that_it_let_pass_belongs_to_it(world: World, clock: FakeClock) -> None:
-    """It is announced once: had the outer one been refused, there would have been no inner one."""
+async def test_a_nested_call_under_an_open_circuit_is_not_reported_again(world: World, clock: FakeClock) -> None:
+    """If the outer call had been refused, there would have been no inner one."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     await fails(world, breaker)
 
@@ -83,19 +90,19 @@ async def test_a_call_inside_one_that_it_let_pass_belongs_to_it(world: World, cl
     assert breaker.stats().rejected == 1
 
 
-async def test_what_is_done_manually_is_announced_likewise(world: World, heard: list[Any]) -> None:
+async def test_calls_under_an_isolated_circuit_are_admitted_and_reported(world: World, heard: list[Any]) -> None:
     breaker = CircuitBreaker(observe_only=True)
     breaker.isolate()
     assert await works(world, breaker) == "fine"
-    assert announced(heard) == [("CircuitIsolated", None, True)]
+    assert rejections(heard) == [("CircuitIsolated", None, True)]
     breaker.close()
     assert await works(world, breaker) == "fine"
-    assert len(announced(heard)) == 1
+    assert len(rejections(heard)) == 1
     assert breaker.stats().rejected == 1
 
 
-async def test_results_that_it_let_pass_count_in_no_window(world: World, clock: FakeClock) -> None:
-    """Neither the failures that were already counted, nor those that were not, make it open again at once."""
+async def test_results_under_an_open_circuit_do_not_count_in_the_next_window(world: World, clock: FakeClock) -> None:
+    """Nor do those from before the opening, so that the circuit does not open again at once."""
     breaker = CircuitBreaker(
         FailureRatio(0.5, min_calls=4), open_for=30, observe_only=True, on_result=lambda it: it == "bad"
     )
@@ -110,8 +117,10 @@ async def test_results_that_it_let_pass_count_in_no_window(world: World, clock: 
 
 
 @pytest.mark.parametrize("state", [OPEN, ISOLATED])
-async def test_a_retry_foresees_no_refusal_from_it(world: World, clock: FakeClock, state: Any) -> None:
-    """There will be none, so the next attempt is made."""
+async def test_a_retry_does_not_stop_for_an_open_circuit_that_only_observes(
+    world: World, clock: FakeClock, state: Any
+) -> None:
+    """It will refuse no call."""
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     if state is ISOLATED:
         breaker.isolate()
@@ -120,7 +129,7 @@ async def test_a_retry_foresees_no_refusal_from_it(world: World, clock: FakeCloc
     assert clock.sleeps == [8]
 
 
-def test_a_guarded_block_is_entered_all_the_same(clock: FakeClock, heard: list[Any]) -> None:
+def test_a_guarded_block_under_an_open_circuit_is_entered_and_reported(clock: FakeClock, heard: list[Any]) -> None:
     breaker = CircuitBreaker(1, open_for=30, observe_only=True)
     for _ in range(3):
         with pytest.raises(Boom), breaker.guard():
@@ -129,7 +138,7 @@ def test_a_guarded_block_is_entered_all_the_same(clock: FakeClock, heard: list[A
         pass
     assert breaker.state is OPEN
     assert (breaker.stats().opened, breaker.stats().rejected) == (1, 3)
-    assert announced(heard) == [("CircuitOpen", 30.0, True)] * 3
+    assert rejections(heard) == [("CircuitOpen", 30.0, True)] * 3
 
 
 # --- a bulkhead ----------------------------------------------------------------------------------
@@ -137,39 +146,41 @@ def test_a_guarded_block_is_entered_all_the_same(clock: FakeClock, heard: list[A
 
 @pytest.mark.parametrize("queue", [0, 5])
 async def test_calls_beyond_the_limit_run_without_a_permit(world: World, queue: int, heard: list[Any]) -> None:
-    """None waits, whatever the queue: it would be delayed by what is only to observe."""
+    """No call waits, even with a queue: a policy that only observes delays nothing."""
     bulkhead = Bulkhead(1, queue=queue, observe_only=True)
     async with beside(world) as group:
         call = await group.inside(bulkhead)
         assert await world.attempt(bulkhead, Script("fine").function()) == "fine"
         error = Boom()
         assert await world.attempt(bulkhead, Script(error).function()) is error
-        assert facts(bulkhead) == (1, 1, 0, 2)
+        assert counts(bulkhead) == (1, 1, 0, 2)
         call.let_go()
         assert await call.result() == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 2)
-    assert announced(heard) == [("BulkheadFull", None, True)] * 2
+    assert counts(bulkhead) == (1, 0, 0, 2)
+    assert rejections(heard) == [("BulkheadFull", None, True)] * 2
     assert await world.attempt(bulkhead, Script("fine").function()) == "fine"
-    assert facts(bulkhead) == (1, 0, 0, 2)
+    assert counts(bulkhead) == (1, 0, 0, 2)
 
 
-async def test_so_do_blocks(world: World, heard: list[Any]) -> None:
+async def test_blocks_beyond_the_limit_run_without_a_permit(world: World, heard: list[Any]) -> None:
     bulkhead = Bulkhead(1, queue=3, observe_only=True)
     if world.blocking:
         with bulkhead.slot(), bulkhead.slot():
-            assert facts(bulkhead) == (1, 1, 0, 1)
+            assert counts(bulkhead) == (1, 1, 0, 1)
     else:
         async with bulkhead.slot(), bulkhead.slot():
-            assert facts(bulkhead) == (1, 1, 0, 1)
-    assert facts(bulkhead) == (1, 0, 0, 1)
-    assert announced(heard) == [("BulkheadFull", None, True)]
+            assert counts(bulkhead) == (1, 1, 0, 1)
+    assert counts(bulkhead) == (1, 0, 0, 1)
+    assert rejections(heard) == [("BulkheadFull", None, True)]
 
 
-# --- what is told of it --------------------------------------------------------------------------
+# --- telemetry and description -------------------------------------------------------------------
 
 
-async def test_it_is_no_rejection_in_metrics_and_no_warning_in_a_log(world: World, clock: FakeClock) -> None:
-    """The calls were made; alerts on rejections stay quiet."""
+async def test_observed_refusals_are_shadow_rejections_in_metrics_and_infos_in_logs(
+    world: World, clock: FakeClock
+) -> None:
+    """Alerts on rejections must not fire, as the calls were made."""
     heard: list[events.CallRejected] = []
     lines: list[Line] = []
     breaker = CircuitBreaker(1, open_for=30, observe_only=True, name="db")
@@ -189,6 +200,6 @@ async def test_it_is_no_rejection_in_metrics_and_no_warning_in_a_log(world: Worl
 
 
 @pytest.mark.parametrize("policy", [CircuitBreaker(observe_only=True), Bulkhead(2, queue=1, observe_only=True)])
-def test_it_is_described(policy: Policy[Any]) -> None:
+def test_repr_and_description_contain_observe_only(policy: Policy[Any]) -> None:
     assert policy.describe().endswith("; only observes")
     assert "observe_only=True" in repr(policy)

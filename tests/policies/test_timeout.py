@@ -1,4 +1,4 @@
-"""Timeout: the caller gets an error after so many seconds, and nothing else is taken for a timeout."""
+"""Timeout: the limit, what is not a timeout, names in errors, the deadline, and the policies inside."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.policies.timeouts import LONG, SHORT, Stopwatch, hanging
 # --- the limit ---------------------------------------------------------------------------------
 
 
-async def test_a_call_within_its_limit_passes(world: World) -> None:
-    """Result and error as they are, and nobody is told."""
-    told: list[object] = []
-    timeout = Timeout(LONG, on_timeout=told.append)
+async def test_the_result_or_error_of_a_call_within_its_limit_is_unchanged(world: World) -> None:
+    """No timeout is reported."""
+    timeouts: list[object] = []
+    timeout = Timeout(LONG, on_timeout=timeouts.append)
     value, error = object(), Boom()
     assert await world.attempt(timeout, Script(value).function()) is value
     assert await world.attempt(timeout, Script(error).function()) is error
-    assert told == []
+    assert timeouts == []
 
 
 @pytest.mark.parametrize("seconds", [SHORT, timedelta(milliseconds=20)])
-async def test_after_its_limit_the_caller_gets_timeout_exceeded(world: World, seconds: Any) -> None:
-    """In every world, not earlier, and long before the call would have ended."""
+async def test_a_call_beyond_its_limit_raises_timeout_exceeded(world: World, seconds: Any) -> None:
+    """Not before the limit, and long before the end of the call."""
     with Stopwatch() as took:
         error = await world.attempt(Timeout(seconds, name="quick"), hanging(world))
     assert type(error) is TimeoutExceeded
@@ -52,8 +52,8 @@ async def test_after_its_limit_the_caller_gets_timeout_exceeded(world: World, se
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e10, timedelta.max], ids=["1e300", "1e10", "max"])
-async def test_a_limit_beyond_all_measure_is_as_good_as_none(world: World, seconds: Any) -> None:
-    """No lock, loop or scope is asked for more than it can count."""
+async def test_an_enormous_limit_never_fires(world: World, seconds: Any) -> None:
+    """Locks, event loops and cancel scopes have a longest time that they can wait."""
 
     async def fn(ctx: Context) -> str:
         await world.sleep(0.001)
@@ -62,8 +62,8 @@ async def test_a_limit_beyond_all_measure_is_as_good_as_none(world: World, secon
     assert await world.attempt(Timeout(seconds), fn) == "fine"
 
 
-async def test_a_limit_that_is_next_to_nothing_fires_at_once(world: World) -> None:
-    """Whether or not the function is entered: the error is the policy's own."""
+async def test_a_tiny_limit_fires_at_once(world: World) -> None:
+    """Whether or not the function is entered, the error is `TimeoutExceeded`."""
     for seconds in (1e-9, 1e-300):
         error = await world.attempt(Timeout(seconds), hanging(world))
         assert type(error) is TimeoutExceeded
@@ -71,7 +71,7 @@ async def test_a_limit_that_is_next_to_nothing_fires_at_once(world: World) -> No
 
 
 async def test_the_error_does_not_depend_on_the_uptime_of_the_machine(world: World, clock: FakeClock) -> None:
-    """`(now + seconds) - now` is a hair less than `seconds` for half of all instants. No budget has run out there."""
+    """For half of all instants `(now + seconds) - now` is less than `seconds`, which is no earlier deadline."""
     for exponent in range(24):
         clock.time = 1.1 * 2.0**exponent
         error = await world.attempt(Timeout(0.001), hanging(world))
@@ -79,8 +79,8 @@ async def test_the_error_does_not_depend_on_the_uptime_of_the_machine(world: Wor
         assert error.timeout == 0.001
 
 
-async def test_what_is_inside_sees_the_limit_as_its_deadline(world: World, clock: FakeClock) -> None:
-    """`ctx.remaining()` and `ctx.timeout()` are what to hand to a client; outside there is no limit."""
+async def test_the_limit_is_the_deadline_of_the_context_inside(world: World, clock: FakeClock) -> None:
+    """`ctx.remaining()` and `ctx.timeout()` can be passed to a client; the outer context has no deadline."""
     seen: list[float | None] = []
 
     async def fn(ctx: Context) -> None:
@@ -97,18 +97,17 @@ async def test_what_is_inside_sees_the_limit_as_its_deadline(world: World, clock
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, TimeoutExceeded, DeadlineExceeded])
-async def test_a_users_own_timeout_error_passes_unchanged(world: World, kind: type[Exception]) -> None:
-    """The very object, before the limit, without an event."""
-    told: list[object] = []
+async def test_a_timeout_error_of_the_function_is_unchanged(world: World, kind: type[Exception]) -> None:
+    """The same object is raised, and no timeout is reported."""
+    timeouts: list[object] = []
     error = kind("the client's own")
     for cooperative in (False, True):
-        timeout = Timeout(LONG, cooperative=cooperative, on_timeout=told.append)
+        timeout = Timeout(LONG, cooperative=cooperative, on_timeout=timeouts.append)
         assert await world.attempt(timeout, Script(error).function()) is error
-    assert told == []
+    assert timeouts == []
 
 
-async def test_a_users_own_timeout_error_passes_after_the_limit_too(world: World, clock: FakeClock) -> None:
-    """What was raised was raised, however late."""
+async def test_a_timeout_error_of_the_function_after_the_limit_is_unchanged(world: World, clock: FakeClock) -> None:
     error = TimeoutError("the client's own")
 
     async def fn(ctx: Context) -> None:
@@ -118,8 +117,8 @@ async def test_a_users_own_timeout_error_passes_after_the_limit_too(world: World
     assert await world.attempt(Timeout(LONG), fn) is error
 
 
-async def test_a_result_that_is_late_and_was_never_cut_off_is_returned(tasks_world: World) -> None:
-    """A task that holds the loop cannot be cancelled; its result is there, so it is not thrown away."""
+async def test_a_late_result_of_a_task_that_blocks_its_event_loop_is_returned(tasks_world: World) -> None:
+    """Such a task cannot be cancelled, and its result is not discarded."""
 
     async def fn(ctx: Context) -> str:
         time.sleep(0.03)
@@ -128,29 +127,27 @@ async def test_a_result_that_is_late_and_was_never_cut_off_is_returned(tasks_wor
     assert await tasks_world.attempt(Timeout(0.01), fn) == "late"
 
 
-# --- who is named ------------------------------------------------------------------------------
+# --- names in errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("outer", "inner", "named"), [(SHORT, LONG, "outer"), (LONG, SHORT, "inner"), (SHORT, SHORT, "outer")]
 )
-async def test_the_timer_that_fired_is_the_one_that_is_named(
-    world: World, outer: float, inner: float, named: str
-) -> None:
-    """And the caller is told by that one alone."""
-    told: list[str] = []
+async def test_the_error_names_the_timeout_that_fired(world: World, outer: float, inner: float, named: str) -> None:
+    """Only that one reports a timeout."""
+    timeouts: list[str] = []
     pipeline = Policy.wrap(
-        Timeout(outer, name="outer", on_timeout=lambda event: told.append(event.policy)),
-        Timeout(inner, name="inner", on_timeout=lambda event: told.append(event.policy)),
+        Timeout(outer, name="outer", on_timeout=lambda event: timeouts.append(event.policy)),
+        Timeout(inner, name="inner", on_timeout=lambda event: timeouts.append(event.policy)),
     )
     error = await world.attempt(pipeline, hanging(world))
     assert type(error) is TimeoutExceeded
     assert (error.policy, error.timeout) == (named, SHORT)
-    assert told == [named]
+    assert timeouts == [named]
 
 
-async def test_a_timeout_in_an_execution_inside_the_function_never_outlives_the_outer_one(world: World) -> None:
-    """The outer one is named: to the inner execution it is the budget that has run out."""
+async def test_an_execution_inside_the_function_does_not_outlive_an_outer_timeout(world: World) -> None:
+    """The error names the outer one."""
     outer, inner = Timeout(0.01, name="outer"), Timeout(LONG, name="inner")
 
     async def fn(ctx: Context) -> Any:
@@ -164,8 +161,7 @@ async def test_a_timeout_in_an_execution_inside_the_function_never_outlives_the_
         assert took.seconds < 5
 
 
-async def test_a_total_limit_holds_over_attempts_that_fail_at_once(world: World) -> None:
-    """A retry without waits does not run for ever inside a timeout."""
+async def test_an_outer_timeout_ends_endless_retries_without_waits(world: World) -> None:
     script = Script(Boom())
     with Stopwatch() as took:
         error = await world.attempt(Policy.wrap(Timeout(SHORT), Retry(None, on=Boom, backoff=[0])), script.function())
@@ -174,26 +170,26 @@ async def test_a_total_limit_holds_over_attempts_that_fail_at_once(world: World)
     assert took.seconds < 5
 
 
-# --- the budget --------------------------------------------------------------------------------
+# --- the deadline of the context ---------------------------------------------------------------
 
 
-async def test_where_the_budget_ends_earlier_it_is_deadline_exceeded(world: World) -> None:
-    """The timer fires then, and `by_deadline` says so."""
-    told: list[Any] = []
+async def test_an_earlier_deadline_of_the_context_raises_deadline_exceeded(world: World) -> None:
+    """The timer fires at the deadline, and the event has `by_deadline`."""
+    timeouts: list[Any] = []
     with Stopwatch() as took:
         error = await world.attempt(
-            Timeout(LONG, name="slow", on_timeout=told.append), hanging(world), Context(timeout=SHORT)
+            Timeout(LONG, name="slow", on_timeout=timeouts.append), hanging(world), Context(timeout=SHORT)
         )
     assert type(error) is DeadlineExceeded
     assert error.policy == "slow"
     assert error.timeout == pytest.approx(SHORT, abs=SHORT / 2)
     assert took.seconds < 5
-    [event] = told
+    [event] = timeouts
     assert event.by_deadline is True
 
 
-async def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(threads: World, clock: FakeClock) -> None:
-    """Which the caller knows by its name."""
+async def test_of_a_limit_and_a_deadline_at_the_same_instant_the_limit_raises(threads: World, clock: FakeClock) -> None:
+    """Its error has the name of the policy."""
 
     class Slow(Policy[Never]):
         async def around(self, call: Call[Any], ctx: Context) -> Any:
@@ -207,8 +203,10 @@ async def test_where_budget_and_limit_end_at_the_same_instant_it_is_the_limit(th
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
-async def test_a_budget_that_is_over_is_not_begun(world: World, cooperative: bool, clock: FakeClock) -> None:
-    """An enforced timeout does not enter the function; a cooperative one leaves that to what looks at the deadline."""
+async def test_no_call_is_made_after_the_deadline_except_under_a_cooperative_timeout(
+    world: World, cooperative: bool, clock: FakeClock
+) -> None:
+    """A cooperative timeout leaves the check to policies and functions inside."""
     script = Script("late")
     error = await world.attempt(Timeout(LONG, cooperative=cooperative), script.function(), Context(timeout=0))
     if cooperative:
@@ -218,22 +216,22 @@ async def test_a_budget_that_is_over_is_not_begun(world: World, cooperative: boo
         assert script.calls == 0
 
 
-# --- between the timer and the function --------------------------------------------------------
+# --- policies between the timer and the function -----------------------------------------------
 
 
-async def test_the_policies_between_neither_count_nor_answer_what_the_timer_does(world: World) -> None:
-    """It travels inside as no `Exception`; only the timeout that owns it converts it."""
-    told: list[Any] = []
+async def test_inner_policies_ignore_a_timeout_of_an_outer_policy(world: World) -> None:
+    """Inside it is a cancellation; only the Timeout that fired turns it into an error."""
+    received: list[Any] = []
     breaker = CircuitBreaker(1, on=BaseException)
     retry = Retry(5, on=BaseException, backoff=[0])
     bulkhead = Bulkhead(1)
     fallback = Fallback("instead", on=BaseException)
-    inside = Policy.wrap(fallback, retry, breaker, bulkhead, listeners=[told.append])
+    inside = Policy.wrap(fallback, retry, breaker, bulkhead, listeners=[received.append])
     error = await world.attempt(Timeout(SHORT).wrap(inside), hanging(world))
     assert type(error) is TimeoutExceeded
     assert breaker.state is CircuitState.CLOSED
     assert bulkhead.stats().in_flight == 0
-    assert told == []
+    assert received == []
 
 
 class Nap(Policy[Never]):
@@ -245,7 +243,7 @@ class Nap(Policy[Never]):
 
 
 async def test_a_policy_that_sleeps_is_cut_off(world: World) -> None:
-    """`ctx.sleep` ends with the timer around it, and the function is not entered."""
+    """`ctx.sleep` ends with the outer timer, and the function is not entered."""
     script = Script("fine")
     with Stopwatch() as took:
         error = await world.attempt(Policy.wrap(Timeout(SHORT, name="outer"), Nap()), script.function())
@@ -255,8 +253,8 @@ async def test_a_policy_that_sleeps_is_cut_off(world: World) -> None:
     assert script.calls == 0
 
 
-async def test_a_function_is_not_entered_when_its_time_is_over_already(threads: World) -> None:
-    """A policy in between that blocks without asking the context has used it up."""
+async def test_a_function_is_not_entered_after_the_limit(threads: World) -> None:
+    """Here a policy inside blocked for longer than the limit."""
 
     class Slow(Policy[Never]):
         async def around(self, call: Call[Any], ctx: Context) -> Any:
@@ -271,8 +269,8 @@ async def test_a_function_is_not_entered_when_its_time_is_over_already(threads: 
     assert script.calls == 0
 
 
-async def test_a_limit_counts_from_where_it_stands(world: World, clock: FakeClock) -> None:
-    """What policies around it wait for is not taken off."""
+async def test_a_limit_counts_from_the_position_of_the_timeout(world: World, clock: FakeClock) -> None:
+    """Waits of outer policies do not count."""
     seen: list[float] = []
 
     async def fn(ctx: Context) -> None:

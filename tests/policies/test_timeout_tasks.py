@@ -1,4 +1,4 @@
-"""Timeout in asyncio and trio: cancellation, scopes and task groups around it and inside."""
+"""Timeout in asyncio and trio: cancellation, and outer and inner scopes and task groups."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from resilience.testing import virtual_time
 from tests.conftest import Boom, Script, World
 from tests.policies.timeouts import LONG, SHORT, Stopwatch, forever, hanging
 
-# --- cancellation, in both worlds of tasks -----------------------------------------------------
+# --- cancellation in asyncio and trio ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
-async def test_a_caller_who_cancels_at_the_very_moment_of_the_timer_is_served(tasks_world: World, first: str) -> None:
-    """Both are due when the loop looks again: the caller has asked for more than this call to end.
+async def test_a_cancellation_by_the_caller_at_the_instant_of_the_timer_is_not_lost(
+    tasks_world: World, first: str
+) -> None:
+    """Both are due in the same iteration of the event loop, and the cancellation of the caller has priority.
 
-    Only under asyncio, and only where the timer was first, the call ends with its timeout all the same: anyio
-    delivers to a task that is being cancelled already no second time, but at its next wait.
+    If the timer is first in asyncio, the call ends with its timeout: anyio cancels a task a second time only at its
+    next wait.
     """
-    told: list[object] = []
+    timeouts: list[object] = []
     limits = (0.01, 0.011) if first == "caller" else (0.011, 0.01)
 
     async def fn(ctx: Context) -> None:
@@ -39,18 +41,18 @@ async def test_a_caller_who_cancels_at_the_very_moment_of_the_timer_is_served(ta
     with Stopwatch() as took:
         with anyio.move_on_after(limits[0]) as scope:
             try:
-                await Timeout(limits[1], on_timeout=told.append).aexecute(fn)
+                await Timeout(limits[1], on_timeout=timeouts.append).aexecute(fn)
             except TimeoutExceeded:
                 assert (tasks_world.name, first) == ("asyncio", "timer")
             await anyio.sleep(10)
         assert scope.cancelled_caught
     assert took.seconds < 5
     if (tasks_world.name, first) != ("asyncio", "timer"):
-        assert told == []
+        assert timeouts == []
 
 
-async def test_a_cancel_scope_knows_its_own_cancellation_beside_that_of_the_timer(in_asyncio: World) -> None:
-    """Both come before the task runs again: there anyio goes by the message of the one that is raised."""
+async def test_a_cancel_scope_recognizes_its_cancellation_beside_that_of_the_timer(in_asyncio: World) -> None:
+    """Both come before the task runs again, and anyio decides by the message of the one that is raised."""
     loop = asyncio.get_running_loop()
 
     async def fn(ctx: Context) -> None:
@@ -64,24 +66,24 @@ async def test_a_cancel_scope_knows_its_own_cancellation_beside_that_of_the_time
     assert scope.cancelled_caught
 
 
-async def test_a_function_that_swallows_its_cancellation_has_its_result_returned(tasks_world: World) -> None:
-    """It came to an end after all, and that is what the caller gets."""
-    told: list[object] = []
+async def test_the_result_of_a_function_that_swallows_its_cancellation_is_returned(tasks_world: World) -> None:
+    """No timeout is reported."""
+    timeouts: list[object] = []
 
     async def fn(ctx: Context) -> str:
         try:
             await anyio.sleep(10)
-        except BaseException:  # what no function should do
+        except BaseException:  # functions should not do this
             pass
         return "all the same"
 
-    assert await tasks_world.attempt(Timeout(SHORT, on_timeout=told.append), fn) == "all the same"
-    assert told == []
+    assert await tasks_world.attempt(Timeout(SHORT, on_timeout=timeouts.append), fn) == "all the same"
+    assert timeouts == []
 
 
-async def test_a_function_that_turns_its_cancellation_into_an_error_has_it_raised(tasks_world: World) -> None:
-    """Clients do that; the error is their word on what happened."""
-    error = Boom("cancelled, says the client")
+async def test_an_error_raised_in_place_of_the_cancellation_is_raised_to_the_caller(tasks_world: World) -> None:
+    """Some clients do that."""
+    error = Boom("cancelled by the client")
 
     async def fn(ctx: Context) -> None:
         try:
@@ -92,15 +94,15 @@ async def test_a_function_that_turns_its_cancellation_into_an_error_has_it_raise
     assert await tasks_world.attempt(Timeout(SHORT), fn) is error
 
 
-async def test_a_users_scope_around_that_ends_first_is_served(tasks_world: World) -> None:
-    """`anyio.fail_after` raises its own `TimeoutError`, `move_on_after` moves on."""
+async def test_an_outer_cancel_scope_that_expires_first_has_its_effect(tasks_world: World) -> None:
+    """`anyio.fail_after` raises its own `TimeoutError`."""
     with pytest.raises(TimeoutError) as raised, anyio.fail_after(0.01):
         await Timeout(LONG).aexecute(hanging(tasks_world))
     assert type(raised.value) is TimeoutError
 
 
-async def test_a_users_scope_around_that_ends_later_sees_our_error(tasks_world: World) -> None:
-    """And is not cancelled itself."""
+async def test_an_outer_cancel_scope_that_expires_later_is_not_cancelled(tasks_world: World) -> None:
+    """The caller gets `TimeoutExceeded` inside it."""
     with anyio.move_on_after(LONG) as scope:
         with pytest.raises(TimeoutExceeded):
             await Timeout(0.01).aexecute(hanging(tasks_world))
@@ -108,8 +110,8 @@ async def test_a_users_scope_around_that_ends_later_sees_our_error(tasks_world: 
     assert not scope.cancel_called
 
 
-async def test_a_users_scope_inside_that_ends_first_is_its_own(tasks_world: World) -> None:
-    """What it cancels is not ours; what it raises is a user's own `TimeoutError`."""
+async def test_an_inner_cancel_scope_that_expires_first_has_its_effect(tasks_world: World) -> None:
+    """`move_on_after` continues, and `fail_after` raises its own `TimeoutError`."""
 
     async def moves_on(ctx: Context) -> str:
         with anyio.move_on_after(0.01):
@@ -125,9 +127,7 @@ async def test_a_users_scope_inside_that_ends_first_is_its_own(tasks_world: Worl
     assert type(await tasks_world.attempt(Timeout(LONG), fails)) is TimeoutError
 
 
-async def test_a_users_scope_inside_that_ends_later_is_left_by_our_timeout(tasks_world: World) -> None:
-    """It does not swallow what is ours."""
-
+async def test_an_inner_cancel_scope_that_expires_later_does_not_swallow_the_timeout(tasks_world: World) -> None:
     async def fn(ctx: Context) -> str:
         with anyio.move_on_after(LONG):
             await anyio.sleep(10)
@@ -136,8 +136,8 @@ async def test_a_users_scope_inside_that_ends_later_is_left_by_our_timeout(tasks
     assert type(await tasks_world.attempt(Timeout(SHORT), fn)) is TimeoutExceeded
 
 
-async def test_a_shielded_part_is_finished_first(tasks_world: World) -> None:
-    """anyio's shield holds against our timer under trio; under asyncio it holds against anyio's scopes alone."""
+async def test_a_shielded_clean_up_ends_before_the_timeout_is_raised(tasks_world: World) -> None:
+    """In trio anyio's shield holds against the timer; in asyncio only against cancel scopes of anyio."""
     done: list[str] = []
 
     async def fn(ctx: Context) -> None:
@@ -152,8 +152,8 @@ async def test_a_shielded_part_is_finished_first(tasks_world: World) -> None:
     assert done == ["cleaned up"]
 
 
-async def test_a_task_group_inside_is_wound_up(tasks_world: World) -> None:
-    """Its children are cancelled and waited for before the caller hears of the timeout."""
+async def test_the_children_of_an_inner_task_group_are_cancelled_and_awaited(tasks_world: World) -> None:
+    """They have ended when the caller gets the timeout."""
     ended: list[int] = []
 
     async def child(n: int) -> None:
@@ -171,8 +171,8 @@ async def test_a_task_group_inside_is_wound_up(tasks_world: World) -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
-async def test_a_task_group_around_that_is_cancelled_by_a_sibling_is_served(tasks_world: World) -> None:
-    """The group raises the sibling's error and nothing else."""
+async def test_an_outer_task_group_that_a_sibling_cancels_raises_the_siblings_error(tasks_world: World) -> None:
+    """It raises nothing else."""
 
     async def fail() -> None:
         await anyio.sleep(0.01)
@@ -185,8 +185,8 @@ async def test_a_task_group_around_that_is_cancelled_by_a_sibling_is_served(task
     assert [type(error) for error in raised.value.exceptions] == [Boom]
 
 
-async def test_a_timeout_is_one_error_of_a_group_like_others(tasks_world: World) -> None:
-    """It cancels the siblings, and the group raises it."""
+async def test_a_timeout_in_a_task_group_cancels_the_siblings(tasks_world: World) -> None:
+    """The group raises it."""
     with pytest.raises(ExceptionGroup) as raised:
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep, 10)
@@ -194,8 +194,7 @@ async def test_a_timeout_is_one_error_of_a_group_like_others(tasks_world: World)
     assert [type(error) for error in raised.value.exceptions] == [TimeoutExceeded]
 
 
-async def test_a_cancelled_scope_around_is_served_at_once(tasks_world: World) -> None:
-    """A call that is made where everything is cancelled already ends at its first wait."""
+async def test_a_call_in_a_cancelled_scope_ends_at_its_first_wait(tasks_world: World) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         await Timeout(LONG).aexecute(hanging(tasks_world))
@@ -205,8 +204,8 @@ async def test_a_cancelled_scope_around_is_served_at_once(tasks_world: World) ->
 # --- asyncio: the semantics of asyncio.timeout -------------------------------------------------
 
 
-async def test_a_clean_up_that_awaits_completes(in_asyncio: World) -> None:
-    """One delivery: what is awaited in a `finally` is not cancelled again."""
+async def test_a_clean_up_that_awaits_is_not_cancelled_again(in_asyncio: World) -> None:
+    """The cancellation is delivered once."""
     done: list[str] = []
 
     async def fn(ctx: Context) -> None:
@@ -223,7 +222,7 @@ async def test_a_clean_up_that_awaits_completes(in_asyncio: World) -> None:
 
 
 async def test_a_swallowed_cancellation_is_not_delivered_again(in_asyncio: World) -> None:
-    """The function may go on for as long as it likes."""
+    """The function goes on, and no cancellation is pending at the end."""
 
     async def fn(ctx: Context) -> str:
         try:
@@ -244,36 +243,38 @@ def current_task() -> asyncio.Task[Any]:
     return task
 
 
-async def test_the_count_of_cancellations_is_back_to_what_it_was(in_asyncio: World) -> None:
-    """`Task.cancelling()`, after one timer, after nested ones, after many."""
+async def test_the_number_of_cancellations_of_the_task_is_restored(in_asyncio: World) -> None:
+    """`Task.cancelling()` is 0 after one timer, after nested ones and after many."""
     nested = Policy.wrap(Timeout(0.011), Fallback(on=Boom), Timeout(0.01), Timeout(LONG))
     for policy in (Timeout(0.005), nested, *[Timeout(0.001)] * 20):
         with pytest.raises(TimeoutExceeded):
             await policy.aexecute(forever)
         assert current_task().cancelling() == 0
-    await asyncio.sleep(0)  # and no cancellation is left to be delivered
+    await asyncio.sleep(0)  # and no cancellation is pending
 
 
-async def test_nested_timers_that_are_due_at_once_leave_nothing_behind(in_asyncio: World) -> None:
-    """Both have fired: the outer one has the word, and both have taken their cancellation back."""
+async def test_nested_timers_that_fire_together_leave_no_cancellation(in_asyncio: World) -> None:
+    """Only the outer one raises, and both withdraw their cancellation."""
 
     async def fn(ctx: Context) -> None:
         await asyncio.sleep(0)
         time.sleep(0.03)
         await asyncio.sleep(10)
 
-    told: list[str] = []
-    tell = lambda event: told.append(event.policy)  # noqa: E731
-    pipeline = Policy.wrap(Timeout(0.011, name="outer", on_timeout=tell), Timeout(0.01, name="inner", on_timeout=tell))
+    timeouts: list[str] = []
+    record = lambda event: timeouts.append(event.policy)  # noqa: E731
+    pipeline = Policy.wrap(
+        Timeout(0.011, name="outer", on_timeout=record), Timeout(0.01, name="inner", on_timeout=record)
+    )
     with pytest.raises(TimeoutExceeded) as raised:
         await pipeline.aexecute(fn)
-    assert [raised.value.policy] == told
+    assert [raised.value.policy] == timeouts
     assert current_task().cancelling() == 0
     await asyncio.sleep(0)
 
 
-async def test_a_task_that_had_been_cancelled_before_may_still_time_out(in_asyncio: World) -> None:
-    """Somebody swallowed an earlier cancellation without `uncancel`: it is still counted, and not ours."""
+async def test_a_task_with_an_earlier_cancellation_can_time_out(in_asyncio: World) -> None:
+    """A cancellation that was swallowed without `uncancel` still counts, and is not withdrawn."""
     current_task().cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(1)
@@ -284,9 +285,9 @@ async def test_a_task_that_had_been_cancelled_before_may_still_time_out(in_async
 
 
 @pytest.mark.parametrize("first", ["caller", "timer"])
-def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first: str) -> None:
-    """In whichever order the loop comes to the two."""
-    told: list[object] = []
+def test_a_task_that_is_cancelled_at_the_instant_of_the_timer_is_cancelled(first: str) -> None:
+    """In either order."""
+    timeouts: list[object] = []
     counts: list[int] = []
 
     async def fn(ctx: Context) -> None:
@@ -297,7 +298,7 @@ def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first:
 
     async def call() -> None:
         try:
-            await Timeout(1, on_timeout=told.append).aexecute(fn)
+            await Timeout(1, on_timeout=timeouts.append).aexecute(fn)
         finally:
             counts.append(current_task().cancelling())
 
@@ -310,12 +311,12 @@ def test_a_task_that_is_cancelled_at_the_moment_of_the_timer_is_cancelled(first:
     with virtual_time() as clock:
         asyncio.run(main())
         assert clock.now() == 3
-    assert told == []
+    assert timeouts == []
     assert counts == [1]
 
 
 async def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_cancelled(in_asyncio: World) -> None:
-    """The caller's word comes later and weighs more."""
+    """The later cancellation has priority."""
 
     async def fn(ctx: Context) -> None:
         try:
@@ -330,8 +331,8 @@ async def test_a_task_that_is_cancelled_while_it_cleans_up_after_a_timeout_is_ca
     assert task.cancelled()
 
 
-async def test_asyncio_timeout_around_that_ends_first_raises_its_own_error(in_asyncio: World) -> None:
-    """The builtin `TimeoutError`, as without us."""
+async def test_an_outer_asyncio_timeout_that_expires_first_raises_its_own_error(in_asyncio: World) -> None:
+    """The built-in `TimeoutError`, as without a Timeout."""
     with pytest.raises(TimeoutError) as raised:
         async with asyncio.timeout(0.01):
             await Timeout(LONG).aexecute(forever)
@@ -341,23 +342,23 @@ async def test_asyncio_timeout_around_that_ends_first_raises_its_own_error(in_as
 
 @pytest.mark.parametrize("limits", [(0.01, 0.011), (0.011, 0.01)], ids=["outer", "inner"])
 @pytest.mark.parametrize("ours", ["outside", "inside"])
-async def test_two_timeouts_of_different_makes_at_the_same_moment(
+async def test_of_a_timeout_and_asyncio_timeout_that_fire_together_the_outer_raises(
     in_asyncio: World, limits: tuple[float, float], ours: str
 ) -> None:
-    """The outer one of two that are due at once has the word, whosever it is."""
+    """Whichever of the two is outside."""
 
     async def fn(ctx: Any = None) -> None:
         await asyncio.sleep(0)
         time.sleep(0.03)
         await asyncio.sleep(10)
 
-    async def theirs(ctx: Context) -> None:
+    async def inner_asyncio_timeout(ctx: Context) -> None:
         async with asyncio.timeout(limits[1]):
             await fn()
 
     with pytest.raises(TimeoutError) as raised:
         if ours == "outside":
-            await Timeout(limits[0]).aexecute(theirs)
+            await Timeout(limits[0]).aexecute(inner_asyncio_timeout)
         else:
             async with asyncio.timeout(limits[0]):
                 await Timeout(limits[1]).aexecute(fn)
@@ -366,8 +367,8 @@ async def test_two_timeouts_of_different_makes_at_the_same_moment(
     await asyncio.sleep(0)
 
 
-async def test_asyncio_timeout_inside_is_the_functions_own(in_asyncio: World) -> None:
-    """Its `TimeoutError` passes; where ours is first, it passes ours on."""
+async def test_an_inner_asyncio_timeout_raises_its_own_error_or_passes_ours_on(in_asyncio: World) -> None:
+    """If it expires first, its `TimeoutError` is unchanged; if not, it does not change the cancellation."""
 
     async def quick(ctx: Context) -> None:
         async with asyncio.timeout(0.01):
@@ -385,9 +386,7 @@ async def test_asyncio_timeout_inside_is_the_functions_own(in_asyncio: World) ->
     assert current_task().cancelling() == 0
 
 
-async def test_asyncio_wait_for_around_and_inside(in_asyncio: World) -> None:
-    """The older way of saying it."""
-
+async def test_outer_and_inner_asyncio_wait_for_raise_their_own_error(in_asyncio: World) -> None:
     async def quick(ctx: Context) -> None:
         await asyncio.wait_for(asyncio.sleep(10), 0.01)
 
@@ -404,8 +403,8 @@ async def test_asyncio_wait_for_around_and_inside(in_asyncio: World) -> None:
     assert type(raised.value) is TimeoutError
 
 
-async def test_asyncio_task_groups_inside_and_around(in_asyncio: World) -> None:
-    """Children are cancelled, siblings' errors are served, and the group's own accounting is left intact."""
+async def test_asyncio_task_groups_work_inside_and_outside_a_timeout(in_asyncio: World) -> None:
+    """Children are cancelled, errors of siblings are raised, and no cancellation is left in the task."""
     ended: list[str] = []
 
     async def child() -> None:
@@ -436,8 +435,8 @@ async def test_asyncio_task_groups_inside_and_around(in_asyncio: World) -> None:
     assert current_task().cancelling() == 0
 
 
-def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the_timer() -> None:
-    """The sibling's failure and the limit are due at once: the group's cancellation is not taken for ours."""
+def test_a_task_group_that_is_cancelled_at_the_instant_of_the_timer_raises_its_error() -> None:
+    """The cancellation by the group is not taken for that of the timer."""
 
     async def fail() -> None:
         await asyncio.sleep(0.5)
@@ -462,7 +461,7 @@ def test_a_task_group_around_is_served_when_it_is_cancelled_at_the_moment_of_the
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 async def test_an_eager_task_can_time_out(in_asyncio: World) -> None:
-    """It runs before the loop has ever seen it."""
+    """Such a task runs before the event loop knows it."""
     factory: Any = asyncio.eager_task_factory  # type: ignore[attr-defined]
     asyncio.get_running_loop().set_task_factory(factory)
     with pytest.raises(TimeoutExceeded):
@@ -470,8 +469,8 @@ async def test_an_eager_task_can_time_out(in_asyncio: World) -> None:
     assert await asyncio.create_task(Timeout(LONG).aexecute(Script("at once").function())) == "at once"
 
 
-async def test_a_timer_that_did_not_fire_never_does(in_asyncio: World) -> None:
-    """It is taken back when the call ends: the task may live on for longer than the limit."""
+async def test_a_timer_is_cancelled_when_its_call_ends(in_asyncio: World) -> None:
+    """The task may run for longer than the limit."""
     for script in (Script("fine"), Script(Boom())):
         await World("asyncio").attempt(Timeout(0.01), script.function())
     await asyncio.sleep(0.03)
@@ -480,8 +479,8 @@ async def test_a_timer_that_did_not_fire_never_does(in_asyncio: World) -> None:
 # --- trio --------------------------------------------------------------------------------------
 
 
-async def test_trio_scopes_around_are_served(in_trio: World) -> None:
-    """`trio.fail_after` and `trio.move_on_after`, with their own error and their own word."""
+async def test_outer_trio_scopes_that_expire_first_have_their_effect(in_trio: World) -> None:
+    """`trio.fail_after` raises its own error, and `trio.move_on_after` continues."""
     world = World("trio")
     with pytest.raises(trio.TooSlowError), trio.fail_after(0.01):
         await Timeout(LONG).aexecute(hanging(world))
@@ -490,8 +489,8 @@ async def test_trio_scopes_around_are_served(in_trio: World) -> None:
     assert scope.cancelled_caught
 
 
-def test_trio_has_a_clock_of_its_own() -> None:
-    """Where it runs faster than the process, a limit is over when *its* seconds have passed."""
+def test_a_timeout_in_trio_uses_the_clock_of_the_run() -> None:
+    """A limit is over when the seconds of that clock have passed, here a thousand times faster."""
     clock: Any = trio.testing.MockClock(rate=1000)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""CircuitBreaker: when a circuit opens, what counts, and the circuit with other policies around and inside."""
+"""CircuitBreaker: when a circuit opens, which outcomes count, and outer timeouts and several runtimes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from resilience import (
 from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, fails, works
 
-# --- when it opens -----------------------------------------------------------------------------
+# --- opening -----------------------------------------------------------------------------------
 
 
-async def test_five_failures_in_a_row_open_it_by_default(world: World) -> None:
-    """Four do not, the fifth does, and the sixth call is not made."""
+async def test_five_consecutive_failures_open_a_circuit_by_default(world: World) -> None:
+    """The sixth call is not made."""
     breaker = CircuitBreaker()
     script = Script(Boom("no"))
 
@@ -37,10 +37,10 @@ async def test_five_failures_in_a_row_open_it_by_default(world: World) -> None:
     assert script.calls == 5
 
 
-# --- what counts -------------------------------------------------------------------------------
+# --- which outcomes count ----------------------------------------------------------------------
 
 
-OWN = [
+REJECTIONS = [
     BulkheadFull("no room"),
     CircuitOpen("another one"),
     WorkersExhausted("none left"),
@@ -49,9 +49,9 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("error", OWN, ids=lambda error: type(error).__name__)
-async def test_what_says_nothing_about_the_dependency_is_neutral(world: World, error: Exception) -> None:
-    """`Rejected` and `DeadlineExceeded` do not count unless they are named, and do not end a row either."""
+@pytest.mark.parametrize("error", REJECTIONS, ids=lambda error: type(error).__name__)
+async def test_rejections_and_exceeded_deadlines_neither_count_nor_end_a_row(world: World, error: Exception) -> None:
+    """Unless they are in `on`: they say nothing about the dependency."""
     breaker = CircuitBreaker(2)
 
     await fails(world, breaker)
@@ -62,10 +62,10 @@ async def test_what_says_nothing_about_the_dependency_is_neutral(world: World, e
 
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result"])
-async def test_what_a_predicate_raises_comes_out_and_nothing_is_recorded(
+async def test_an_error_of_a_predicate_is_raised_and_the_call_is_not_recorded(
     world: World, clock: FakeClock, where: str
 ) -> None:
-    """Predicates decide. One that cannot leaves the row as it was, and gives a probe's slot back."""
+    """The row of failures stays as it was, and a probe releases its slot."""
     broken = ZeroDivisionError("a bug in the predicate")
     switch = [False]
 
@@ -75,7 +75,7 @@ async def test_what_a_predicate_raises_comes_out_and_nothing_is_recorded(
         return where != "ignore" and not (where == "on_result" and value == "fine")
 
     breaker = CircuitBreaker(2, **{where: predicate})  # type: ignore[arg-type]
-    bad: Any = "not good" if where == "on_result" else Boom("no")
+    bad: Any = "bad" if where == "on_result" else Boom("no")
 
     async def call() -> Any:
         return await world.attempt(breaker, Script(bad).function())
@@ -92,16 +92,16 @@ async def test_what_a_predicate_raises_comes_out_and_nothing_is_recorded(
     clock.advance(30.0)
     switch[0] = True
     for _ in range(3):
-        assert await call() is broken  # a probe each: the slot is free again
+        assert await call() is broken  # each call is a probe: the slot was released
     assert breaker.state is HALF_OPEN
     assert breaker.stats().probes == 0
 
 
-# --- with others -------------------------------------------------------------------------------
+# --- outer timeouts and several runtimes -------------------------------------------------------
 
 
-async def test_a_timeout_around_is_neutral(world: World, clock: FakeClock) -> None:
-    """The caller's patience is not the dependency's failure: not counted, and a probe's slot comes back."""
+async def test_an_outer_timeout_does_not_count_and_releases_the_slot_of_a_probe(world: World, clock: FakeClock) -> None:
+    """The impatience of a caller is no failure of the dependency."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
     async def hang(ctx: Context) -> None:
@@ -118,8 +118,8 @@ async def test_a_timeout_around_is_neutral(world: World, clock: FakeClock) -> No
     world.release()
 
 
-def test_all_worlds_share_one_circuit(clock: FakeClock) -> None:
-    """Failures in a thread, in asyncio and in trio make a row; a probe in one closes it for all."""
+def test_threads_asyncio_and_trio_share_one_circuit(clock: FakeClock) -> None:
+    """Their failures form one row; a successful probe in one of them closes the circuit for all."""
     breaker = CircuitBreaker(3, open_for=5.0)
     worlds = [World(name) for name in ("threads", "asyncio", "trio")]
     for world in worlds:

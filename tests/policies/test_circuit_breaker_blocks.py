@@ -1,4 +1,4 @@
-"""CircuitBreaker: moved manually, and around a block."""
+"""CircuitBreaker: manual changes, statistics, and `guard()` around a block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def raising(error: Exception) -> Callable[[object], bool]:
     return predicate
 
 
-# --- by hand -----------------------------------------------------------------------------------
+# --- manual changes and statistics -------------------------------------------------------------
 
 
-async def test_an_isolated_circuit_refuses_until_a_hand_closes_it(world: World, clock: FakeClock) -> None:
-    """No time is long enough, and nobody can say when to come back."""
+async def test_an_isolated_circuit_refuses_calls_until_it_is_closed_manually(world: World, clock: FakeClock) -> None:
+    """No time ends that, and the refusal has no `retry_after`."""
     breaker = CircuitBreaker(name="inventory")
     script = Script("fine")
 
@@ -42,71 +42,72 @@ async def test_an_isolated_circuit_refuses_until_a_hand_closes_it(world: World, 
     assert script.calls == 1
 
 
-async def test_stats_tell_what_the_breaker_knows(world: World, clock: FakeClock) -> None:
-    """State, when to come back, the failure as text, probes that are out, how often it opened and refused."""
+async def test_statistics_follow_the_circuit_through_its_states(world: World, clock: FakeClock) -> None:
+    """State, `retry_after`, the last failure as text, running probes, openings and refusals."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
-    def facts() -> tuple[Any, ...]:
-        it = breaker.stats()
-        return it.state, it.retry_after, it.last_failure, it.probes, it.opened, it.rejected
+    def statistics() -> tuple[Any, ...]:
+        stats = breaker.stats()
+        return stats.state, stats.retry_after, stats.last_failure, stats.probes, stats.opened, stats.rejected
 
-    assert facts() == (CLOSED, None, None, 0, 0, 0)
+    assert statistics() == (CLOSED, None, None, 0, 0, 0)
     await fails(world, breaker)
-    assert facts() == (OPEN, pytest.approx(5.0), "Boom: no", 0, 1, 0)
+    assert statistics() == (OPEN, pytest.approx(5.0), "Boom: no", 0, 1, 0)
     await works(world, breaker, times=3)
-    assert facts() == (OPEN, pytest.approx(5.0), "Boom: no", 0, 1, 3)
+    assert statistics() == (OPEN, pytest.approx(5.0), "Boom: no", 0, 1, 3)
     clock.advance(5.0)
     async with beside(world) as group:
         probe = await group.inside(breaker, Boom("again"))
-        assert facts() == (HALF_OPEN, None, "Boom: no", 1, 1, 3)
+        assert statistics() == (HALF_OPEN, None, "Boom: no", 1, 1, 3)
         await works(world, breaker)
-        assert facts() == (HALF_OPEN, None, "Boom: no", 1, 1, 4)
+        assert statistics() == (HALF_OPEN, None, "Boom: no", 1, 1, 4)
         probe.let_go()
         await probe.result()
-    assert facts() == (OPEN, pytest.approx(5.0), "Boom: again", 0, 2, 4)
+    assert statistics() == (OPEN, pytest.approx(5.0), "Boom: again", 0, 2, 4)
     stats = breaker.stats()
     assert stats.failure_type == "Boom"
     assert "Boom" in repr(stats)
     assert "again" not in repr(stats)
     breaker.isolate()
-    assert facts() == (ISOLATED, None, None, 0, 2, 4)
+    assert statistics() == (ISOLATED, None, None, 0, 2, 4)
     assert breaker.stats().failure_type is None
     breaker.close()
-    assert facts() == (CLOSED, None, None, 0, 2, 4)
+    assert statistics() == (CLOSED, None, None, 0, 2, 4)
 
 
-# --- guard: a block ----------------------------------------------------------------------------
+# --- guard -------------------------------------------------------------------------------------
 
 
 class Block:
-    """`with breaker.guard():` in threads, `async with` in tasks, around something that answers or raises."""
+    """`with breaker.guard():` in threads, `async with` in tasks, around a block that returns or raises."""
 
     def __init__(self, world: World, breaker: CircuitBreaker) -> None:
         self._world = world
         self._breaker = breaker
         self.entered = 0
 
-    async def __call__(self, answer: Any = "fine") -> Any:
-        """Run the block and return what came out of it, as a value."""
+    async def __call__(self, outcome: Any = "fine") -> Any:
+        """Run the block; return its result, or its exception as a value."""
         try:
             if self._world.blocking:
                 with self._breaker.guard():
-                    return self._inside(answer)
+                    return self._inside(outcome)
             async with self._breaker.guard():
                 await anyio.lowlevel.checkpoint()
-                return self._inside(answer)
+                return self._inside(outcome)
         except Exception as error:
             return error
 
-    def _inside(self, answer: Any) -> Any:
+    def _inside(self, outcome: Any) -> Any:
         self.entered += 1
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
 
-async def test_a_guarded_block_counts_and_really_refuses(world: World, clock: FakeClock) -> None:
-    """What the block raises is recorded, and while the circuit is open the block is not entered."""
+async def test_a_guarded_block_is_recorded_and_not_entered_while_the_circuit_is_open(
+    world: World, clock: FakeClock
+) -> None:
     breaker = CircuitBreaker(2, open_for=5.0)
     block = Block(world, breaker)
 
@@ -127,8 +128,8 @@ async def test_a_guarded_block_counts_and_really_refuses(world: World, clock: Fa
     assert breaker.state is CLOSED
 
 
-async def test_a_guarded_block_judges_as_a_call_does(world: World) -> None:
-    """`on` and `ignore`; and `on_result` has nothing to look at."""
+async def test_on_and_ignore_hold_for_a_guarded_block_and_on_result_does_not(world: World) -> None:
+    """A block has no result."""
     seen: list[object] = []
     breaker = CircuitBreaker(2, on=Boom, ignore=KeyError, on_result=lambda value: seen.append(value) is None)
     block = Block(world, breaker)
@@ -148,8 +149,7 @@ async def test_a_guarded_block_judges_as_a_call_does(world: World) -> None:
     assert seen == []
 
 
-async def test_a_guarded_block_counts_its_time(world: World, clock: FakeClock) -> None:
-    """A slow block is a slow call, and a fast one is not."""
+async def test_a_slow_guarded_block_counts_as_a_slow_call(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker(SlowRatio(1.0, slower_than=2.0, min_calls=2, last=2))
 
     async def block(seconds: float) -> None:
@@ -168,8 +168,9 @@ async def test_a_guarded_block_counts_its_time(world: World, clock: FakeClock) -
     assert breaker.state is OPEN
 
 
-def test_an_interrupted_block_counts_nothing(threads: World, clock: FakeClock) -> None:
-    """And a probe's slot is free again."""
+def test_an_interrupted_block_is_not_recorded_and_releases_the_slot_of_a_probe(
+    threads: World, clock: FakeClock
+) -> None:
     breaker = CircuitBreaker(1, open_for=5.0)
     with pytest.raises(KeyboardInterrupt), breaker.guard():
         raise KeyboardInterrupt
@@ -184,8 +185,8 @@ def test_an_interrupted_block_counts_nothing(threads: World, clock: FakeClock) -
     assert breaker.state is CLOSED
 
 
-async def test_what_a_predicate_raises_at_the_end_of_a_block_comes_out(world: World) -> None:
-    """As it does from a call; the error of the block is its context."""
+async def test_an_error_of_a_predicate_is_raised_from_a_guarded_block(world: World) -> None:
+    """Its context is the error of the block."""
     broken = ZeroDivisionError("a bug")
     block = Block(world, CircuitBreaker(1, on=raising(broken)))
     original = Boom("no")
@@ -194,8 +195,8 @@ async def test_what_a_predicate_raises_at_the_end_of_a_block_comes_out(world: Wo
     assert broken.__context__ is original
 
 
-def test_a_guard_in_use_is_refused(threads: World) -> None:
-    """One guard, one block at a time; it can be used again afterwards, and guards may nest."""
+def test_a_guard_in_use_cannot_be_entered_again_until_its_block_ends(threads: World) -> None:
+    """Different guards can be nested."""
     breaker = CircuitBreaker(1)
     guard = breaker.guard()
     with guard, pytest.raises(RuntimeError, match="in use"):
@@ -205,8 +206,8 @@ def test_a_guard_in_use_is_refused(threads: World) -> None:
     assert breaker.state is CLOSED
 
 
-def test_a_guard_that_refused_counts_nothing_when_it_is_left(threads: World) -> None:
-    """`ExitStack` and hand-written code may leave what they could not enter."""
+def test_leaving_a_guard_that_refused_records_nothing(threads: World) -> None:
+    """Callers of `__exit__` may leave a guard that they could not enter."""
     breaker = CircuitBreaker(1)
     breaker.isolate()
     guard = breaker.guard()

@@ -1,4 +1,4 @@
-"""CircuitBreaker: a function of the user's is the first probe, before any call is made."""
+"""CircuitBreaker: a probe function, which runs before the first call after the open period."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fa
 
 
 def probing(world: World, *steps: Any, **settings: Any) -> tuple[CircuitBreaker, Script]:
-    """Return a breaker whose probe takes these steps, and what has become of that."""
+    """Return a breaker whose probe function takes these steps, and the script of those steps."""
     script = Script(*steps)
     function = script.function()
 
@@ -45,7 +45,7 @@ async def check(world: World, breaker: CircuitBreaker) -> Any:
     return breaker.check() if world.blocking else await breaker.acheck()
 
 
-async def test_it_runs_before_the_call_that_finds_the_open_period_over(world: World, clock: FakeClock) -> None:
+async def test_the_probe_runs_before_the_first_call_after_the_open_period(world: World, clock: FakeClock) -> None:
     moves = Moves()
     breaker, probe = probing(world, None, on_transition=moves)
     await works(world, breaker)
@@ -63,7 +63,7 @@ async def test_it_runs_before_the_call_that_finds_the_open_period_over(world: Wo
 async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
     world: World, clock: FakeClock, step: Any
 ) -> None:
-    """Whatever `on` says: it is no call."""
+    """Even if the error is not in `on`, which holds for calls."""
     breaker, probe = probing(world, step, None, on=(Boom, ConnectionError))
     await fails(world, breaker)
     clock.advance(10)
@@ -78,7 +78,7 @@ async def test_a_probe_that_fails_opens_the_circuit_again_and_no_call_is_made(
     assert probe.calls == 2
 
 
-def test_a_stop_iteration_is_a_failure_like_any_other(clock: FakeClock) -> None:
+def test_a_stop_iteration_of_the_probe_is_a_failure(clock: FakeClock) -> None:
     breaker = CircuitBreaker(1, open_for=10, probe=lambda: next(iter([])))
     breaker.capture(lambda ctx: 1 / 0)
     clock.advance(10)
@@ -87,9 +87,7 @@ def test_a_stop_iteration_is_a_failure_like_any_other(clock: FakeClock) -> None:
     assert str(refused.value.last_failure).startswith("StopIteration")
 
 
-async def test_it_counts_as_one_of_several_and_the_call_that_follows_is_the_second(
-    world: World, clock: FakeClock
-) -> None:
+async def test_the_probe_function_counts_as_one_of_several_successful_probes(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None, probe_successes=2)
     await fails(world, breaker)
     clock.advance(10)
@@ -106,8 +104,8 @@ async def test_it_counts_as_one_of_several_and_the_call_that_follows_is_the_seco
     assert (breaker.state, probe.calls) == (OPEN, 2)
 
 
-async def test_one_that_takes_too_long_is_cut_off(anywhere: Virtual) -> None:
-    """And has failed; in threads it is walked away from."""
+async def test_a_probe_is_cut_off_after_probe_timeout_and_has_failed(anywhere: Virtual) -> None:
+    """In threads it is abandoned."""
 
     async def ping() -> None:
         await anywhere.sleep(100)
@@ -124,8 +122,8 @@ async def test_one_that_takes_too_long_is_cut_off(anywhere: Virtual) -> None:
     await anywhere.sleep(100)
 
 
-async def test_a_timeout_around_cuts_it_off_and_it_has_not_failed(anywhere: Virtual) -> None:
-    """The slot is free again: the next call runs the probe."""
+async def test_a_probe_that_an_outer_timeout_cuts_off_has_not_failed(anywhere: Virtual) -> None:
+    """It releases its slot, and the next call runs the probe again."""
     calls = []
 
     async def ping() -> None:
@@ -143,7 +141,7 @@ async def test_a_timeout_around_cuts_it_off_and_it_has_not_failed(anywhere: Virt
     await anywhere.sleep(100)
 
 
-async def test_cancelled_it_gives_its_slot_back(tasks_world: World, clock: FakeClock) -> None:
+async def test_a_cancelled_probe_releases_its_slot(tasks_world: World, clock: FakeClock) -> None:
     async def ping() -> None:
         calls.append(1)
         if len(calls) == 1:
@@ -161,7 +159,9 @@ async def test_cancelled_it_gives_its_slot_back(tasks_world: World, clock: FakeC
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_interrupted_it_gives_its_slot_back(threads: World, clock: FakeClock, interrupt: type[BaseException]) -> None:
+def test_an_interrupted_probe_releases_its_slot(
+    threads: World, clock: FakeClock, interrupt: type[BaseException]
+) -> None:
     breaker, _ = probing(threads, interrupt(), None)
     with pytest.raises(Boom):
         breaker.call(threads.native(Script(Boom()).function()))
@@ -172,8 +172,8 @@ def test_interrupted_it_gives_its_slot_back(threads: World, clock: FakeClock, in
     assert breaker.call(str) == ""
 
 
-def test_one_probe_at_a_time_however_many_may_be_out(threads: World) -> None:
-    """Threads that come while it runs are refused, and none of their calls is made before it has succeeded."""
+def test_one_probe_function_runs_at_a_time_although_several_probes_are_allowed(threads: World) -> None:
+    """Threads that call meanwhile are refused, and no call is made before it has succeeded."""
     go, inside, order = threading.Event(), threading.Semaphore(0), []
 
     def ping() -> None:
@@ -201,7 +201,7 @@ def test_one_probe_at_a_time_however_many_may_be_out(threads: World) -> None:
     assert breaker.state is CLOSED
 
 
-async def test_what_it_calls_under_the_same_breaker_goes_through(world: World, clock: FakeClock) -> None:
+async def test_calls_of_the_probe_under_the_same_breaker_are_admitted(world: World, clock: FakeClock) -> None:
     async def ping() -> None:
         await works(world, breaker)
 
@@ -212,7 +212,7 @@ async def test_what_it_calls_under_the_same_breaker_goes_through(world: World, c
     assert breaker.state is CLOSED
 
 
-async def test_a_slow_probe_is_a_failure_where_slowness_trips(anywhere: Virtual) -> None:
+async def test_a_slow_probe_fails_if_slowness_trips_the_circuit(anywhere: Virtual) -> None:
     async def ping() -> None:
         await anywhere.sleep(3)
 
@@ -228,7 +228,7 @@ async def test_a_slow_probe_is_a_failure_where_slowness_trips(anywhere: Virtual)
     assert type(await works(anywhere, breaker)) is CircuitOpen
 
 
-async def test_moved_by_a_hand_meanwhile_the_circuit_stays_as_it_was_put(world: World, clock: FakeClock) -> None:
+async def test_a_manual_change_during_the_probe_is_kept(world: World, clock: FakeClock) -> None:
     async def ping() -> None:
         breaker.isolate()
 
@@ -239,7 +239,7 @@ async def test_moved_by_a_hand_meanwhile_the_circuit_stays_as_it_was_put(world: 
     assert breaker.state is ISOLATED
 
 
-async def test_one_that_only_observes_probes_and_refuses_nothing(world: World, clock: FakeClock) -> None:
+async def test_a_breaker_that_only_observes_runs_the_probe_and_refuses_no_call(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, Boom(), None, observe_only=True)
     await fails(world, breaker)
     clock.advance(10)
@@ -247,7 +247,7 @@ async def test_one_that_only_observes_probes_and_refuses_nothing(world: World, c
     assert (breaker.state, probe.calls) == (OPEN, 1)
 
 
-def test_a_coroutine_function_in_threads_is_a_misuse(clock: FakeClock) -> None:
+def test_a_coroutine_function_as_probe_of_a_blocking_call_is_misuse(clock: FakeClock) -> None:
     async def ping() -> None: ...
 
     breaker = CircuitBreaker(1, open_for=10, probe=ping)
@@ -258,11 +258,11 @@ def test_a_coroutine_function_in_threads_is_a_misuse(clock: FakeClock) -> None:
     assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
 
 
-# --- in a loop beside the calls -----------------------------------------------------------------
+# --- check --------------------------------------------------------------------------------------
 
 
-async def test_check_probes_once_the_open_period_is_over(world: World, clock: FakeClock, heard: list[Any]) -> None:
-    """It is no call: nothing is refused, and what the probe raises does not come out."""
+async def test_check_runs_the_probe_after_the_open_period(world: World, clock: FakeClock, heard: list[Any]) -> None:
+    """It neither counts as a refused call nor raises the error of the probe."""
     breaker, probe = probing(world, Boom(), None)
     assert await check(world, breaker) is CLOSED
     await fails(world, breaker)
@@ -281,7 +281,7 @@ async def test_check_probes_once_the_open_period_is_over(world: World, clock: Fa
     assert not [it for it in heard if isinstance(it, events.CallRejected)]
 
 
-async def test_checks_are_as_many_probes_as_it_takes(world: World, clock: FakeClock) -> None:
+async def test_each_check_runs_one_of_several_required_probes(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None, probe_successes=2)
     await fails(world, breaker)
     clock.advance(10)
@@ -291,9 +291,9 @@ async def test_checks_are_as_many_probes_as_it_takes(world: World, clock: FakeCl
     assert probe.calls == 2
 
 
-async def test_a_check_while_another_probe_is_out_does_nothing(world: World, clock: FakeClock) -> None:
+async def test_a_check_inside_the_probe_runs_no_second_probe(world: World, clock: FakeClock) -> None:
     async def ping() -> None:
-        seen.append(await check(world, breaker))  # inside, it is part of it
+        seen.append(await check(world, breaker))
 
     seen: list[Any] = []
     breaker = CircuitBreaker(1, open_for=10, probe=world.native(ping))
@@ -303,7 +303,7 @@ async def test_a_check_while_another_probe_is_out_does_nothing(world: World, clo
     assert seen == [HALF_OPEN]
 
 
-async def test_two_checks_at_once_are_one_probe(tasks_world: World, clock: FakeClock) -> None:
+async def test_two_concurrent_checks_run_one_probe(tasks_world: World, clock: FakeClock) -> None:
     async def ping() -> None:
         calls.append(1)
         await anyio.sleep(0.005)
@@ -318,14 +318,14 @@ async def test_two_checks_at_once_are_one_probe(tasks_world: World, clock: FakeC
     assert (calls, breaker.state) == ([1], CLOSED)
 
 
-async def test_without_a_probe_a_check_only_looks(world: World, clock: FakeClock) -> None:
+async def test_a_check_without_a_probe_function_only_returns_the_state(world: World, clock: FakeClock) -> None:
     breaker = CircuitBreaker(1, open_for=10)
     await fails(world, breaker)
     clock.advance(10)
     assert await check(world, breaker) is OPEN
 
 
-def test_a_blocking_check_in_an_event_loop_runs_it_as_blocking_code(clock: FakeClock) -> None:
+def test_a_blocking_check_in_an_event_loop_runs_the_probe_in_a_worker_thread(clock: FakeClock) -> None:
     threads = []
     breaker = CircuitBreaker(1, open_for=10, probe=lambda: threads.append(threading.current_thread()))
     breaker.capture(lambda ctx: 1 / 0)
@@ -338,10 +338,10 @@ def test_a_blocking_check_in_an_event_loop_runs_it_as_blocking_code(clock: FakeC
     assert threads[0] is not threading.current_thread()
 
 
-# --- around a block, in a stream, in a race -------------------------------------------------------
+# --- blocks, streams and races --------------------------------------------------------------------
 
 
-async def test_a_block_that_finds_the_open_period_over_runs_it_first(world: World, clock: FakeClock) -> None:
+async def test_the_probe_runs_before_the_first_block_after_the_open_period(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, Boom(), None)
     await fails(world, breaker)
 
@@ -361,8 +361,8 @@ async def test_a_block_that_finds_the_open_period_over_runs_it_first(world: Worl
 
 
 @pytest.mark.parametrize("limit", [None, 1.0, 50.0])
-def test_in_a_stream_too(limit: float | None, clock: FakeClock) -> None:
-    """Within the limit around it, or its own."""
+def test_the_probe_runs_before_the_first_stream_after_the_open_period(limit: float | None, clock: FakeClock) -> None:
+    """With and without an outer Timeout."""
     calls: list[int] = []
 
     def ping() -> None:
@@ -381,7 +381,7 @@ def test_in_a_stream_too(limit: float | None, clock: FakeClock) -> None:
     assert list(source()) == [1, 2]
 
 
-def test_a_limit_around_a_stream_cuts_it_off() -> None:
+def test_an_outer_timeout_of_a_stream_cuts_the_probe_off() -> None:
     go = threading.Event()
     breaker = CircuitBreaker(1, open_for=0.001, probe=lambda: go.wait(5), probe_timeout=5)
     breaker.capture(lambda ctx: 1 / 0)
@@ -393,7 +393,7 @@ def test_a_limit_around_a_stream_cuts_it_off() -> None:
     assert (breaker.state, breaker.stats().probes) == (HALF_OPEN, 0)
 
 
-async def test_in_an_attempt_of_a_race(world: World, clock: FakeClock) -> None:
+async def test_the_probe_runs_before_a_hedged_call(world: World, clock: FakeClock) -> None:
     breaker, probe = probing(world, None)
     await fails(world, breaker)
     clock.advance(10)
@@ -401,11 +401,11 @@ async def test_in_an_attempt_of_a_race(world: World, clock: FakeClock) -> None:
     assert (probe.calls, breaker.state) == (1, CLOSED)
 
 
-# --- what it costs, and how it is shown ------------------------------------------------------------
+# --- outside an execution, and descriptions --------------------------------------------------------
 
 
-async def test_in_a_call_that_is_no_execution(world: World, clock: FakeClock) -> None:
-    """As a test of one policy makes it: the runtime is that of the code that asks."""
+async def test_the_probe_runs_in_a_direct_call_of_around(world: World, clock: FakeClock) -> None:
+    """Tests of a single policy make such calls; the runtime is that of the calling code."""
     breaker, probe = probing(world, None)
     await fails(world, breaker)
     clock.advance(10)
@@ -413,13 +413,13 @@ async def test_in_a_call_that_is_no_execution(world: World, clock: FakeClock) ->
     assert (probe.calls, breaker.state) == (1, CLOSED)
 
 
-def test_a_breaker_is_still_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_breaker_with_a_probe_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "enabled", True)
     assert lower(CircuitBreaker()) is not None
     assert lower(CircuitBreaker(probe=int)) is not None
 
 
-def test_how_it_is_shown() -> None:
+def test_repr_and_description_name_the_probe() -> None:
     def ping() -> None: ...
 
     breaker = CircuitBreaker(probe=ping)
@@ -427,10 +427,10 @@ def test_how_it_is_shown() -> None:
     assert "probe=<function" in repr(breaker)
 
 
-# --- what it stands on -------------------------------------------------------------------------------
+# --- parts -------------------------------------------------------------------------------------------
 
 
-async def test_a_function_is_cut_off_by_the_runtime_of_whatever_code_asks(world: World) -> None:
+async def test_run_within_cuts_a_function_off_in_any_runtime(world: World) -> None:
     async def hang() -> None:
         await world.hang()
 
@@ -441,7 +441,7 @@ async def test_a_function_is_cut_off_by_the_runtime_of_whatever_code_asks(world:
     assert await runtime.run_within(5, world.native(Script("fine").function()), "ping") == "fine"
 
 
-def test_a_probe_that_has_lost_its_slot_does_not_get_it_back() -> None:
+def test_keep_slot_of_a_released_probe_does_nothing() -> None:
     circuit = Circuit(ConsecutiveFailures(1), 10.0, 1, 1, 5.0, checks_first=True)
     closed = circuit.period
     assert isinstance(closed, Closed)

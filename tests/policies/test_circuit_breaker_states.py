@@ -1,4 +1,4 @@
-"""CircuitBreaker: open, half-open, and whose results still count."""
+"""CircuitBreaker: open and half-open circuits, open periods and probes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.policies.breakers import CLOSED, HALF_OPEN, OPEN, Moves, fails, works
 # --- open --------------------------------------------------------------------------------------
 
 
-async def test_an_open_circuit_refuses_and_says_why(world: World, clock: FakeClock) -> None:
-    """`CircuitOpen` carries when to come back, the state, the failure as text, and who refused."""
+async def test_the_refusal_of_an_open_circuit_carries_its_facts(world: World, clock: FakeClock) -> None:
+    """`CircuitOpen` carries `retry_after`, the state, the last failure as text, and the name of the policy."""
     breaker = CircuitBreaker(1, open_for=12.0, name="inventory")
     script = Script("fine")
 
@@ -73,8 +73,8 @@ async def test_open_periods_grow_with_a_backoff_and_start_again_after_a_close(wo
         (4, [4.0, 4.0]),
     ],
 )
-def test_any_backoff_will_do(threads: World, clock: FakeClock, open_for: Any, periods: list[float]) -> None:
-    """An object of `resilience.backoff`, a sequence, or a callable that returns an iterable."""
+def test_open_for_accepts_any_backoff(threads: World, clock: FakeClock, open_for: Any, periods: list[float]) -> None:
+    """An object of `resilience.backoff`, a sequence, a callable that returns an iterable, or a number."""
     breaker = CircuitBreaker(1, open_for=open_for)
     seen = []
     for _ in periods:
@@ -84,8 +84,8 @@ def test_any_backoff_will_do(threads: World, clock: FakeClock, open_for: Any, pe
     assert seen == pytest.approx(periods)
 
 
-def test_a_users_backoff_runs_outside_the_lock() -> None:
-    """While it computes a delay, other threads use the breaker."""
+def test_a_custom_backoff_runs_outside_the_lock() -> None:
+    """While it computes a delay, other threads can use the breaker."""
     free: list[bool] = []
 
     def periods() -> Iterator[float]:
@@ -102,8 +102,8 @@ def test_a_users_backoff_runs_outside_the_lock() -> None:
     assert free == [True]
 
 
-def test_periods_are_drawn_in_the_order_of_the_transitions() -> None:
-    """A hand closes the circuit while the next period is computed: the next opening is a first one all the same."""
+def test_a_close_while_the_next_period_is_computed_starts_the_periods_again() -> None:
+    """The next opening has the first period."""
     computing, go_on = threading.Event(), threading.Event()
 
     def periods() -> Iterator[float]:
@@ -124,8 +124,8 @@ def test_periods_are_drawn_in_the_order_of_the_transitions() -> None:
     assert breaker.stats().retry_after == pytest.approx(5.0, abs=0.5)
 
 
-def test_a_backoff_that_raises_is_heard_and_leaves_the_breaker_whole(threads: World, clock: FakeClock) -> None:
-    """What a backoff raises comes out; the circuit is open all the same, for as long as the last time."""
+def test_an_error_of_the_backoff_is_raised_and_the_circuit_opens_anyway(threads: World, clock: FakeClock) -> None:
+    """It opens for the last period again."""
     moves = Moves()
 
     def periods() -> Iterator[float]:
@@ -145,8 +145,8 @@ def test_a_backoff_that_raises_is_heard_and_leaves_the_breaker_whole(threads: Wo
     assert moves.states == [OPEN, HALF_OPEN, OPEN, HALF_OPEN, CLOSED]
 
 
-def test_an_open_circuit_keeps_no_failure_alive(threads: World) -> None:
-    """The failure is kept as text: its frames, and what they hold, are free."""
+def test_an_open_circuit_keeps_no_frames_of_a_failure_alive(threads: World) -> None:
+    """It keeps the failure as text."""
 
     class Payload:
         pass
@@ -165,8 +165,8 @@ def test_an_open_circuit_keeps_no_failure_alive(threads: World) -> None:
         assert kept[0]() is None
 
 
-def test_a_failure_without_a_message_is_told_all_the_same(threads: World, clock: FakeClock) -> None:
-    """An exception whose `__str__` raises, and one with a message as long as a book."""
+def test_the_text_of_a_failure_is_bounded_and_survives_a_broken_str(threads: World, clock: FakeClock) -> None:
+    """An exception whose `__str__` raises has the name of its type as text; a long message is cut."""
 
     class Silent(Exception):
         def __str__(self) -> str:
@@ -190,8 +190,10 @@ def test_a_failure_without_a_message_is_told_all_the_same(threads: World, clock:
 
 
 @pytest.mark.parametrize("probes", [1, 3])
-async def test_so_many_probes_at_a_time(world: World, clock: FakeClock, probes: int) -> None:
-    """One more is refused, and says that the circuit is half-open; a slot that comes back is given again."""
+async def test_a_half_open_circuit_admits_at_most_the_number_of_probes(
+    world: World, clock: FakeClock, probes: int
+) -> None:
+    """A further call is refused with the state half-open; the slot of a probe that has ended is used again."""
     breaker = CircuitBreaker(1, open_for=5.0, probes=probes, probe_successes=9)
 
     await fails(world, breaker, Boom("down"))
@@ -213,17 +215,17 @@ async def test_so_many_probes_at_a_time(world: World, clock: FakeClock, probes: 
     ("open_for", "probe_timeout", "patience"),
     [(5.0, None, 30.0), (5.0, timedelta(seconds=90), 90.0)],
 )
-@pytest.mark.parametrize("answer", ["fine", Boom("late")], ids=["success", "failure"])
-async def test_a_probe_that_does_not_come_back_loses_its_slot(
-    world: World, clock: FakeClock, open_for: float, probe_timeout: Any, patience: float, answer: Any
+@pytest.mark.parametrize("outcome", ["fine", Boom("late")], ids=["success", "failure"])
+async def test_a_probe_loses_its_slot_after_probe_timeout(
+    world: World, clock: FakeClock, open_for: float, probe_timeout: Any, patience: float, outcome: Any
 ) -> None:
-    """After `probe_timeout` somebody else may try; what the lost one says then moves nothing."""
+    """Another call may be a probe then, and the outcome of the late one is ignored."""
     breaker = CircuitBreaker(1, open_for=open_for, probe_timeout=probe_timeout, probe_successes=2)
 
     await fails(world, breaker)
     clock.advance(open_for)
     async with beside(world) as group:
-        lost = await group.inside(breaker, answer)
+        lost = await group.inside(breaker, outcome)
         clock.advance(patience - 0.01)
         assert isinstance(await works(world, breaker), CircuitOpen)
         clock.advance(0.01)
@@ -237,10 +239,10 @@ async def test_a_probe_that_does_not_come_back_loses_its_slot(
 
 
 @pytest.mark.parametrize("error", [BulkheadFull("no room"), DeadlineExceeded("over")])
-async def test_a_probe_that_was_not_even_made_gives_its_slot_back(
+async def test_a_probe_that_an_inner_policy_rejects_releases_its_slot(
     world: World, clock: FakeClock, error: Exception
 ) -> None:
-    """A full bulkhead further in neither closes nor opens."""
+    """A full bulkhead inside neither closes nor opens the circuit."""
     breaker = CircuitBreaker(1, open_for=5.0)
 
     await fails(world, breaker)

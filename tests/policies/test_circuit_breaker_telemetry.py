@@ -1,4 +1,4 @@
-"""CircuitBreaker: what its callbacks and listeners hear, and what they may do."""
+"""CircuitBreaker: its events, and callbacks and listeners that use the breaker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.conftest import Boom, FakeClock, Script, World
 from tests.policies.breakers import CLOSED, HALF_OPEN, ISOLATED, OPEN, Moves, fails
 
 
-async def test_an_event_tells_of_the_call_that_moved_the_circuit(world: World) -> None:
-    """Operation and properties of its context; none where a hand moved it."""
+async def test_an_event_carries_operation_and_properties_of_the_call_that_caused_it(world: World) -> None:
+    """After a manual change it has none."""
     moves = Moves()
     breaker = CircuitBreaker(1, on_transition=moves)
     ctx = Context(operation="get-stock", properties={"tenant": "blue"})
@@ -27,7 +27,7 @@ async def test_an_event_tells_of_the_call_that_moved_the_circuit(world: World) -
 
 
 def test_an_interrupted_listener_does_not_lose_a_probe(threads: World, clock: FakeClock) -> None:
-    """Ctrl-C in a listener comes out; the call that it kept from being made leaves its slot free."""
+    """The interrupt is raised; the call that was not made releases its slot."""
     armed = [True]
 
     def listener(event: events.CircuitChanged) -> None:
@@ -44,29 +44,29 @@ def test_an_interrupted_listener_does_not_lose_a_probe(threads: World, clock: Fa
     assert breaker.state is CLOSED
 
 
-async def test_a_listener_may_call_back(world: World) -> None:
-    """It closes the circuit that just opened; what it causes is told after what it was told."""
-    heard: list[tuple[str, CircuitState]] = []
+async def test_a_listener_may_change_the_circuit(world: World) -> None:
+    """All listeners get the event of the opening before those of the changes that the first one makes."""
+    received: list[tuple[str, CircuitState]] = []
 
     def first(event: events.CircuitChanged) -> None:
-        heard.append(("first", event.new))
+        received.append(("first", event.new))
         if event.new is OPEN:
             breaker.close()
             assert breaker.state is CLOSED
             breaker.isolate()
 
     breaker = CircuitBreaker(1, on_transition=first)
-    unsubscribe = events.subscribe(lambda event: heard.append(("second", event.new)), events.CircuitChanged)
+    unsubscribe = events.subscribe(lambda event: received.append(("second", event.new)), events.CircuitChanged)
 
     try:
         await fails(world, breaker)
     finally:
         unsubscribe()
-    assert heard == [(who, state) for state in (OPEN, CLOSED, ISOLATED) for who in ("first", "second")]
+    assert received == [(listener, state) for state in (OPEN, CLOSED, ISOLATED) for listener in ("first", "second")]
 
 
-def test_a_listener_may_make_a_call(threads: World, clock: FakeClock) -> None:
-    """Through the very breaker: it is refused or admitted as anybody else's."""
+def test_a_listener_may_make_a_call_under_the_breaker(threads: World, clock: FakeClock) -> None:
+    """It is refused or admitted like any other call."""
     outcomes: list[Any] = []
 
     def listener(event: events.CircuitChanged) -> None:
@@ -77,34 +77,34 @@ def test_a_listener_may_make_a_call(threads: World, clock: FakeClock) -> None:
     assert isinstance(outcomes[0].error, CircuitOpen)
     clock.advance(5.0)
     assert breaker.execute(lambda ctx: "fine") == "fine"
-    assert isinstance(outcomes[1].error, CircuitOpen)  # half-open: the probe whose admission it hears of is out
+    assert isinstance(outcomes[1].error, CircuitOpen)  # half-open: the probe of this event is running
     assert outcomes[2].value == "from closed"
 
 
 @pytest.mark.parametrize("where", ["on", "ignore", "on_result", "str"])
 def test_predicates_and_messages_run_outside_the_lock(where: str) -> None:
-    """A predicate that waits for another thread that uses the breaker is no deadlock."""
+    """So is `__str__` of a failure. Each of them waits here for a thread that uses the breaker."""
     free: list[bool] = []
 
-    def look(value: object = None) -> bool:
+    def use_breaker(value: object = None) -> bool:
         thread = threading.Thread(target=lambda: breaker.stats(), daemon=True)
         thread.start()
         thread.join(5.0)
         free.append(not thread.is_alive())
         return False
 
-    class Telling(Exception):
+    class UsesBreakerInStr(Exception):
         def __str__(self) -> str:
-            look()
-            return "told"
+            use_breaker()
+            return "text"
 
-    settings: dict[str, Any] = {} if where == "str" else {where: look}
+    settings: dict[str, Any] = {} if where == "str" else {where: use_breaker}
     breaker = CircuitBreaker(1, **settings)
 
     def call(ctx: Context) -> str:
         if where == "on_result":
             return "fine"
-        raise Telling
+        raise UsesBreakerInStr
 
     breaker.capture(call)
     assert free

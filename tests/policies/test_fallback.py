@@ -1,4 +1,4 @@
-"""Fallback: what is answered, with what, and what comes through."""
+"""Fallback: values, handlers, bad results, events, and several fallbacks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.conftest import Boom, Script, World, shown
 
 
 class Other(Exception):
-    """A failure that the policy under test is not told to answer."""
+    """A failure that the policy under test does not handle."""
 
 
 async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | None = None) -> Any:
-    """Return what comes out of one execution: the value, or the exception as a value."""
+    """Run one execution; return the value, or the exception as a value."""
     return await world.attempt(policy, Script(*steps).function(), ctx)
 
 
@@ -35,41 +35,40 @@ async def run(world: World, policy: Policy[Any], *steps: Any, ctx: Context | Non
 
 
 @pytest.mark.parametrize("value", [object(), 0, "", None, False, [], dict, len, Boom, Boom("a value")], ids=shown)
-async def test_a_failure_is_answered_with_the_value_as_it_is(threads: World, value: Any) -> None:
-    """Falsy, callable, a class, an exception: the very object, neither called nor raised."""
+async def test_a_failure_is_replaced_with_the_value_itself(threads: World, value: Any) -> None:
+    """A callable is not called, and an exception is not raised."""
     assert await threads.execute(Fallback(value), Script(Boom()).function()) is value
 
 
-async def test_the_value_is_none_unless_given(world: World) -> None:
-    """`Fallback()` answers None."""
+async def test_the_value_is_none_by_default(world: World) -> None:
     assert await world.execute(Fallback(), Script(Boom()).function()) is None
 
 
-async def test_a_value_that_can_be_awaited_is_not(tasks_world: World) -> None:
-    """As it is: only a handler is a way of making the answer."""
+async def test_an_awaitable_value_is_not_awaited(tasks_world: World) -> None:
+    """Only the result of a handler is."""
 
-    class Later:
+    class Awaitable:
         def __await__(self) -> Any:
             raise AssertionError("the value was awaited")
 
-    value = Later()
+    value = Awaitable()
     assert await run(tasks_world, Fallback(value), Boom()) is value
 
 
 @pytest.mark.parametrize("value", ["fine", None, False, 0, []], ids=repr)
-async def test_a_success_passes_by(world: World, value: Any) -> None:
-    """Untouched, and nobody is told or asked."""
-    told: list[object] = []
-    fallback = Fallback(handler=lambda failure, ctx: told.append(failure), on_fallback=told.append)
+async def test_a_success_is_unchanged(world: World, value: Any) -> None:
+    """Neither the handler nor `on_fallback` is called."""
+    called: list[object] = []
+    fallback = Fallback(handler=lambda failure, ctx: called.append(failure), on_fallback=called.append)
     assert await run(world, fallback, value) is value
-    assert told == []
+    assert called == []
 
 
 # --- the handler ---
 
 
-async def test_the_handler_makes_the_answer_from_the_failure_and_the_context(world: World) -> None:
-    """`handler(failure, ctx)`, with `Failure(error)`."""
+async def test_the_handler_gets_the_failure_and_the_context(world: World) -> None:
+    """Its result replaces the failure."""
     error = Boom("x")
     seen: list[tuple[Outcome[Any], Context]] = []
 
@@ -79,15 +78,15 @@ async def test_the_handler_makes_the_answer_from_the_failure_and_the_context(wor
 
     ctx = Context(operation="fetch", properties={"tenant": 7}, timeout=60)
     assert await run(world, Fallback(handler=handler), error, ctx=ctx) == "instead"
-    [(failure, its)] = seen
+    [(failure, handled)] = seen
     assert failure == Failure(error)
     assert isinstance(failure, Failure)
     assert failure.error is error
-    assert (its.operation, its.properties["tenant"], its.deadline) == ("fetch", 7, ctx.deadline)
+    assert (handled.operation, handled.properties["tenant"], handled.deadline) == ("fetch", 7, ctx.deadline)
 
 
-async def test_the_context_is_ambient_inside_the_handler(world: World) -> None:
-    """What the handler calls through another pipeline inherits deadline and operation."""
+async def test_the_context_is_the_current_one_inside_the_handler(world: World) -> None:
+    """Executions inside the handler inherit its deadline and operation."""
     seen: list[tuple[str | None, float]] = []
 
     def handler(failure: Outcome[Any], ctx: Context) -> Any:
@@ -100,9 +99,7 @@ async def test_the_context_is_ambient_inside_the_handler(world: World) -> None:
     assert seen == [("fetch", ctx.deadline)] * 2
 
 
-async def test_the_handler_may_be_async_in_async(tasks_world: World) -> None:
-    """It is awaited, with its context as the ambient one throughout."""
-
+async def test_an_asynchronous_handler_is_awaited_in_its_context(tasks_world: World) -> None:
     async def handler(failure: Any, ctx: Context) -> str:
         await anyio.sleep(0)
         return f"{type(failure.error).__name__} in {current_context().operation}"
@@ -110,8 +107,8 @@ async def test_the_handler_may_be_async_in_async(tasks_world: World) -> None:
     assert await run(tasks_world, Fallback(handler=handler), Boom(), ctx=Context(operation="fetch")) == "Boom in fetch"
 
 
-async def test_a_handler_that_returns_an_awaitable_is_awaited_too(tasks_world: World) -> None:
-    """A lambda around a client's method is no coroutine function."""
+async def test_the_awaitable_result_of_a_plain_handler_is_awaited(tasks_world: World) -> None:
+    """Such as a lambda around an asynchronous method."""
 
     async def fetch() -> str:
         await anyio.sleep(0)
@@ -120,8 +117,7 @@ async def test_a_handler_that_returns_an_awaitable_is_awaited_too(tasks_world: W
     assert await run(tasks_world, Fallback(handler=lambda failure, ctx: fetch()), Boom()) == "from the cache"
 
 
-async def test_what_the_handler_raises_comes_out_with_the_original_as_its_context(world: World) -> None:
-    """The original error is not masked."""
+async def test_an_error_of_the_handler_has_the_original_as_its_context(world: World) -> None:
     original, later = Boom("first"), Other("second")
 
     def handler(failure: Any, ctx: Context) -> Any:
@@ -131,8 +127,8 @@ async def test_what_the_handler_raises_comes_out_with_the_original_as_its_contex
     assert later.__context__ is original
 
 
-async def test_the_handler_may_raise_the_original_again(world: World) -> None:
-    """Then it comes out as it was, with no chain that leads back to itself."""
+async def test_the_handler_can_raise_the_original_again(world: World) -> None:
+    """It has neither itself nor another error as context or cause."""
 
     def handler(failure: Any, ctx: Context) -> Any:
         raise failure.error
@@ -143,8 +139,8 @@ async def test_the_handler_may_raise_the_original_again(world: World) -> None:
     assert error.__cause__ is None
 
 
-async def test_what_the_handler_raises_is_not_answered_again(world: World) -> None:
-    """Not even where `on` names it."""
+async def test_an_error_of_the_handler_is_not_handled_again(world: World) -> None:
+    """Not even if it is in `on`."""
     calls: list[int] = []
 
     def handler(failure: Any, ctx: Context) -> Any:
@@ -159,8 +155,8 @@ async def test_what_the_handler_raises_is_not_answered_again(world: World) -> No
 # --- results ---
 
 
-async def test_a_result_that_is_not_good_enough_is_answered(world: World) -> None:
-    """The handler sees it as `Success(value)`."""
+async def test_a_bad_result_is_replaced(world: World) -> None:
+    """The handler gets it as `Success(value)`."""
     seen: list[Outcome[Any]] = []
     fallback = Fallback(handler=lambda failure, ctx: seen.append(failure), on_result=lambda it: it >= 500)
     assert await run(world, fallback, 503) is None
@@ -169,8 +165,7 @@ async def test_a_result_that_is_not_good_enough_is_answered(world: World) -> Non
     assert await run(world, Fallback("default", on_result=lambda it: it is None), None) == "default"
 
 
-async def test_the_answer_is_not_looked_at_again(world: World) -> None:
-    """A value that `on_result` would not like is an answer all the same."""
+async def test_on_result_does_not_hold_for_the_replacement(world: World) -> None:
     assert await run(world, Fallback(None, on_result=lambda it: it is None), None) is None
 
 
@@ -178,8 +173,8 @@ def broken(*args: object) -> Any:
     raise LookupError("the predicate is broken")
 
 
-async def test_a_deadline_that_is_over_is_answered(world: World) -> None:
-    """An answer needs no time left."""
+async def test_an_exceeded_deadline_is_replaced(world: World) -> None:
+    """A fallback needs no time left."""
     ctx = Context(timeout=0)
     assert await run(world, Policy.wrap(Fallback("instead"), Retry()), "late", ctx=ctx) == "instead"
     assert await run(world, Policy.wrap(Fallback("instead"), Timeout(5)), "late", ctx=ctx) == "instead"
@@ -188,8 +183,8 @@ async def test_a_deadline_that_is_over_is_answered(world: World) -> None:
 # --- telling ---
 
 
-async def test_on_fallback_is_told_before_each_answer(world: World) -> None:
-    """Once, with the outcome that is answered instead of."""
+async def test_on_fallback_gets_an_event_before_each_replacement(world: World) -> None:
+    """The event carries the outcome that is replaced."""
     order: list[Any] = []
     error = Boom()
     fallback = Fallback(
@@ -217,8 +212,8 @@ async def test_on_fallback_is_told_before_each_answer(world: World) -> None:
 # --- more than one ---
 
 
-async def test_fallbacks_nest(world: World) -> None:
-    """The inner one answers first; what it cannot answer is the outer one's."""
+async def test_fallbacks_can_be_nested(world: World) -> None:
+    """The outer one handles what the inner one does not."""
     pipeline = Policy.wrap(Fallback("outer"), Fallback("inner", on=Boom))
     assert await run(world, pipeline, Boom()) == "inner"
     assert await run(world, pipeline, Other()) == "outer"

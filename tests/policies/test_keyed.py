@@ -1,4 +1,4 @@
-"""Keyed: one policy for each key, made when the key is first seen, and dropped when it is not used."""
+"""Keyed: one policy for each key, made on the first use of the key, and dropped when it is unused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.callers import run_all
 from tests.conftest import Boom, FakeClock, Incomparable, Script, World, nothing_is_left_unawaited
 
 
-def named(host: str) -> CircuitBreaker:
+def breaker_for(host: str) -> CircuitBreaker:
     return CircuitBreaker(1, on=Boom, name=host)
 
 
@@ -39,7 +39,7 @@ def first(host: Any, *rest: Any) -> Any:
     return host
 
 
-async def ask(world: World, policy: Policy[Any], host: str, *, fails: bool = False) -> Any:
+async def call_host(world: World, policy: Policy[Any], host: str, *, fails: bool = False) -> Any:
     async def fetch(host: str) -> str:
         if fails:
             raise Boom(host)
@@ -53,18 +53,18 @@ async def ask(world: World, policy: Policy[Any], host: str, *, fails: bool = Fal
 
 @pytest.mark.parametrize("around", [False, True], ids=["alone", "in a pipeline"])
 async def test_each_key_has_a_policy_of_its_own(world: World, around: bool) -> None:
-    keyed = Keyed(named, first)
+    keyed = Keyed(breaker_for, first)
     policy = Pipeline(Retry(1), keyed, Timeout(5.0, cooperative=True)) if around else keyed
-    assert isinstance(await ask(world, policy, "a", fails=True), Boom)
-    refused = await ask(world, policy, "a")
+    assert isinstance(await call_host(world, policy, "a", fails=True), Boom)
+    refused = await call_host(world, policy, "a")
     assert isinstance(refused, CircuitOpen)
     assert refused.policy == "a"
-    assert await ask(world, policy, "b") == "b"
+    assert await call_host(world, policy, "b") == "b"
     assert [(key, it.name) for key, it in keyed.policies.items()] == [("a", "a"), ("b", "b")]
     assert keyed.stats() == KeyedStats(keys=2, made=2, dropped=0)
 
 
-async def test_a_key_may_come_from_the_context(world: World) -> None:
+async def test_a_key_can_be_computed_from_the_context(world: World) -> None:
     keyed = Keyed(lambda tenant: Fallback(tenant), lambda ctx: ctx.properties["tenant"])
 
     async def fail(ctx: Context) -> None:
@@ -73,33 +73,33 @@ async def test_a_key_may_come_from_the_context(world: World) -> None:
     assert await world.execute(keyed, fail, Context(properties={"tenant": "blue"})) == "blue"
 
 
-async def test_a_pipeline_for_each_key(world: World) -> None:
+async def test_each_key_can_have_a_pipeline(world: World) -> None:
     keyed = Keyed(lambda host: Pipeline(Fallback(f"no {host}"), Retry(2, on=Boom, backoff=[0])), first)
-    assert await ask(world, keyed, "a", fails=True) == "no a"
+    assert await call_host(world, keyed, "a", fails=True) == "no a"
 
 
-async def test_calls_under_way_go_on_in_a_policy_that_was_dropped(world: World) -> None:
+async def test_running_calls_continue_in_a_policy_that_was_dropped(world: World) -> None:
     keyed = Keyed(lambda host: Bulkhead(1), first)
     held = keyed.policy_for("a")
 
-    async def drops(host: str) -> str:
+    async def drop_own_policy(host: str) -> str:
         keyed.forget(host)
         assert keyed.policy_for(host) is not held
         assert held.stats().in_flight == 1  # type: ignore[attr-defined]
         return "fine"
 
-    call = keyed.call(world.native(drops), "a") if world.blocking else await keyed.acall(drops, "a")
+    call = keyed.call(world.native(drop_own_policy), "a") if world.blocking else await keyed.acall(drop_own_policy, "a")
     assert call == "fine"
     assert held.stats().in_flight == 0  # type: ignore[attr-defined]
     assert keyed.stats() == KeyedStats(keys=1, made=2, dropped=1)
 
 
-# --- room ----------------------------------------------------------------------------------------
+# --- dropped policies ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("max_keys", "left"), [(1, 1), (5, 5), (50, 46)])
-def test_the_longest_unused_go(max_keys: int, left: int) -> None:
-    """Beyond `max_keys` a tenth, so that not every new key looks at all the others."""
+def test_the_longest_unused_policies_are_dropped(max_keys: int, left: int) -> None:
+    """Beyond `max_keys` a tenth of them, so that not each new key has to sort all others."""
     with virtual_time() as clock:
         keyed = Keyed(lambda key: Bulkhead(1), first, max_keys=max_keys)
         for number in range(max_keys):
@@ -115,7 +115,7 @@ def test_the_longest_unused_go(max_keys: int, left: int) -> None:
     assert keyed.stats() == KeyedStats(keys=left, made=max_keys + 1, dropped=max_keys + 1 - left)
 
 
-def test_the_idle_go_when_another_is_made_and_when_they_are_asked_for(clock: FakeClock) -> None:
+def test_idle_policies_are_dropped_with_a_new_key_or_on_their_next_use(clock: FakeClock) -> None:
     keyed = Keyed(lambda key: Bulkhead(1), first, idle=100)
     a, b = keyed.policy_for("a"), keyed.policy_for("b")
     clock.advance(99)
@@ -129,8 +129,8 @@ def test_the_idle_go_when_another_is_made_and_when_they_are_asked_for(clock: Fak
     assert keyed.stats().dropped == 3
 
 
-def test_not_every_new_key_looks_for_what_is_idle(clock: FakeClock) -> None:
-    """It is looked for 32 times in the idle time: what is idle in between goes at the next look, or when asked for."""
+def test_new_keys_search_for_idle_policies_32_times_in_the_idle_time(clock: FakeClock) -> None:
+    """Policies that become idle in between are dropped at the next search, or on their next use."""
     keyed = Keyed(lambda key: Bulkhead(1), first, idle=32)
     a = keyed.policy_for("a")
     clock.advance(0.5)
@@ -146,8 +146,8 @@ def test_not_every_new_key_looks_for_what_is_idle(clock: FakeClock) -> None:
     assert [*keyed.policies] == ["c", "d", "a"]
 
 
-def test_two_callers_of_a_new_key_get_one_policy() -> None:
-    """`make` runs outside of locks, for each of them; one of the two is kept."""
+def test_two_concurrent_callers_of_a_new_key_get_one_policy() -> None:
+    """`make` runs outside the lock for each of them, and one of the two results is kept."""
     both = threading.Barrier(2)
 
     def make(key: str) -> Bulkhead:
@@ -160,7 +160,7 @@ def test_two_callers_of_a_new_key_get_one_policy() -> None:
     assert keyed.stats() == KeyedStats(keys=1, made=1, dropped=0)
 
 
-def test_many_threads_and_few_keys_stay_exact() -> None:
+def test_statistics_are_exact_with_many_threads_and_few_keys() -> None:
     keyed = Keyed(lambda key: Bulkhead(100), first, max_keys=5)
 
     def thread(start: int) -> None:
@@ -173,10 +173,10 @@ def test_many_threads_and_few_keys_stay_exact() -> None:
     assert stats.made - stats.dropped == stats.keys
 
 
-# --- misuse, the rest ----------------------------------------------------------------------------
+# --- misuse, errors and descriptions -------------------------------------------------------------
 
 
-def test_one_policy_is_none_for_each_key() -> None:
+def test_a_policy_in_place_of_make_is_an_error() -> None:
     with pytest.raises(TypeError, match="not one policy"):
         Keyed(CircuitBreaker(), first)  # type: ignore[arg-type]
 
@@ -185,11 +185,11 @@ def test_one_policy_is_none_for_each_key() -> None:
     ("keyed", "message"),
     [
         (Keyed(lambda key: str, first), "make must return a policy"),  # type: ignore[arg-type,return-value]
-        (Keyed(named, lambda *_: []), "must be hashable"),
-        (Keyed(named, lambda: "a"), "called with what the function is called with"),
+        (Keyed(breaker_for, lambda *_: []), "must be hashable"),
+        (Keyed(breaker_for, lambda: "a"), "called with what the function is called with"),
     ],
 )
-def test_a_misuse_is_no_outcome(keyed: Keyed, message: str) -> None:
+def test_misuse_is_raised_and_not_handled_by_policies(keyed: Keyed, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Pipeline(Fallback("no"), Retry(on=Exception, backoff=[0]), keyed).call(str, "a")
 
@@ -197,15 +197,15 @@ def test_a_misuse_is_no_outcome(keyed: Keyed, message: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda key: Keyed(named, key),
+        lambda key: Keyed(breaker_for, key),
         lambda key: SingleFlight(key=key),
         lambda key: Cache(60, key=key),
         lambda key: Once({}, key=key),
     ],
     ids=["Keyed", "SingleFlight", "Cache", "Once"],
 )
-async def test_an_asynchronous_key_function_in_disguise_is_a_misuse(world: World, make: Any) -> None:
-    """Each call would have a key of its own; the coroutine is closed."""
+async def test_a_key_function_that_returns_a_coroutine_is_misuse(world: World, make: Any) -> None:
+    """Each call would have a different key. The coroutine is closed."""
 
     async def look_up(ctx: Context) -> str:
         return "key"
@@ -214,20 +214,20 @@ async def test_an_asynchronous_key_function_in_disguise_is_a_misuse(world: World
         await world.execute(Fallback("no").wrap(make(lambda ctx: look_up(ctx))), Script("fine").function())
 
 
-def test_what_make_and_key_raise_comes_out() -> None:
+def test_errors_of_make_and_key_are_raised_and_make_no_policy() -> None:
     def raises(*args: Any) -> Any:
         raise Boom
 
-    for keyed in (Keyed(raises, first), Keyed(named, raises)):
+    for keyed in (Keyed(raises, first), Keyed(breaker_for, raises)):
         assert Fallback("answer", on=Boom).wrap(keyed).call(str, "a") == "answer"
         assert keyed.stats().keys == 0
 
 
-def test_the_policy_of_a_key_may_race() -> None:
+def test_the_policy_of_a_key_can_be_a_hedge() -> None:
     assert Keyed(lambda key: Hedge(60), first).call(str, "a") == "a"
 
 
-def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
+def test_an_error_of_comparing_keys_is_raised_and_is_no_misuse() -> None:
     keyed = Keyed(lambda key: Retry(), lambda *_: Incomparable())
     keyed.policy_for(Incomparable())
     with pytest.raises(TypeError, match="cannot be compared"):
@@ -235,14 +235,14 @@ def test_what_the_comparison_of_keys_raises_is_no_misuse() -> None:
     assert Fallback("answered").wrap(keyed).call(str) == "answered"
 
 
-def test_it_is_one_for_all_who_use_it() -> None:
-    keyed = Keyed(named, first, idle=60, name="hosts")
+def test_a_keyed_policy_cannot_be_copied_and_is_described() -> None:
+    keyed = Keyed(breaker_for, first, idle=60, name="hosts")
     assert keyed.describe() == "hosts: a policy for each first, 0 now, at most 1000, dropped after 60 s unused"
     for host in ("a.example", "b.example", "c.example"):
         keyed.policy_for(host)
-    assert keyed.describe().endswith(f"; the last: {named('c.example').describe()}")
+    assert keyed.describe().endswith(f"; the last: {breaker_for('c.example').describe()}")
     for copies in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="hosts holds policies"):
             copies(keyed)
     assert repr(keyed).startswith("Keyed(make=")
-    assert Keyed(named, first).name == "Keyed"
+    assert Keyed(breaker_for, first).name == "Keyed"

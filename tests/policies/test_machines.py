@@ -1,7 +1,7 @@
-"""Breakers and bulkheads in use, against the books that somebody keeps by hand: many calls under way at once.
+"""Breakers and bulkheads with many concurrent calls, against simple models.
 
 The machines of `tests/state` drive the pure state; these drive the policies, as executions that suspend inside their
-function and come back in any order, with any end: a result, a failure, an ignored error, a cancellation.
+function and end in any order and in any way: with a result, a failure, an ignored error or a cancellation.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ CLOSED, OPEN, HALF_OPEN, ISOLATED = CircuitState
 
 
 class Ignored(Exception):
-    """Says nothing about the dependency."""
+    """An error that says nothing about the dependency."""
 
 
-class Refused(Exception):
-    """Was not to be expected, and is no failure: the dependency has answered."""
+class Unexpected(Exception):
+    """An error that is not in `on`: the dependency has responded."""
 
 
 @pytest.mark.parametrize("policy", [CircuitBreaker(), Bulkhead(1)])
-def test_statistics_are_facts(policy: Any) -> None:
-    """What was true at one instant can be compared, and is not to be changed or added to."""
+def test_statistics_are_comparable_and_immutable(policy: Any) -> None:
     stats = policy.stats()
     assert stats == policy.stats()
     for name in ("rejected", "comment"):
@@ -59,11 +58,11 @@ def test_statistics_are_facts(policy: Any) -> None:
     assert not hasattr(stats, "__dict__")
 
 
-# --- a breaker -------------------------------------------------------------------------------
+# --- the breaker -----------------------------------------------------------------------------
 
 
 class Call:
-    """An execution that has entered its function, and waits there to be told how to end."""
+    """An execution that has entered its function, and waits there for its outcome."""
 
     def __init__(self, policy: Policy[Any]) -> None:
         class Ending:
@@ -74,12 +73,12 @@ class Call:
             return await Ending()
 
         self._coroutine: Coroutine[Any, Any, Any] = policy.aexecute(fn)
-        self._run = Variables().run  # each its own, as tasks have
+        self._run = Variables().run  # each call has its own context, like a task
         self._run(self._coroutine.send, None)
 
     def end(self, how: object) -> None:
-        """Return it, raise it, or close the coroutine (None)."""
-        came_out: object = None
+        """Return or raise `how` from the function, or close the coroutine if it is None."""
+        outcome: object = None
         try:
             if how is None:
                 self._run(self._coroutine.close)
@@ -88,14 +87,14 @@ class Call:
             else:
                 self._run(self._coroutine.send, how)
         except StopIteration as done:
-            came_out = done.value
+            outcome = done.value
         except BaseException as error:
-            came_out = error
-        assert came_out is how
+            outcome = error
+        assert outcome is how
 
 
-class BreakerInUse(RuleBasedStateMachine):
-    """Executions and guarded blocks; the clock moves only when the machine says so."""
+class BreakerAgainstModel(RuleBasedStateMachine):
+    """Executions and guarded blocks, in a time that only the rules advance."""
 
     @initialize(
         conditions=conditions,
@@ -113,7 +112,7 @@ class BreakerInUse(RuleBasedStateMachine):
         probe_timeout: float | None,
     ) -> None:
         self.now = 1000.0
-        self.told: list[Any] = []
+        self.changes: list[Any] = []
         self.calls: list[tuple[Call, ModelAdmission, float]] = []
         self.refused = 0
         self.model = Model(conditions, periods, probes, successes, probe_timeout)
@@ -126,7 +125,7 @@ class BreakerInUse(RuleBasedStateMachine):
             on=Boom,
             on_result=lambda value: value == "bad",
             ignore=Ignored,
-            on_transition=self.told.append,
+            on_transition=self.changes.append,
         )
 
     @contextmanager
@@ -156,15 +155,20 @@ class BreakerInUse(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(
         data=st.data(),
-        how=st.sampled_from(["good", "bad", "boom", "boom", "boom", "refused", "ignored", "cancelled", "closed"]),
+        how=st.sampled_from(["good", "bad", "boom", "boom", "boom", "unexpected", "ignored", "cancelled", "closed"]),
     )
     def end(self, data: st.DataObject, how: str) -> None:
         call, expected, began = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
-        if how in ("good", "bad", "boom", "refused"):
+        if how in ("good", "bad", "boom", "unexpected"):
             self.model.record(expected, how in ("bad", "boom"), self.now - began, self.now)
         else:
             self.model.release(expected)
-        endings = {"boom": Boom(), "refused": Refused(), "ignored": Ignored(), "cancelled": asyncio.CancelledError()}
+        endings = {
+            "boom": Boom(),
+            "unexpected": Unexpected(),
+            "ignored": Ignored(),
+            "cancelled": asyncio.CancelledError(),
+        }
         with self.clock():
             call.end(None if how == "closed" else endings.get(how, how))
 
@@ -187,23 +191,23 @@ class BreakerInUse(RuleBasedStateMachine):
         if expected is not None:
             self.model.record(expected, failing, 0.0, self.now)
 
-    @rule(by_hand=st.sampled_from(["close", "isolate"]))
-    def move(self, by_hand: str) -> None:
-        if by_hand == "close":
+    @rule(change=st.sampled_from(["close", "isolate"]))
+    def move(self, change: str) -> None:
+        if change == "close":
             self.model.close()
         elif self.model.state is not ISOLATED:
             self.model.move(ISOLATED)
         with self.clock():
-            getattr(self.breaker, by_hand)()
+            getattr(self.breaker, change)()
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def policy_and_model_agree(self) -> None:
         if not hasattr(self, "breaker"):
             return
         model = self.model
         assert self.breaker.state is model.state
-        assert [(event.old, event.new) for event in self.told] == model.moves
-        assert all(isinstance(event, events.CircuitChanged) for event in self.told)
+        assert [(event.old, event.new) for event in self.changes] == model.moves
+        assert all(isinstance(event, events.CircuitChanged) for event in self.changes)
         with self.clock():
             stats = self.breaker.stats()
         assert (stats.opened, stats.rejected) == ([new for _, new in model.moves].count(OPEN), self.refused)
@@ -216,15 +220,15 @@ class BreakerInUse(RuleBasedStateMachine):
             call.end(None)
 
 
-TestBreakerInUse = BreakerInUse.TestCase
-TestBreakerInUse.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestBreakerAgainstModel = BreakerAgainstModel.TestCase
+TestBreakerAgainstModel.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 
 
-# --- a bulkhead ------------------------------------------------------------------------------
+# --- the bulkhead ----------------------------------------------------------------------------
 
 
-class BulkheadInUse(TasksInVirtualTime):
-    """Tasks of one loop that hold permits and wait for them, in virtual time; everybody is served in order."""
+class BulkheadAgainstModel(TasksInVirtualTime):
+    """Tasks of one event loop that hold permits and wait for them in order, in virtual time."""
 
     @initialize(limit=st.integers(1, 3), queue=st.integers(0, 4), max_wait=st.none() | st.just(5.0))
     def build(self, limit: int, queue: int, max_wait: float | None) -> None:
@@ -233,16 +237,16 @@ class BulkheadInUse(TasksInVirtualTime):
         self.bulkhead = Bulkhead(limit, queue=queue, max_wait=max_wait)
         self.entered: list[int] = []
         self.endings: dict[int, asyncio.Future[None]] = {}
-        # By hand:
+        # The model:
         self.limit, self.queue, self.max_wait = limit, queue, max_wait
         self.inside: list[int] = []
-        self.waiting: deque[tuple[int, float, type[Exception]]] = deque()  # who, until when, and then what
+        self.waiting: deque[tuple[int, float, type[Exception]]] = deque()  # the name, the end of the wait, its error
         self.served: list[int] = []
-        self.results: dict[int, type | None] = {}  # what each came out with, None for its result
+        self.results: dict[int, type | None] = {}  # the type of each call's error, None for a result
         self.rejected = 0
 
     def settle(self) -> None:
-        """Let the tasks come as far as they can without any time passing."""
+        """Run all tasks until they wait, without advancing the time."""
         self.turn()
         while self.waiting and len(self.inside) < self.limit:
             self.serve(self.waiting.popleft()[0])
@@ -298,8 +302,8 @@ class BulkheadInUse(TasksInVirtualTime):
 
     @precondition(lambda self: self.inside and self.waiting)
     @rule(data=st.data())
-    def cancel_in_the_moment_of_the_grant(self, data: st.DataObject) -> None:
-        """A permit comes back, and before its new holder knows, it is cancelled: the permit goes on to the next."""
+    def cancel_after_the_grant(self, data: st.DataObject) -> None:
+        """Cancel a task that was granted a permit and has not run since: the permit is passed on to the next."""
         leaving, (granted, _, _) = self.inside[0], self.waiting[0]
         self.endings[leaving].set_result(None)
         self.loop.call_soon(self.tasks[granted].cancel)
@@ -331,10 +335,10 @@ class BulkheadInUse(TasksInVirtualTime):
         self.waiting = deque(it for it in self.waiting if it[0] != name)
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def policy_and_model_agree(self) -> None:
         if not self.is_open:
             return
-        assert self.entered == self.served  # who, and in what order
+        assert self.entered == self.served  # the same calls in the same order
         stats = self.bulkhead.stats()
         assert (stats.limit, stats.in_flight, stats.queued) == (self.limit, len(self.inside), len(self.waiting))
         assert stats.rejected == self.rejected
@@ -348,5 +352,5 @@ class BulkheadInUse(TasksInVirtualTime):
         assert not self.is_open or self.bulkhead.stats().in_flight == 0
 
 
-TestBulkheadInUse = BulkheadInUse.TestCase
-TestBulkheadInUse.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestBulkheadAgainstModel = BulkheadAgainstModel.TestCase
+TestBulkheadAgainstModel.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)

@@ -1,4 +1,4 @@
-"""Retry: attempts, what is tried again, and what comes out when they are used up."""
+"""Retry: attempts, what is retried, notes, and the outcome after the last attempt."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from tests.policies.retries import Other, Response, bad, notes_of, run
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
-async def test_attempts_count_calls_the_first_one_included(world: World, clock: FakeClock, attempts: int) -> None:
-    """There is a wait between two attempts, and none after the last one."""
+async def test_attempts_is_the_number_of_calls_including_the_first(
+    world: World, clock: FakeClock, attempts: int
+) -> None:
+    """A wait separates two attempts; none follows the last."""
     script = Script(Boom())
     assert isinstance(await run(world, Retry(attempts, on=Boom, backoff=[1.0]), script), Boom)
     assert script.calls == attempts
     assert clock.sleeps == [1.0] * (attempts - 1)
 
 
-async def test_no_number_of_attempts_means_as_many_as_time_allows(world: World, clock: FakeClock) -> None:
-    """`attempts=None` goes on until the call succeeds, or the next wait does not fit."""
+async def test_attempts_none_has_no_limit(world: World, clock: FakeClock) -> None:
+    """Attempts end when the call succeeds, or the next wait does not fit in the time left."""
     script = Script(*[Boom()] * 60, "fine")
     assert await run(world, Retry(None, on=Boom, backoff=[1.0]), script) == "fine"
     assert script.calls == 61
 
 
 async def test_each_attempt_knows_its_number(world: World, clock: FakeClock) -> None:
-    """`ctx.attempt` is 1 for the first; the context itself is a new one each time."""
+    """`ctx.attempt` begins at 1; each attempt has a new context."""
     script = Script(Boom())
     await run(world, Retry(on=Boom, backoff=[0]), script)
     assert [ctx.attempt for ctx in script.contexts] == [1, 2, 3]
     assert len({id(ctx) for ctx in script.contexts}) == 3
 
 
-# --- what is tried again -----------------------------------------------------------------------
+# --- what is retried ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on", [Other, (Other, KeyError), lambda error: False], ids=["type", "tuple", "predicate"])
-async def test_what_on_does_not_name_comes_out_at_once(world: World, clock: FakeClock, on: Any) -> None:
-    """Unchanged, without a note, without a wait."""
-    error = Boom("not mine")
+async def test_an_error_that_is_not_in_on_is_raised_at_once(world: World, clock: FakeClock, on: Any) -> None:
+    """It is unchanged and has no note."""
+    error = Boom("not handled")
     script = Script(error)
     assert await run(world, Retry(on=on, backoff=[1]), script) is error
     assert script.calls == 1
@@ -54,34 +56,34 @@ async def test_what_on_does_not_name_comes_out_at_once(world: World, clock: Fake
     assert notes_of(error) == []
 
 
-async def test_an_error_of_another_kind_ends_the_retries(world: World, clock: FakeClock) -> None:
-    """Each failure is looked at for itself."""
+async def test_an_unhandled_error_ends_the_retries(world: World, clock: FakeClock) -> None:
+    """Each failure is matched separately."""
     error = Other()
     script = Script(Boom(), error)
     assert await run(world, Retry(5, on=Boom, backoff=[0]), script) is error
     assert script.calls == 2
 
 
-# --- results that are not good enough ----------------------------------------------------------
+# --- bad results -------------------------------------------------------------------------------
 
 
-async def test_a_result_may_be_tried_again(world: World, clock: FakeClock) -> None:
-    """`on_result` is a predicate over the value; exceptions go by `on` as ever."""
+async def test_a_result_can_be_retried(world: World, clock: FakeClock) -> None:
+    """`on_result` is a predicate over results; `on` still holds for exceptions."""
     script = Script(503, Boom(), 503, 200)
     assert await run(world, Retry(5, on=Boom, on_result=lambda status: status >= 500, backoff=[1]), script) == 200
     assert clock.sleeps == [1, 1, 1]
 
 
-async def test_results_are_good_unless_told_otherwise(world: World, clock: FakeClock) -> None:
-    """None, False and empty things are results like any other."""
+async def test_all_results_are_good_without_on_result(world: World, clock: FakeClock) -> None:
+    """So are None, False and empty values."""
     for value in (None, False, 0, "", []):
         script = Script(value)
         assert await run(world, Retry(on=Exception), script) is value
         assert script.calls == 1
 
 
-async def test_a_result_is_never_asked_for_its_truth(world: World, clock: FakeClock) -> None:
-    """Responses and SQL expressions refuse it, be they good, bad or last."""
+async def test_the_truth_value_of_a_result_is_never_used(world: World, clock: FakeClock) -> None:
+    """Responses and SQL expressions may refuse it."""
     responses = [Response(), Response(), Response(200)]
     assert await run(world, Retry(on_result=bad, backoff=[0]), Script(*responses)) is responses[2]
     responses = [Response(), Response(), Response()]
@@ -90,7 +92,7 @@ async def test_a_result_is_never_asked_for_its_truth(world: World, clock: FakeCl
     assert exhausted.last.value is responses[0]
 
 
-class ShyError(Exception):
+class ErrorWithoutTruth(Exception):
     """An exception that refuses truth and comparison."""
 
     def __bool__(self) -> bool:
@@ -102,15 +104,14 @@ class ShyError(Exception):
     __hash__ = Exception.__hash__
 
 
-async def test_an_error_is_never_asked_for_its_truth_either(world: World, clock: FakeClock) -> None:
-    """Nor is the response that it carries."""
-    error = ShyError()
+async def test_the_truth_value_of_an_error_is_never_used(world: World, clock: FakeClock) -> None:
+    """Nor is that of the response that it carries."""
+    error = ErrorWithoutTruth()
     error.response = Response()  # type: ignore[attr-defined]
-    assert await run(world, Retry(on=ShyError, backoff=[0]), Script(error)) is error
+    assert await run(world, Retry(on=ErrorWithoutTruth, backoff=[0]), Script(error)) is error
 
 
-async def test_a_predicate_may_answer_with_anything_that_has_a_truth(world: World, clock: FakeClock) -> None:
-    """As predicates everywhere in Python."""
+async def test_a_predicate_may_return_any_value_with_a_truth_value(world: World, clock: FakeClock) -> None:
     script = Script([1], [])
     assert await run(world, Retry(on_result=lambda value: value, backoff=[0]), script) == []
     assert script.calls == 2
@@ -119,11 +120,11 @@ async def test_a_predicate_may_answer_with_anything_that_has_a_truth(world: Worl
 # --- notes -------------------------------------------------------------------------------------
 
 
-async def test_one_note_says_how_many_attempts_in_what_time_and_what_failed(world: World, clock: FakeClock) -> None:
-    """On the exception that comes out, and on no other."""
+async def test_the_note_contains_the_attempts_the_time_and_the_failures(world: World, clock: FakeClock) -> None:
+    """Only the exception that is raised has it."""
     errors = [Boom("first"), ConnectionError("second"), Boom("third")]
     result = await run(world, Retry(on=(Boom, ConnectionError), backoff=[2, 5]), Script(*errors))
-    assert result is errors[2], "and neither the first, nor a copy"
+    assert result is errors[2], "not the first one, nor a copy"
     [note] = notes_of(result)
     assert "3 attempts" in note
     assert "7 s" in note
@@ -131,28 +132,28 @@ async def test_one_note_says_how_many_attempts_in_what_time_and_what_failed(worl
     assert notes_of(errors[0]) == notes_of(errors[1]) == []
 
 
-async def test_a_result_that_failed_is_told_in_the_note(world: World, clock: FakeClock) -> None:
-    """By its type: its text may be long, or secret."""
+async def test_the_note_names_a_bad_result_by_its_type(world: World, clock: FakeClock) -> None:
+    """Its text may be long, or secret."""
     result = await run(world, Retry(2, on=Boom, on_result=bool, backoff=[0]), Script(["password"], Boom()))
     [note] = notes_of(result)
     assert "list" in note
     assert "password" not in note
 
 
-async def test_an_earlier_note_of_ours_is_replaced(world: World, clock: FakeClock) -> None:
-    """The same object may be raised again and again; notes of others stay, in their order."""
+async def test_an_earlier_note_of_a_retry_is_replaced(world: World, clock: FakeClock) -> None:
+    """The same object may be raised again. Other notes stay in their order."""
     error = Boom("again")
-    error.add_note("mine")
+    error.add_note("first")
     await run(world, Retry(2, on=Boom, backoff=[0]), Script(error))
-    error.add_note("mine too")
+    error.add_note("second")
     await run(world, Retry(4, on=Boom, backoff=[0]), Script(error))
     *others, ours = notes_of(error)
-    assert others == ["mine", "mine too"]
+    assert others == ["first", "second"]
     assert "4 attempts" in ours
 
 
-async def test_the_note_is_bounded_however_long_one_tries(world: World, clock: FakeClock) -> None:
-    """The first few and the last few failures, and not the whole of a long message."""
+async def test_the_length_of_the_note_is_bounded(world: World, clock: FakeClock) -> None:
+    """It contains the first and the last failures, and shortens long messages."""
     script = Script(*[Boom(f"<{n}>" + "x" * 10_000) for n in range(300)])
     result = await run(world, Retry(300, on=Boom, backoff=[0]), script)
     [note] = notes_of(result)
@@ -163,15 +164,14 @@ async def test_the_note_is_bounded_however_long_one_tries(world: World, clock: F
     assert len(note) < 3000
 
 
-async def test_no_note_where_the_call_succeeds_in_the_end(world: World, clock: FakeClock) -> None:
-    """An exception that nobody gets needs none."""
+async def test_no_note_is_added_if_the_call_succeeds_in_the_end(world: World, clock: FakeClock) -> None:
     error = Boom()
     await run(world, Retry(on=Boom, backoff=[0]), Script(error, "fine"))
     assert notes_of(error) == []
 
 
 class Frozen(Exception):
-    """An exception that takes no attributes, as frozen dataclasses do."""
+    """An exception that refuses attributes, like a frozen dataclass."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"cannot assign to field {name!r}")
@@ -180,24 +180,24 @@ class Frozen(Exception):
         raise AttributeError("cannot assign to field '__notes__'")
 
 
-class Wordless(Exception):
-    """An exception without a text of its own."""
+class WithoutText(Exception):
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-class Scribbled(Exception):
-    """An exception with notes that are none."""
+class WrongNotes(Exception):
+    """An exception whose `__notes__` is not a list."""
 
     __notes__ = "not a list"  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Frozen, Wordless, Scribbled])
-async def test_an_exception_that_cannot_be_noted_comes_out_all_the_same(
+@pytest.mark.parametrize("kind", [Frozen, WithoutText, WrongNotes])
+async def test_an_exception_that_cannot_have_a_note_is_raised_unchanged(
     world: World, clock: FakeClock, kind: type[Exception]
 ) -> None:
-    """The original error is never masked by what we have to say about it."""
+    """The note never masks the original error."""
     error = kind()
     assert await run(world, Retry(on=kind, backoff=[0]), Script(error)) is error
 
@@ -206,7 +206,7 @@ async def test_an_exception_that_cannot_be_noted_comes_out_all_the_same(
 
 
 async def test_wrap_raises_retries_exhausted(world: World, clock: FakeClock) -> None:
-    """With the number of attempts, the last outcome, the name, and the last error as its cause."""
+    """It carries the number of attempts, the last outcome and the name, and the last error as its cause."""
     errors = [Boom("first"), Boom("second")]
     result = await run(world, Retry(2, on=Boom, backoff=[0], wrap=True, name="reader"), Script(*errors))
     assert type(result) is RetriesExhausted
@@ -217,16 +217,16 @@ async def test_wrap_raises_retries_exhausted(world: World, clock: FakeClock) -> 
     assert "2 attempts" in str(result)
 
 
-async def test_wrap_raises_for_a_last_result_as_well(world: World, clock: FakeClock) -> None:
-    """Without `wrap` it would have been returned."""
+async def test_wrap_raises_retries_exhausted_for_a_bad_last_result(world: World, clock: FakeClock) -> None:
+    """Without `wrap` the result is returned."""
     result = await run(world, Retry(2, on_result=bool, backoff=[0], wrap=True), Script(1, 2))
     assert type(result) is RetriesExhausted
     assert result.last == Success(2)
     assert result.attempts == 2
 
 
-async def test_wrap_holds_when_the_deadline_ended_it(world: World, clock: FakeClock) -> None:
-    """And when `max_elapsed` did."""
+async def test_wrap_raises_retries_exhausted_at_the_deadline(world: World, clock: FakeClock) -> None:
+    """So it does at the end of `max_elapsed`."""
     result = await run(world, Retry(9, on=Boom, backoff=[3], wrap=True), Script(Boom()), Context(timeout=5))
     assert type(result) is RetriesExhausted
     assert result.attempts == 2
@@ -235,24 +235,23 @@ async def test_wrap_holds_when_the_deadline_ended_it(world: World, clock: FakeCl
     assert result.attempts == 2
 
 
-async def test_wrap_leaves_errors_alone_that_are_not_tried_again(world: World, clock: FakeClock) -> None:
-    """Nothing was exhausted."""
+async def test_wrap_raises_an_unhandled_error_unchanged(world: World, clock: FakeClock) -> None:
     error = Other()
     assert await run(world, Retry(on=Boom, wrap=True), Script(error)) is error
 
 
-async def test_notes_that_are_no_text_are_left_where_they_are(world: World, clock: FakeClock) -> None:
-    """Somebody may have put anything there; ours is added all the same, and once."""
+async def test_notes_that_are_no_text_are_kept(world: World, clock: FakeClock) -> None:
+    """The note of the retry is added after them, once."""
     error = Boom("no")
-    error.__notes__ = [42, "theirs"]  # type: ignore[list-item]
+    error.__notes__ = [42, "another"]  # type: ignore[list-item]
     for _ in range(2):
         assert await run(world, Retry(2, on=Boom, backoff=[1]), Script(error)) is error
-        assert notes_of(error)[:2] == [42, "theirs"]
+        assert notes_of(error)[:2] == [42, "another"]
         assert [str(note).partition(":")[0] for note in notes_of(error)[2:]] == ["resilience"]
 
 
-async def test_every_refusal_is_told_though_it_is_always_the_same_error(world: World, clock: FakeClock) -> None:
-    """Attempts that never come to the function fail all the same; `ctx.failures` tells of each of them."""
+async def test_failures_contains_each_failure_although_they_are_the_same_object(world: World, clock: FakeClock) -> None:
+    """Here an inner policy fails before the function is called."""
 
     class Refusing(Policy[Any]):
         error = Boom("closed")
@@ -270,33 +269,33 @@ async def test_every_refusal_is_told_though_it_is_always_the_same_error(world: W
 # --- state is per execution --------------------------------------------------------------------
 
 
-def test_executions_at_the_same_time_have_nothing_in_common(clock: FakeClock) -> None:
-    """Threads: attempts and delays of each are as if it were alone."""
+def test_concurrent_executions_share_no_state(clock: FakeClock) -> None:
+    """Each execution has its own attempts and delays."""
     policy = Retry(4, on=Boom, backoff=lambda: iter([1.0, 2.0, 3.0]))
-    together = threading.Barrier(8)
-    asked: list[list[float]] = []
+    all_threads = threading.Barrier(8)
+    delays: list[list[float]] = []
 
     def call(_: int) -> list[int]:
-        mine: list[float] = []
+        own_delays: list[float] = []
         numbers: list[int] = []
 
         def fn(ctx: Context) -> None:
-            together.wait(5)
+            all_threads.wait(5)
             numbers.append(ctx.attempt)
             raise Boom
 
-        heard = Policy.wrap(policy, listeners=[lambda event: mine.append(getattr(event, "delay", 0))])
-        heard.capture(fn)
-        asked.append([delay for delay in mine if delay])
+        pipeline = Policy.wrap(policy, listeners=[lambda event: own_delays.append(getattr(event, "delay", 0))])
+        pipeline.capture(fn)
+        delays.append([delay for delay in own_delays if delay])
         return numbers
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(call, range(8))) == [[1, 2, 3, 4]] * 8
-    assert asked == [[1.0, 2.0, 3.0]] * 8
+    assert delays == [[1.0, 2.0, 3.0]] * 8
 
 
-async def test_a_retry_may_be_used_inside_itself(world: World, clock: FakeClock) -> None:
-    """Re-entrance: the inner execution counts for itself."""
+async def test_a_retry_can_be_nested_in_itself(world: World, clock: FakeClock) -> None:
+    """The inner execution counts its own attempts."""
     retry = Retry(2, on=Boom, backoff=lambda: iter([1.0, 9.0]))
     inner = Script(Boom())
 
@@ -308,8 +307,8 @@ async def test_a_retry_may_be_used_inside_itself(world: World, clock: FakeClock)
     assert clock.sleeps == [1.0] * 3
 
 
-async def test_only_the_last_error_is_kept_while_the_next_attempt_runs(world: World, clock: FakeClock) -> None:
-    """A refusal would have it as its context. Attempts that go on for hours do not pile up the others' frames."""
+async def test_only_the_last_error_is_kept_during_the_next_attempt(world: World, clock: FakeClock) -> None:
+    """It would be the context of a refusal. The frames of earlier errors are released."""
     alive: list[weakref.ref[Boom]] = []
     counts: list[int] = []
 

@@ -31,15 +31,15 @@ async def session(
     """
     middleware = resilience_middleware(policy, rules=rules or Rules(), read_body=read_body)
     options.setdefault("connector", aiohttp.TCPConnector(limit=1))
-    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(middlewares=(middleware, *inside), **options) as it:
-        yield it
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(middlewares=(middleware, *inside), **options) as client:
+        yield client
 
 
-def note(error: BaseException) -> str:
+def notes_of(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
-async def attempt(request: Any) -> Any:
+async def outcome_of(request: Any) -> Any:
     """Return the response, after reading it, or the exception as a value."""
     try:
         async with request as response:

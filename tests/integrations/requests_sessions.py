@@ -19,11 +19,11 @@ QUICK = Retry(3, backoff=[0])
 Make = Callable[..., requests.Session]
 
 
-def note(error: BaseException) -> str:
+def notes_of(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
-def attempt(fn: Callable[[], requests.Response]) -> Any:
+def outcome_of(fn: Callable[[], requests.Response]) -> Any:
     """Return the response, or the exception as a value."""
     try:
         return fn()

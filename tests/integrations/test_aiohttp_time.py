@@ -1,4 +1,4 @@
-"""How the time that is left ends a request of aiohttp."""
+"""How a deadline ends a request of aiohttp."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from resilience import Context, DeadlineExceeded, Timeout, current_context, dead
 from resilience.clock import clock as process_clock
 from resilience.integrations.http import NotRepeatable
 from resilience.integrations.http.exchange import Exchange
-from tests.integrations.aiohttp_sessions import QUICK, attempt, note, session
+from tests.integrations.aiohttp_sessions import QUICK, notes_of, outcome_of, session
 from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
 @pytest.mark.parametrize("timeout", [None, aiohttp.ClientTimeout(total=0), aiohttp.ClientTimeout(60)])
 async def test_a_deadline_ends_the_request(server: FlakyServer, timeout: Any) -> None:
-    """A deadline that by itself cuts nothing off does so here, whatever timeout aiohttp has."""
-    async with session(timeout=timeout or aiohttp.ClientTimeout()) as one:
+    """Also under policies that do not enforce a deadline, and with any timeout of aiohttp."""
+    async with session(timeout=timeout or aiohttp.ClientTimeout()) as client:
         began = time.monotonic()
         with deadline(0.1):
-            outcome = await attempt(one.get(server.script("/", Answer(hold=threading.Event()), 200)))
+            outcome = await outcome_of(client.get(server.script("/", Answer(hold=threading.Event()), 200)))
         assert type(outcome) is DeadlineExceeded
         assert 0.1 <= time.monotonic() - began < PATIENCE / 2
-        assert (await attempt(one.get(server.script("/", 200)))).status == 200
+        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200
 
 
 @pytest.fixture
-def time_flies(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
+def clock_jumps(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
     """A middleware in which the headers of the response take `PATIENCE` seconds, but for a tenth of one."""
 
     async def middleware(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
@@ -46,37 +46,37 @@ def time_flies(monkeypatch: pytest.MonkeyPatch) -> aiohttp.ClientMiddlewareType:
     return middleware
 
 
-async def test_a_body_that_nobody_reads_is_late_when_somebody_does(server: FlakyServer, time_flies: Any) -> None:
-    """The time goes on whether or not somebody waits, and the error says whose it was."""
+async def test_a_body_that_is_read_after_its_deadline_raises(server: FlakyServer, clock_jumps: Any) -> None:
+    """The error is that of the policy's deadline; the connection was closed in the meantime."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    async with session(QUICK, time_flies) as one:
+    async with session(QUICK, clock_jumps) as client:
         with deadline(PATIENCE):
-            response = await one.get(url)
+            response = await client.get(url)
         await asyncio.sleep(0.2)
-        assert (await attempt(one.get(server.script("/", 200)))).status == 200  # its connection is free
+        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200  # its connection is free
         with pytest.raises(DeadlineExceeded):
             await response.read()
 
 
-async def test_a_body_that_was_read_is_not_late(server: FlakyServer, time_flies: Any) -> None:
-    """The end of its time means nothing to it, nor to the connection that it came over."""
+async def test_a_body_that_was_read_stays_available_after_the_deadline(server: FlakyServer, clock_jumps: Any) -> None:
+    """Its connection is reused."""
     rest = threading.Event()
-    async with session(Timeout(PATIENCE), time_flies) as one:
-        response = await one.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
+    async with session(Timeout(PATIENCE), clock_jumps) as client:
+        response = await client.get(server.script("/", Answer(body=[b"a", b"b"], drip=rest, chunked=True)))
         rest.set()
         assert await response.read() == b"ab"
         await asyncio.sleep(0.2)
         assert await response.read() == b"ab"
-        assert await (await one.get(server.script("/", 200))).read() == b"ok"
+        assert await (await client.get(server.script("/", 200))).read() == b"ok"
     assert server.connections == 1
 
 
-async def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None:
-    """Neither the rest of the time that its body had keeps it, nor the connection, which keeps the exchange."""
+async def test_a_closed_response_is_freed(server: FlakyServer) -> None:
+    """It is kept neither until the deadline of its body, nor by the connection, which keeps the exchange."""
     contexts: list[Context] = []
     sent: list[weakref.ref[Any]] = []
 
-    async def keep(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
         contexts.append(current_context())
         sent.append(weakref.ref(request))
         response = await handler(request)
@@ -84,10 +84,10 @@ async def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None
         return response
 
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    async with session(Timeout(PATIENCE), keep) as one:
-        upload = io.BufferedReader(io.BytesIO(b"much"))  # type: ignore[arg-type]
+    async with session(Timeout(PATIENCE), record_context) as client:
+        upload = io.BufferedReader(io.BytesIO(b"content"))  # type: ignore[arg-type]
         sent.append(weakref.ref(upload))
-        async with one.put(url, data=upload) as response:
+        async with client.put(url, data=upload) as response:
             assert sent[-1]() is response
         del response, upload
         while any(it() is not None for it in sent):  # aiohttp closes a file in a thread
@@ -98,16 +98,16 @@ async def test_a_response_that_was_closed_is_let_go(server: FlakyServer) -> None
     assert isinstance(ctx.called.function, Exchange)
 
 
-async def test_an_exchange_that_is_over_sends_no_more(server: FlakyServer) -> None:
-    """It is still there, in each context of its execution, but it has nothing left to send."""
+async def test_an_exchange_that_has_ended_sends_nothing_more(server: FlakyServer) -> None:
+    """It still exists, in each context of its execution."""
     contexts: list[Context] = []
 
-    async def keep(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+    async def record_context(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
         contexts.append(current_context())
         return await handler(request)
 
-    async with session(QUICK, keep) as one:
-        async with one.get(server.script("/", 200)):
+    async with session(QUICK, record_context) as client:
+        async with client.get(server.script("/", 200)):
             called = contexts[0].called
         assert called is not None
         with pytest.raises(NotRepeatable, match="its caller has left"):
@@ -115,37 +115,37 @@ async def test_an_exchange_that_is_over_sends_no_more(server: FlakyServer) -> No
     assert len(server.requests) == 1
 
 
-async def test_a_body_that_broke_off_is_broken(server: FlakyServer, time_flies: Any) -> None:
-    """That its time is over too, by the time somebody reads it, does not hide why."""
+async def test_a_body_that_broke_off_raises_that_error_after_its_deadline(
+    server: FlakyServer, clock_jumps: Any
+) -> None:
     url = server.script("/", Answer(body=[b"first", b"rest"], fault="cut"))
-    async with session(Timeout(PATIENCE), time_flies) as one:
-        response = await one.get(url)
+    async with session(Timeout(PATIENCE), clock_jumps) as client:
+        response = await client.get(url)
         await asyncio.sleep(0.2)
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 
 
-async def test_aiohttps_own_timeouts_are_failures_like_others(server: FlakyServer) -> None:
-    """A read timeout ends an attempt; the total one ends everything, and is not retried."""
-    async with session() as one:
+async def test_aiohttps_timeouts_of_one_wait_are_retried_and_the_total_is_not(server: FlakyServer) -> None:
+    async with session() as client:
         url = server.script("/", Answer(hold=threading.Event()))
-        outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))
+        outcome = await outcome_of(client.get(url, timeout=aiohttp.ClientTimeout(sock_read=0.1)))
         assert isinstance(outcome, aiohttp.SocketTimeoutError)
-        assert "3 attempts" in note(outcome)
-        outcome = await attempt(one.get(url, timeout=aiohttp.ClientTimeout(0.5)))
+        assert "3 attempts" in notes_of(outcome)
+        outcome = await outcome_of(client.get(url, timeout=aiohttp.ClientTimeout(0.5)))
         assert type(outcome) is TimeoutError
-        assert "1 attempt in" in note(outcome)
-        assert "the request is not sent again: the total timeout of its session is over" in note(outcome)
+        assert "1 attempt in" in notes_of(outcome)
+        assert "the request is not sent again: the total timeout of its session is over" in notes_of(outcome)
 
 
-async def test_a_cancellation_is_a_cancellation(server: FlakyServer) -> None:
-    """A request that is cancelled is not retried, and its connection is free again."""
-    async with session() as one:
-        task = asyncio.create_task(attempt(one.get(server.script("/", Answer(hold=threading.Event()), 200))))
+async def test_a_cancelled_request_is_not_retried(server: FlakyServer) -> None:
+    """Its connection is free again."""
+    async with session() as client:
+        task = asyncio.create_task(outcome_of(client.get(server.script("/", Answer(hold=threading.Event()), 200))))
         while not server.requests:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(server.requests) == 1
-        assert (await attempt(one.get(server.script("/", 200)))).status == 200
+        assert (await outcome_of(client.get(server.script("/", 200)))).status == 200

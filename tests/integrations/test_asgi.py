@@ -24,7 +24,7 @@ from tests.integrations.services import asgi_service, exchange
 EXPECTED = "x-envoy-expected-rq-timeout-ms"
 
 
-async def asked(app: Any, headers: dict[str, str] | None = None, kind: str = "http") -> list[dict[str, Any]]:
+async def request(app: Any, headers: dict[str, str] | None = None, kind: str = "http") -> list[dict[str, Any]]:
     """Send one request without a server; return the messages of the response."""
     sent: list[dict[str, Any]] = []
 
@@ -41,7 +41,7 @@ async def asked(app: Any, headers: dict[str, str] | None = None, kind: str = "ht
 
 
 class App:
-    """An application that notes the context that it is entered with, and then takes the steps it is given."""
+    """An application that records the context that it is called with, and then takes its steps."""
 
     def __init__(self, *steps: Callable[..., Any]) -> None:
         self.steps = steps
@@ -69,57 +69,56 @@ async def overrun(send: Any) -> None:
     raise DeadlineExceeded("the deadline of the execution has passed")
 
 
-class TestTooLate:
-    def test_a_call_in_the_app_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:
-        """There is no second status; the server has to break the connection off."""
+class TestAfterTheDeadline:
+    def test_the_app_raises_after_the_response_has_begun(self, tasks_world: Any) -> None:
+        """The status is sent, so that the server has to break the connection off."""
         with pytest.raises(DeadlineExceeded):
-            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"}))
+            tasks_world.run(lambda: request(DeadlineMiddleware(App(start, overrun)), {EXPECTED: "5000"}))
 
 
 class TestCutOff:
     def test_cancels_the_app_and_answers_504(self, tasks_world: Any) -> None:
-        """With `cut_off` the app ends at the deadline, whatever it awaits."""
-        sent = tasks_world.run(lambda: asked(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"}))
+        """The app ends at the deadline, whatever it awaits."""
+        sent = tasks_world.run(lambda: request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20"}))
         assert sent[0]["status"] == 504
 
-    def test_begins_no_response_where_the_app_was_shielded(self, tasks_world: Any) -> None:
-        """A server that was cancelled in the middle of its first message would have to break off the connection."""
+    def test_answers_504_if_the_app_was_shielded_and_begins_to_answer_late(self, tasks_world: Any) -> None:
+        """Cancelling the server in the middle of its first message would break off the connection."""
 
         async def shielded(send: Any) -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(0.1)
 
         app = DeadlineMiddleware(App(shielded, start, body), cut_off=True)
-        sent = tasks_world.run(lambda: asked(app, {EXPECTED: "20"}))
+        sent = tasks_world.run(lambda: request(app, {EXPECTED: "20"}))
         assert sent[0]["status"] == 504
 
-    def test_raises_once_the_response_has_begun(self, tasks_world: Any) -> None:
-        """Half of a response must not look like a whole one."""
+    def test_raises_after_the_response_has_begun(self, tasks_world: Any) -> None:
+        """An incomplete response must not look complete."""
         with pytest.raises(DeadlineExceeded, match="cut off") as caught:
-            tasks_world.run(lambda: asked(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"}))
+            tasks_world.run(lambda: request(DeadlineMiddleware(App(start, hang), cut_off=True), {EXPECTED: "300"}))
         assert 0 < caught.value.timeout <= 0.3
 
     def test_changes_nothing_for_a_request_in_time(self, tasks_world: Any) -> None:
-        """A request that ends before its deadline, or has none, is what it was."""
+        """With a deadline or without."""
         app = DeadlineMiddleware(App(start, body), cut_off=True)
-        assert tasks_world.run(lambda: asked(app, {EXPECTED: "20000"}))[0]["status"] == 200
-        assert tasks_world.run(lambda: asked(app))[0]["status"] == 200
+        assert tasks_world.run(lambda: request(app, {EXPECTED: "20000"}))[0]["status"] == 200
+        assert tasks_world.run(lambda: request(app))[0]["status"] == 200
 
-    def test_leaves_a_cancellation_of_the_server_alone(self, tasks_world: Any) -> None:
-        """A server that cancels the request gets its cancellation, not a 504."""
+    def test_a_cancellation_by_the_server_is_no_504(self, tasks_world: Any) -> None:
 
         async def main() -> bool:
             with anyio.CancelScope() as scope:
                 scope.cancel()
-                await asked(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
+                await request(DeadlineMiddleware(App(hang), cut_off=True), {EXPECTED: "20000"})
             return scope.cancelled_caught
 
         assert tasks_world.run(main)
 
 
-class TestHygiene:
-    def test_the_servers_functions_run_outside_of_the_budget(self, tasks_world: Any) -> None:
-        """What a server begins inside `receive` and `send` inherits nothing from the request."""
+class TestTheServersFunctions:
+    def test_run_without_the_deadline_of_the_request(self, tasks_world: Any) -> None:
+        """What a server begins inside of `receive` and `send` inherits nothing from the request."""
         seen: list[float] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -140,10 +139,10 @@ class TestHygiene:
 
 
 class TestInStarlette:
-    """Under uvicorn, as a user has it."""
+    """Under uvicorn."""
 
     def test_streams_and_background_tasks_have_the_deadline(self) -> None:
-        """The budget lasts for as long as the app runs for the request."""
+        """It holds for as long as the app runs for the request."""
         seen: dict[str, float] = {}
         done = threading.Event()
 
@@ -167,7 +166,7 @@ class TestInStarlette:
         assert list(seen) == ["endpoint", "piece 0", "piece 1", "piece 2", "background"]
         assert all(30 < seconds <= 60 for seconds in seen.values())
 
-    def test_a_response_that_is_cut_off_does_not_look_whole(self) -> None:
+    def test_a_response_that_is_cut_off_does_not_look_complete(self) -> None:
         """The connection breaks before the last chunk."""
 
         async def pieces() -> Any:
@@ -182,7 +181,7 @@ class TestInStarlette:
             httpx.get(url, headers={EXPECTED: "300"})
 
     def test_pipelined_requests_do_not_inherit_from_one_another(self) -> None:
-        """uvicorn begins the second request inside the first one's last `send`."""
+        """uvicorn begins the second request inside of the first one's last `send`."""
         seen: list[float] = []
 
         async def endpoint(request: Request) -> PlainTextResponse:
@@ -198,7 +197,7 @@ class TestInStarlette:
         assert seen[1] == inf
 
     def test_requests_of_a_connection_do_not_inherit_from_a_large_body(self) -> None:
-        """uvicorn stops reading at a large body; the reader that it begins again outlives the request."""
+        """uvicorn stops reading at a large body; the reader that it starts again outlives the request."""
         seen: list[float] = []
 
         async def endpoint(request: Request) -> PlainTextResponse:

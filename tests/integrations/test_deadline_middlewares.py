@@ -1,4 +1,4 @@
-"""The deadline of a request: what holds in ASGI and in WSGI alike."""
+"""The deadline of a request: the common behaviour of ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class Service:
-    """An application in one of the two, without a server: it does its work, and answers "fine"."""
+    """An application in one of the two, without a server: it calls `work`, and answers "fine"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -108,25 +108,24 @@ def raising(error: Exception, *, late: bool = False) -> Callable[[], None]:
         ({"X-Ms": "300"}, {"headers": ["x-ms"]}, 0.3),
     ],
 )
-def test_the_app_has_the_time_that_the_request_and_the_settings_say(
+def test_the_deadline_of_the_app_follows_the_request_and_the_settings(
     service: Service, clock: FakeClock, headers: dict[str, str], settings: dict[str, Any], seconds: float
 ) -> None:
-    """Which headers are believed, how far, and what holds without one; for the app alone."""
+    """The headers that are read, the cap and the default; it is ambient in the app only."""
     answer = service.get(headers, **settings)
     assert (answer.status, answer.body) == (200, b"fine")
     assert service.contexts[0].remaining() == pytest.approx(seconds)
     assert current_context().deadline == inf
 
 
-def test_it_is_never_more_than_there_was(service: Service, clock: FakeClock) -> None:
-    """A deadline around the server stays where it is earlier."""
+def test_an_earlier_deadline_around_the_server_holds(service: Service, clock: FakeClock) -> None:
     with deadline(1.0) as outer:
         service.get({EXPECTED: "5000"})
     assert service.contexts[0].deadline == outer.deadline
 
 
 def test_a_request_that_is_too_late_is_answered_without_the_app(service: Service) -> None:
-    """504, and no work is begun for a caller who has gone."""
+    """504: no work begins for a caller who has left."""
     assert service.get({EXPECTED: "0"}) == (504, TOO_LATE, len(TOO_LATE))
     assert service.contexts == []
 
@@ -140,7 +139,7 @@ def test_a_request_that_is_too_late_is_answered_without_the_app(service: Service
     ],
 )
 def test_an_app_that_runs_out_of_time_is_a_504(service: Service, work: Callable[[], None]) -> None:
-    """A client in it was given what was left as its timeout, and raises an error of its own."""
+    """Also if a client in it, whose timeout was the time left, raises its own error."""
     assert service.get({EXPECTED: "30"}, work) == (504, TOO_LATE, len(TOO_LATE))
 
 
@@ -149,20 +148,19 @@ def test_an_app_that_runs_out_of_time_is_a_504(service: Service, work: Callable[
     [(KeyError("bug"), False), (KeyError("bug"), True), (TimeoutError("a database"), False)],
     ids=["bug", "bug-that-is-found-late", "timeout-in-time"],
 )
-def test_other_errors_are_the_apps(service: Service, error: Exception, late: bool) -> None:
-    """Being late explains no error that is not the network's."""
+def test_other_errors_of_the_app_are_raised(service: Service, error: Exception, late: bool) -> None:
+    """Also after the deadline, which explains only an error of the network."""
     with pytest.raises(type(error)):
         service.get({EXPECTED: "30" if late else "5000"}, raising(error, late=late))
 
 
-def test_an_app_that_does_not_check_the_deadline_goes_on(service: Service) -> None:
-    """A budget by itself cuts nothing off."""
+def test_an_app_that_does_not_check_the_deadline_is_not_cut_off(service: Service) -> None:
     assert service.get({EXPECTED: "10"}, lambda: time.sleep(0.03)).status == 200
 
 
 @pytest.mark.parametrize("what", ["app", "cap", "default", "headers", "cut_off"])
 def test_wrong_arguments_are_refused(service: Service, what: str) -> None:
-    """By name, where they are written."""
+    """The message names the parameter."""
     module: Any = wsgi if service.name == "wsgi" else asgi
     arguments: dict[str, Any] = {"app": print, what: "nonsense" if what != "headers" else [""]}
     with pytest.raises((TypeError, ValueError), match=what):

@@ -1,4 +1,4 @@
-"""Greenlets of gevent, where the library is imported after `patch_all()` and before it, and gunicorn's worker."""
+"""Greenlets of gevent, with an import of the library after `patch_all()` and before it, and gunicorn's worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 IN_ORDER = {
     "patched first": "from gevent import monkey; monkey.patch_all()\nimport resilience",
     "patched late": "import resilience\nfrom gevent import monkey; monkey.patch_all()",
-    "policies made before it was patched": "from resilience import *\nbulkhead = Bulkhead(2, queue=50)\n"
+    "policies created before the patch": "from resilience import *\nbulkhead = Bulkhead(2, queue=50)\n"
     "from gevent import monkey; monkey.patch_all()",
 }
 
@@ -106,7 +106,7 @@ print(json.dumps(seen))
 
 @pytest.mark.parametrize("order", IN_ORDER)
 def test_policies_work_in_greenlets(order: str) -> None:
-    """Queues, limits, waits and contexts are those of a greenlet, and no wait stops the other greenlets."""
+    """Queues, limits, waits and contexts are those of a greenlet, and no wait blocks the other greenlets."""
     program = IN_ORDER[order] + "\n" + PROGRAM
     done = subprocess.run(
         [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=40, check=False
@@ -150,7 +150,7 @@ def application(environ, start_response):
 
 @contextmanager
 def gunicorn(folder: Path, *arguments: str) -> Iterator[str]:
-    """One gevent worker, that listens on a free port."""
+    """Run one gevent worker that listens on a free port."""
     (folder / "application.py").write_text(APPLICATION, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -172,7 +172,7 @@ def gunicorn(folder: Path, *arguments: str) -> Iterator[str]:
         server.wait(20)
 
 
-@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preloaded, so imported before it is patched"])
+@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preloaded, and so imported before the patch"])
 def test_policies_work_under_gunicorns_gevent_worker(tmp_path: Path, preload: list[str]) -> None:
     """Twelve requests at once in one process and one thread: two in the bulkhead at a time, the others in its queue."""
 

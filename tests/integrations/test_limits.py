@@ -1,4 +1,4 @@
-"""What headers say about rate limits, and the limiters that obey it."""
+"""Rate limits in the headers of responses, and the limiters that obey them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str
         (openai_headers("tokens", 0, "1h2m3.5s"), (0, 3723.5)),
         (openai_headers("requests", 0, "1s") | openai_headers("tokens", 0, "6m0s"), (0, 360)),
         (openai_headers("tokens", 0, "6m0s") | {"x-ratelimit-remaining": "5", "x-ratelimit-reset": "9"}, (0, 360)),
-        # which mean nothing
+        # invalid
         ({}, None),
         ({"x-ratelimit-remaining": "0"}, None),
         ({"x-ratelimit-reset": "20"}, None),
@@ -111,8 +111,8 @@ def anthropic_headers(kind: str, remaining: object, reset: str) -> dict[str, str
     ],
     ids=str,
 )
-def test_headers_say_how_many_are_left_and_for_how_long(headers: dict[str, str], expected: Any) -> None:
-    """In any case."""
+def test_limits_are_read_from_headers(headers: dict[str, str], expected: Any) -> None:
+    """In upper and lower case."""
     assert learned(headers) == expected
     assert learned({name.upper(): value for name, value in headers.items()}) == expected
     assert learned(httpx.Headers(headers)) == expected
@@ -131,18 +131,18 @@ def test_headers_say_how_many_are_left_and_for_how_long(headers: dict[str, str],
         (lambda: anthropic_headers("output-tokens", 0, from_now(-30)), None),
     ],
 )
-def test_an_instant_is_made_seconds(make: Callable[[], dict[str, str]], expected: Any) -> None:
+def test_the_instant_of_a_reset_is_converted_to_seconds(make: Callable[[], dict[str, str]], expected: Any) -> None:
     said = learned(make())
     assert said == (expected if expected is None else pytest.approx(expected, abs=1.5))
 
 
 _NAMES = ["RateLimit", "RateLimit-Policy", *openai_headers("tokens", 0, ""), *anthropic_headers("requests", 0, "")]
 _NAMES += [f"{prefix}ratelimit-{it}" for prefix in ("", "x-") for it in ("limit", "remaining", "reset", "reset-after")]
-_WORDS = st.text(st.sampled_from('0123456789.-+:TZ";=,rtqwu msh\n\u0660\u00e9\x00'), max_size=40)
+_TEXTS = st.text(st.sampled_from('0123456789.-+:TZ";=,rtqwu msh\n\u0660\u00e9\x00'), max_size=40)
 
 
-@given(st.dictionaries(st.sampled_from(_NAMES), _WORDS))
-def test_whatever_stands_there_it_is_a_number_or_nothing(headers: dict[str, str]) -> None:
+@given(st.dictionaries(st.sampled_from(_NAMES), _TEXTS))
+def test_any_header_is_parsed_as_numbers_or_nothing(headers: dict[str, str]) -> None:
     said = learned(headers)
     if said is not None:
         RateLimiter(1).learn(*said)
@@ -150,7 +150,7 @@ def test_whatever_stands_there_it_is_a_number_or_nothing(headers: dict[str, str]
         assert said[1] > 0
 
 
-def test_a_header_that_is_made_to_take_time_takes_none() -> None:
+def test_a_hostile_header_is_parsed_in_linear_time() -> None:
     began = time.monotonic()
     for part in ('; ; "', ";a=b ", '"', "1h", "a;", "  "):
         for name in ("RateLimit", "RateLimit-Policy", "x-ratelimit-reset"):
@@ -167,24 +167,24 @@ def client_of(policy: Any, handler: Callable[[httpx.Request], httpx.Response]) -
 
 @pytest.mark.parametrize("status", [200, 429])
 def test_a_limiter_obeys_the_headers_of_responses(status: int) -> None:
-    """Of good ones and of failures; one that shall not obey errors obeys neither."""
+    """Of results and of failures. With `retry_after=False` it obeys neither."""
     headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
     for limiter, closed_for in [(RateLimiter(1000), 30), (RateLimiter(1000, longest_pause=5), 5)]:
         with (
             virtual_time(),
-            client_of(Timeout(60).wrap(limiter), lambda _: httpx.Response(status, headers=headers)) as it,
+            client_of(Timeout(60).wrap(limiter), lambda _: httpx.Response(status, headers=headers)) as client,
         ):
-            it.get("http://a.test")
+            client.get("http://a.test")
             assert limiter.stats().next_turn == closed_for
     limiter = RateLimiter(1000, retry_after=False)
-    with client_of(limiter, lambda _: httpx.Response(status, headers=headers)) as it:
-        it.get("http://a.test")
+    with client_of(limiter, lambda _: httpx.Response(status, headers=headers)) as client:
+        client.get("http://a.test")
         assert limiter.stats().next_turn == 0
 
 
 @pytest.mark.parametrize("make", [lambda: RateLimiter(10), lambda: Retry(3).wrap(RateLimiter(10))])
 def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Policy[Any]]) -> None:
-    """A crawler makes one for each host, and drops those that it no longer asks."""
+    """A crawler creates one for each host, and drops those that it no longer needs."""
     policy = make()
     client_of(policy, lambda request: httpx.Response(200)).get("https://example.org/")
     known = weakref.ref(policy)
@@ -195,7 +195,7 @@ def test_a_policy_that_has_obeyed_headers_can_be_collected(make: Callable[[], Po
 
 @pytest.mark.parametrize("status", [200, 429])
 def test_a_limiter_of_a_key_obeys_the_responses_of_that_key(status: int) -> None:
-    """Not those of another one, and `key` is asked once for each call, as it may take turns."""
+    """And of no other key. `key` is called once for each call, as it may take turns."""
     asked: list[str] = []
 
     def key(ctx: Context) -> str:
@@ -228,8 +228,8 @@ def limiters_of(keyed: Keyed) -> dict[Any, RateLimiter]:
     [RepeatCap(1), IdempotencyKey(), Hedge(10), Policy.wrap(Timeout(60), listeners=[lambda event: None])],
     ids=lambda it: it.name,
 )
-def test_limiters_of_keys_of_keys_obey_too(between: Policy[Any]) -> None:
-    """Whatever stands between them and the request."""
+def test_limiters_in_nested_keyed_policies_obey_the_headers(between: Policy[Any]) -> None:
+    """With any policy between them and the request."""
     inner = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between), lambda ctx: ctx.operation)
     outer = Keyed(lambda host: Policy.wrap(RateLimiter(1000), between, inner), lambda ctx: ctx.operation)
     headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}
@@ -239,7 +239,7 @@ def test_limiters_of_keys_of_keys_obey_too(between: Policy[Any]) -> None:
         assert 29 < limiters_of(keyed)["GET a.test"].stats().next_turn <= 30
 
 
-async def test_hedged_attempts_of_several_keys_are_told_apart(in_asyncio: World) -> None:
+async def test_hedged_attempts_of_several_keys_teach_their_own_limiters(in_asyncio: World) -> None:
     """Each replica's limiter obeys that replica."""
     replicas = Keyed(lambda number: RateLimiter(1000).wrap(Timeout(60)), lambda ctx: ctx.hedge)
 
@@ -256,8 +256,8 @@ async def test_hedged_attempts_of_several_keys_are_told_apart(in_asyncio: World)
     assert limiters_of(replicas)[1].stats().next_turn == 0
 
 
-def test_the_standard_pipeline_counts_attempts() -> None:
-    """For each host by itself; and each attempt of a retry waits for its turn."""
+def test_the_rate_of_the_standard_pipeline_counts_attempts() -> None:
+    """For each host separately; each attempt of a retry waits for its turn."""
     instants: list[float] = []
 
     with virtual_time() as clock:
@@ -278,8 +278,8 @@ def test_the_standard_pipeline_counts_attempts() -> None:
         standard(rate=0)
 
 
-def test_openai_feeds_a_limiter() -> None:
-    """By what a good response says, streams and coroutines too, and by what an error does."""
+def test_a_limiter_obeys_the_headers_of_openai() -> None:
+    """Of results, in blocking code and in coroutines, and of errors."""
     full = openai_headers("tokens", 0, "40s")
     with flaky_server() as server:
         server.script(
@@ -307,7 +307,7 @@ def test_openai_feeds_a_limiter() -> None:
 
 
 @pytest.mark.parametrize("answer", [completion(), openai_error(400)], ids=["good", "an error"])
-def test_openai_feeds_the_limiter_of_a_key(answer: Answer) -> None:
+def test_the_limiter_of_a_key_obeys_the_headers_of_openai(answer: Answer) -> None:
     with flaky_server() as server:
         server.script(OPENAI_PATH, replace(answer, headers=JSON | openai_headers("tokens", 0, "40s")))
         hosts = Keyed(lambda operation: RateLimiter(1000), lambda ctx: ctx.operation.rpartition(" ")[2])
@@ -317,7 +317,7 @@ def test_openai_feeds_the_limiter_of_a_key(answer: Answer) -> None:
             assert 39 < limiters_of(hosts)["127.0.0.1"].stats().next_turn <= 40
 
 
-def test_anthropic_feeds_a_limiter() -> None:
+def test_a_limiter_obeys_the_headers_of_anthropic() -> None:
     spent = replace(message(), headers=JSON | anthropic_headers("requests", 1, from_now(50)))
     with flaky_server() as server:
         server.script(ANTHROPIC_PATH, spent, spent, anthropic_error(429, retry_after="20"))
@@ -341,7 +341,7 @@ def test_anthropic_feeds_a_limiter() -> None:
 
 
 @pytest.mark.parametrize(("retry_after", "header"), [(2.5, 3), (None, None)])
-def test_a_service_answers_429_where_a_rate_limiter_refuses(retry_after: float | None, header: int | None) -> None:
+def test_a_service_answers_429_if_a_rate_limiter_refuses(retry_after: float | None, header: int | None) -> None:
     answer = answer_to(RateLimited("no", retry_after=retry_after))
     assert answer is not None
     assert (answer.status, answer.reason, answer.retry_after) == (429, "Too Many Requests", header)

@@ -1,4 +1,4 @@
-"""What holds for the metrics of Prometheus and of OpenTelemetry alike, each read by its own client."""
+"""The common behaviour of the metrics of Prometheus and OpenTelemetry, each read with its own client."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from resilience.integrations.httpx import ResilienceTransport
 from resilience.integrations.telemetry import INSTRUMENTS
 from tests.conftest import Boom, FakeClock, Script, World
 
-#: Name and labels of a series (an empty label is none) -> its value; of a histogram, how many and their sum.
+#: Name and labels of a series (an empty label is left out) -> its value; of a histogram, the count and the sum.
 Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 NAMES = {it.name.replace(".", "_") + ("_seconds" if it.unit == "s" else ""): it for it in INSTRUMENTS}
 
 
 class Prometheus:
-    """A registry, and what a scrape of it finds."""
+    """A registry, and the series in a scrape of it."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class Prometheus:
     def series(self) -> Series:
         found: Series = {}
         for family in parse(generate_latest(self._registry).decode()):
-            if family.name not in NAMES:  # when a series was created
+            if family.name not in NAMES:  # the instant at which a series was created
                 continue
             samples: Series = {}
             for it in family.samples:
@@ -55,7 +55,7 @@ class Prometheus:
 
 
 class OpenTelemetry:
-    """A meter provider, and what a reader of it finds."""
+    """A meter provider, and the series in a reader of it."""
 
     def __init__(self) -> None:
         self._reader = InMemoryMetricReader()
@@ -84,15 +84,15 @@ class OpenTelemetry:
 
 
 class Metrics:
-    """One of the two."""
+    """One of the two exporters."""
 
     def __init__(self, exporter: Any) -> None:
         self.exporter = exporter
-        self._endings: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []
 
     def instrument(self, *policies: Any, **options: Any) -> Callable[[], None]:
-        self._endings.append(self.exporter.instrument(*policies, **options))
-        return self._endings[-1]
+        self._ends.append(self.exporter.instrument(*policies, **options))
+        return self._ends[-1]
 
     def value(self, name: str, **labels: str) -> Any:
         return self.exporter.series().get((name, frozenset(labels.items())))
@@ -105,19 +105,19 @@ class Metrics:
         }
 
     def end(self) -> None:
-        for ending in self._endings:
-            ending()
+        for end in self._ends:
+            end()
 
 
 @pytest.fixture(params=[Prometheus, OpenTelemetry], ids=["prometheus", "opentelemetry"])
 def metrics(request: pytest.FixtureRequest) -> Iterator[Metrics]:
-    it = Metrics(request.param())
-    yield it
-    it.end()
+    metrics = Metrics(request.param())
+    yield metrics
+    metrics.end()
 
 
 async def test_events_become_counters_and_histograms(world: World, clock: FakeClock, metrics: Metrics) -> None:
-    """With the labels that say where, what for and why."""
+    """With labels for the pipeline, the policy, the operation and the error."""
     pipeline = Policy.wrap(Fallback("x"), Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"), name="p")
     metrics.instrument(pipeline)
     for _ in range(2):
@@ -135,8 +135,8 @@ async def test_events_become_counters_and_histograms(world: World, clock: FakeCl
     assert metrics.value("attempt.remaining", **where) == (2, 118.5)
 
 
-def test_gauges_are_read_when_they_are_asked_for(metrics: Metrics) -> None:
-    """The state of circuits, what bulkheads hold, and the calls that were abandoned."""
+def test_gauges_show_the_present_state(metrics: Metrics) -> None:
+    """The state of circuits, the calls in bulkheads, and the abandoned calls."""
     breaker = CircuitBreaker(name="db")
     pipeline = Policy.wrap(breaker, Bulkhead(3, queue=2, name="pool"), name="p")
     metrics.instrument(pipeline)
@@ -152,23 +152,23 @@ def test_gauges_are_read_when_they_are_asked_for(metrics: Metrics) -> None:
     assert found == [0, 0, 0, 1]
 
 
-def test_called_twice_for_one_place_everything_is_counted_once(
+def test_instrumenting_one_registry_twice_counts_everything_once(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No double counts, no complaint; each call adds its policies, and each ending ends its own part."""
+    """Each call adds its policies, and each end removes them; nothing is logged."""
     first, second = Policy.wrap(Bulkhead(1), name="first"), Policy.wrap(Bulkhead(2), name="second")
 
     def executed() -> Any:
         first.execute(lambda ctx: None, Context(operation="get"))
         return metrics.value("execution.duration", pipeline="first", operation="get", outcome="success")[0]
 
-    endings = [metrics.instrument(first), metrics.instrument(first, second)]
+    ends = [metrics.instrument(first), metrics.instrument(first, second)]
     assert executed() == 1
     assert metrics.value("bulkhead.limit", pipeline="second", policy="Bulkhead") == 2
-    endings[1]()
+    ends[1]()
     assert metrics.value("bulkhead.limit", pipeline="second", policy="Bulkhead") is None
     assert executed() == 2
-    endings[0]()
+    ends[0]()
     assert executed() == 2
     assert metrics.labels("policy", "bulkhead") == set()
     metrics.instrument()
@@ -176,7 +176,7 @@ def test_called_twice_for_one_place_everything_is_counted_once(
     assert caplog.records == []
 
 
-# --- how many series there are ---------------------------------------------------------------
+# --- the number of series --------------------------------------------------------------------
 
 
 def ask(policies: Any, hosts: range) -> None:
@@ -188,8 +188,8 @@ def ask(policies: Any, hosts: range) -> None:
             client.get(f"https://host-{number}.example/")
 
 
-def test_series_do_not_grow_with_hosts(metrics: Metrics, clock: FakeClock) -> None:
-    """Whoever can choose a URL chooses the host: names are without it. Policies of many hosts are added up."""
+def test_the_number_of_series_does_not_grow_with_hosts(metrics: Metrics, clock: FakeClock) -> None:
+    """The user of a service may choose the host: names are without it, and policies of many hosts are added up."""
     policies = standard(max_hosts=5, attempts=2)
     metrics.instrument(policies)
     ask(policies, range(10))
@@ -203,8 +203,8 @@ def test_series_do_not_grow_with_hosts(metrics: Metrics, clock: FakeClock) -> No
     assert metrics.value("circuit.state", pipeline="standard pipeline", policy="breaker", state="closed") == 5
 
 
-def test_hosts_are_kept_on_request_and_only_so_many(metrics: Metrics, clock: FakeClock) -> None:
-    """The first ones by their names; further ones are "other", in counts and in gauges."""
+def test_hosts_are_names_on_request_up_to_max_names(metrics: Metrics, clock: FakeClock) -> None:
+    """Further ones are "other", in counts and in gauges."""
     policies = standard(attempts=2)
     metrics.instrument(policies, hosts=True, max_names=3)
     ask(policies, range(50))
@@ -213,15 +213,15 @@ def test_hosts_are_kept_on_request_and_only_so_many(metrics: Metrics, clock: Fak
     assert metrics.value("bulkhead.limit", pipeline="other", policy="other") == 47 * 1000
 
 
-def test_names_that_hold_ids_are_bounded_too(metrics: Metrics) -> None:
-    """Whatever the names are of: a policy for each user, an operation with a number."""
+def test_names_that_hold_ids_are_bounded(metrics: Metrics) -> None:
+    """Of policies and of operations."""
     metrics.instrument(max_names=10)
     for number in range(100):
         Retry(name=f"user {number}").execute(lambda ctx: None, Context(operation=f"get-{number}"))
     assert len(metrics.labels("pipeline")) == len(metrics.labels("operation")) == 11
 
 
-def test_names_of_ones_own_for_each_host_stay(metrics: Metrics) -> None:
+def test_names_that_the_user_gives_to_hosts_are_kept(metrics: Metrics) -> None:
     """They are few, or bounded as all names are."""
     policies = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
     metrics.instrument(policies)
@@ -229,8 +229,8 @@ def test_names_of_ones_own_for_each_host_stay(metrics: Metrics) -> None:
     assert metrics.labels("pipeline") == {"https://a.example:443"}
 
 
-def test_a_name_that_was_not_seen_for_long_makes_room(clock: FakeClock) -> None:
-    """And its series are gone from a scrape. (What was recorded in OpenTelemetry cannot be taken back.)"""
+def test_an_unused_name_makes_room_for_another(clock: FakeClock) -> None:
+    """Its series are no longer in a scrape. (Series of OpenTelemetry cannot be removed.)"""
     metrics = Metrics(Prometheus())
     metrics.instrument(max_names=2)
     for name in ("a", "b", "a", "late"):
@@ -243,8 +243,7 @@ def test_a_name_that_was_not_seen_for_long_makes_room(clock: FakeClock) -> None:
     metrics.end()
 
 
-def test_settings_are_chosen_once(metrics: Metrics) -> None:
-    """A series has one meaning for as long as it is there."""
+def test_settings_cannot_change_while_metrics_are_exported(metrics: Metrics) -> None:
     metrics.instrument(hosts=True, max_names=7)
     for other in ({}, {"hosts": True}, {"max_names": 7}):
         with pytest.raises(ValueError, match="hosts and max_names of these metrics are True and 7 already"):
@@ -254,8 +253,8 @@ def test_settings_are_chosen_once(metrics: Metrics) -> None:
     metrics.instrument(hosts=True, max_names=7)
 
 
-def test_single_calls_are_measured_or_not(metrics: Metrics) -> None:
-    """They double what a call pays; whole executions are always measured. It is chosen once, too."""
+def test_measuring_attempts_can_be_switched_off(metrics: Metrics) -> None:
+    """It doubles the cost of a call; whole executions are always measured. This setting cannot change either."""
     metrics.instrument(attempts=False)
     Retry(name="quick").execute(lambda ctx: None, Context(timeout=5, operation="get"))
     assert metrics.value("execution.duration", pipeline="quick", operation="get", outcome="success")[0] == 1
@@ -266,8 +265,8 @@ def test_single_calls_are_measured_or_not(metrics: Metrics) -> None:
         metrics.instrument(attempts=0)
 
 
-def test_what_records_is_remembered_for_a_bounded_number_of_names(metrics: Metrics) -> None:
-    """Names that nothing bounds are counted all the same."""
+def test_recorders_are_kept_for_a_bounded_number_of_names(metrics: Metrics) -> None:
+    """Calls under further names are counted too."""
     metrics.instrument(max_names=2, attempts=False)
     for number in range(1005):
         Retry(name="p").execute(lambda ctx: None, Context(operation=f"get-{number}"))

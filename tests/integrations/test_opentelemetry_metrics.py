@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry, as the SDK's in-memory reader sees them."""
+"""Metrics for OpenTelemetry, read with the SDK's in-memory reader."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tests.listening import park_a_task, retry_without_budget
 
 
 class Measured:
-    """A meter provider, and what a reader of it finds."""
+    """A meter provider, and the metrics of a reader of it."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader])
-        self.endings: list[Callable[[], None]] = []
+        self.ends: list[Callable[[], None]] = []
 
     def instrument(self, *policies: Policy[Any]) -> Callable[[], None]:
-        self.endings.append(instrument(*policies, meter_provider=self.provider))
-        return self.endings[-1]
+        self.ends.append(instrument(*policies, meter_provider=self.provider))
+        return self.ends[-1]
 
     def metrics(self) -> dict[str, Any]:
         data = self.reader.get_metrics_data()
@@ -56,17 +56,17 @@ class Measured:
 
 @pytest.fixture
 def measured() -> Iterator[Measured]:
-    it = Measured()
-    yield it
-    for ending in it.endings:
-        ending()
-    it.provider.shutdown()
+    measured = Measured()
+    yield measured
+    for end in measured.ends:
+        end()
+    measured.provider.shutdown()
 
 
 async def test_names_units_and_descriptions_are_those_of_the_instruments(
     world: World, clock: FakeClock, measured: Measured
 ) -> None:
-    """Every one of them is there, with its kind."""
+    """Each instrument is exported with its kind."""
     pipeline = Policy.wrap(Fallback("x"), Timeout(5), Retry(3, on=Boom, backoff=[0]), CircuitBreaker(2), Bulkhead(1))
     chaos, limits = Chaos(result=1), Policy.wrap(AdaptiveThrottle(), RateLimiter(1, max_wait=0, observe_only=True))
     kept = Cache(60).wrap(Keyed(lambda key: Retry(), key=str))
@@ -116,7 +116,7 @@ print([it.count for it in durations], [it.value for it in limits])
 
 
 def test_the_global_provider_may_be_set_later() -> None:
-    """What was instrumented before counts from then on; and nothing counts twice."""
+    """Policies that were instrumented before count from then on, and nothing counts twice."""
     done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("[1] [2]\n", "")
 
@@ -139,7 +139,7 @@ print([it.count for it in found["resilience.execution.duration"]])
 
 
 def test_a_provider_that_becomes_the_global_one_counts_once() -> None:
-    """What was given by hand before, and is the default now, is one provider."""
+    """A provider that was given explicitly, and is the default now, is one provider."""
     done = subprocess.run([sys.executable, "-c", EARLIER], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("[1]\n", "")
 
@@ -152,6 +152,6 @@ def test_a_provider_that_becomes_the_global_one_counts_once() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(build: Callable[[], object], error: type[Exception], message: str) -> None:
-    """With the parameter and the value."""
+    """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         build()

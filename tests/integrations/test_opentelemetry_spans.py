@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, as the SDK's in-memory exporter sees them."""
+"""Spans for OpenTelemetry, read with the SDK's in-memory exporter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import Boom, FakeClock, Script, World, no_collector
 
 
 class Traced:
-    """A tracer provider, and the spans that it was given."""
+    """A tracer provider, and its finished spans."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -47,17 +47,17 @@ class Traced:
 
 @pytest.fixture
 def traced() -> Iterator[Traced]:
-    it = Traced()
-    yield it
-    it.provider.shutdown()
+    traced = Traced()
+    yield traced
+    traced.provider.shutdown()
 
 
 def names(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
-async def test_the_span_is_the_parent_of_what_the_function_traces(world: World, traced: Traced) -> None:
-    """Also on the worker thread of a Timeout, and for each attempt its own."""
+async def test_the_span_is_the_parent_of_the_functions_spans(world: World, traced: Traced) -> None:
+    """Also in the worker thread of a Timeout, and with one span for each attempt."""
     pipeline = Policy.wrap(traced.policy(), Retry(2, on=Boom, backoff=[0]), traced.policy(each="attempt"), Timeout(5))
     steps = iter([Boom("no"), "fine"])
 
@@ -86,8 +86,8 @@ async def test_the_span_is_the_parent_of_what_the_function_traces(world: World, 
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-async def test_what_happens_inside_becomes_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
-    """Failed attempts, waits, refusals, changes of the circuit, and the answer instead."""
+async def test_events_of_policies_become_events_of_the_span(world: World, clock: FakeClock, traced: Traced) -> None:
+    """Failed attempts, waits, refusals, changes of the circuit, and fallbacks."""
     inner = Policy.wrap(Retry(3, on=Boom, backoff=[1.5]), CircuitBreaker(2, name="db"))
     pipeline = Policy.wrap(traced.policy(), Fallback("x", name="spare"), inner)
     for _ in range(2):
@@ -121,7 +121,7 @@ async def test_what_happens_inside_becomes_events_of_the_span(world: World, cloc
     assert "secret" not in str([event.attributes for event in (*span.events, *refused.events)])
 
 
-async def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Traced) -> None:
+async def test_a_failure_is_recorded_in_the_span(world: World, traced: Traced) -> None:
     """Status, class, message and traceback of the exception."""
     await world.attempt(traced.policy(), Script(Boom("no")).function(), Context(operation="get"))
     span = traced.only
@@ -134,36 +134,36 @@ async def test_a_failure_is_recorded_as_it_comes_out(world: World, traced: Trace
 
 
 async def test_messages_can_be_left_out(world: World, traced: Traced) -> None:
-    """Where they could hold a secret; the class of the error stays."""
+    """They could hold a secret; the class of the error stays."""
     await world.attempt(traced.policy(record_exceptions=False), Script(Boom("secret")).function())
     assert "secret" not in traced.only.to_json()
     assert traced.only.status.description == "tests.conftest.Boom"
 
 
-class Speechless(Exception):
-    """An exception that has no text, and raises when it is asked for it."""
+class WithoutText(Exception):
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("record_exceptions", [True, False])
-def test_an_exception_without_a_message_comes_out_as_itself(
+def test_an_exception_whose_str_raises_is_raised_unchanged(
     world: World, traced: Traced, record_exceptions: bool
 ) -> None:
-    """The SDK asks it for its text, which raises; the span does without."""
+    """The SDK calls `__str__`; the span has no message then."""
 
     async def main() -> Any:
         policy = traced.policy(record_exceptions=record_exceptions)
-        return await world.attempt(policy, Script(Speechless()).function())
+        return await world.attempt(policy, Script(WithoutText()).function())
 
-    assert type(world.run(main)) is Speechless
+    assert type(world.run(main)) is WithoutText
     assert traced.only.status.status_code is StatusCode.ERROR
-    assert str(traced.only.attributes["error.type"]).endswith("Speechless")
+    assert str(traced.only.attributes["error.type"]).endswith("WithoutText")
 
 
 def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -> None:
-    """The class of the error says which policy refused."""
+    """The class of the error is that of the policy's refusal."""
     breaker = CircuitBreaker()
     breaker.isolate()
 
@@ -176,7 +176,7 @@ def test_a_refused_call_is_a_failure_of_its_span(world: World, traced: Traced) -
 
 
 async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(world: World, traced: Traced) -> None:
-    """No error of its own: the execution has that, and says what timed out."""
+    """It is no error of the attempt's span; that of the execution has the error, and the scope of the timeout."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -197,14 +197,14 @@ async def test_an_attempt_that_a_timeout_cut_off_is_cancelled_by_the_deadline(wo
     assert execution.attributes["error.type"] == "resilience.errors.TimeoutExceeded"
 
 
-def test_a_span_is_named_after_the_function_where_the_context_names_no_operation(traced: Traced) -> None:
-    """The qualified name, as in log lines and metrics."""
+def test_a_span_without_an_operation_is_named_after_its_function(traced: Traced) -> None:
+    """By the qualified name, as log lines and metrics."""
     Policy.wrap(traced.policy(), name="p").call(max, 3, 5)
     assert (traced.only.name, traced.only.attributes) == ("max", {"resilience.operation": "max"})
 
 
-async def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
-    """The status stays unset, and the reason is told."""
+async def test_a_cancellation_by_the_caller_is_no_error(tasks_world: World, traced: Traced) -> None:
+    """The status stays unset, and an attribute has the reason."""
     with anyio.move_on_after(0.01):
         await traced.policy().aexecute(lambda ctx: anyio.sleep(10))
     assert traced.only.status.status_code is StatusCode.UNSET
@@ -213,7 +213,7 @@ async def test_the_cancellation_of_a_caller_is_no_error(tasks_world: World, trac
 
 
 def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
-    """Nor is it swallowed."""
+    """It is raised."""
 
     def fn(ctx: Context) -> None:
         raise KeyboardInterrupt
@@ -225,7 +225,7 @@ def test_an_interrupt_is_no_error(threads: World, traced: Traced) -> None:
 
 
 async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
-    """In whatever context it is closed."""
+    """In any context."""
     execution = traced.policy().aexecute(lambda ctx: asyncio.sleep(10))
     asyncio.get_running_loop().call_soon(lambda: None)
 
@@ -239,28 +239,30 @@ async def test_a_closed_coroutine_ends_its_span(traced: Traced, caplog: pytest.L
 
 
 def test_a_stop_iteration_is_recorded_as_itself(threads: World, traced: Traced) -> None:
-    """Not as the carrier that brings it through a coroutine."""
+    """And not as the exception that carries it through a coroutine."""
     with pytest.raises(StopIteration):
         traced.policy().execute(lambda ctx: next(iter([])))
     assert traced.only.attributes["error.type"] == "StopIteration"
 
 
-async def test_a_span_that_is_not_sampled_hears_nothing(world: World) -> None:
-    """No listener, no events: sampling away is what makes it cheap."""
+async def test_a_span_that_is_not_sampled_records_no_events(world: World) -> None:
+    """It adds no listener, so that it costs little."""
     provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     seen: list[Context] = []
 
-    class Look(Policy[Any]):
+    class Recording(Policy[Any]):
         async def around(self, call: Any, ctx: Context) -> Any:
             seen.append(ctx)
             return await call(ctx)
 
-    await world.execute(Policy.wrap(Look(), Tracing(tracer_provider=provider), Look()), Script("fine").function())
+    await world.execute(
+        Policy.wrap(Recording(), Tracing(tracer_provider=provider), Recording()), Script("fine").function()
+    )
     assert seen[0] is seen[1]
 
 
-def test_a_change_that_is_reported_after_the_end_is_left_out(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
-    """Changes are reported in order: by the call that still reports an earlier one, when this one's span has ended."""
+def test_a_change_that_is_reported_after_the_span_is_left_out(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    """Changes are reported in order, here by another call, which is still reporting an earlier one."""
     held, may_go_on = threading.Event(), threading.Event()
 
     def hold(event: Any) -> None:
@@ -280,7 +282,7 @@ def test_a_change_that_is_reported_after_the_end_is_left_out(traced: Traced, cap
     assert (breaker.state.name, names(traced.only), caplog.records) == ("CLOSED", [], [])
 
 
-def test_no_failed_call_needs_the_collector(threads: World, traced: Traced) -> None:
+def test_a_failed_call_is_freed_without_the_cyclic_collector(threads: World, traced: Traced) -> None:
     """Spans hold text, not exceptions."""
     policy = traced.policy(record_exceptions=False).wrap(Retry(2, on=Boom, backoff=[0]))
     policy.capture(lambda ctx: "warm")
@@ -291,8 +293,7 @@ def test_no_failed_call_needs_the_collector(threads: World, traced: Traced) -> N
         assert gc.collect() < 10
 
 
-def test_it_says_how_it_was_built() -> None:
-    """In its repr, and in a line of `describe`."""
+def test_repr_and_describe_show_the_settings() -> None:
     assert repr(Tracing()) == "Tracing()"
     assert repr(Tracing(each="attempt", name="spans")) == "Tracing(each='attempt', name='spans')"
     assert Tracing(each="attempt").describe() == "Tracing: a span for each attempt"
@@ -308,6 +309,6 @@ def test_it_says_how_it_was_built() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(build: Callable[[], object], error: type[Exception], message: str) -> None:
-    """With the parameter and the value."""
+    """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         build()

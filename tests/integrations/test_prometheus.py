@@ -27,19 +27,19 @@ from tests.conftest import FakeClock
 
 
 class Scraped:
-    """A registry, and what a scrape of it finds."""
+    """A registry, and the samples in a scrape of it."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.endings: list[Callable[[], None]] = []
+        self.ends: list[Callable[[], None]] = []
 
     def instrument(self, *policies: Policy[Any], **options: Any) -> Callable[[], None]:
-        undo = instrument(*policies, registry=self.registry, **options)
-        self.endings.append(undo)
-        return undo
+        end = instrument(*policies, registry=self.registry, **options)
+        self.ends.append(end)
+        return end
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Name and labels of each sample (empty labels are none) -> value."""
+        """Name and labels of each sample (an empty label is left out) -> value."""
         found = {}
         for family in parse(generate_latest(self.registry).decode()):
             for it in family.samples:
@@ -54,14 +54,14 @@ class Scraped:
 
 @pytest.fixture
 def scraped() -> Iterator[Scraped]:
-    it = Scraped()
-    yield it
-    for ending in it.endings:
-        ending()
+    scraped = Scraped()
+    yield scraped
+    for end in scraped.ends:
+        end()
 
 
 def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, scraped: Scraped) -> None:
-    """Though its caller sees a response, and no error."""
+    """Although its caller gets a response, and no error."""
     scraped.instrument()
     answer = httpx.MockTransport(lambda request: httpx.Response(503))
     transport = ResilienceTransport(Policy.wrap(Retry(2, backoff=[1]), name="api"), transport=answer)
@@ -72,8 +72,8 @@ def test_a_rejected_response_is_counted_by_its_status(clock: FakeClock, scraped:
     assert retries == {"503": 1}
 
 
-def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
-    """Also before anything has happened, those that need no event; and OpenMetrics parses as well."""
+def test_all_instruments_are_in_both_formats(scraped: Scraped) -> None:
+    """Also before any event; the output in the format of OpenMetrics can be parsed."""
     pipeline = Policy.wrap(
         AdaptiveThrottle(), CircuitBreaker(), RateLimiter(1), Bulkhead(1), Cache(1), Keyed(lambda key: Retry(), str)
     )
@@ -89,17 +89,16 @@ def test_all_instruments_are_there_in_both_formats(scraped: Scraped) -> None:
             assert families[name].documentation == it.description
 
 
-def test_the_default_registry_is_the_client_s_own() -> None:
-    """As a new user expects it, who mounts `make_asgi_app()` and nothing else."""
-    undo = instrument(policy := Policy.wrap(Bulkhead(7), name="in-the-default-registry"))
+def test_the_default_registry_is_that_of_prometheus_client() -> None:
+    """As expected by a user who only mounts `make_asgi_app()`."""
+    end = instrument(policy := Policy.wrap(Bulkhead(7), name="in-the-default-registry"))
     labels = {"pipeline": policy.name, "policy": "Bulkhead"}
     assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) == 7
-    undo()
+    end()
     assert REGISTRY.get_sample_value("resilience_bulkhead_limit", labels) is None
 
 
-def test_a_name_that_is_taken_is_an_error_and_nothing_is_left_behind(scraped: Scraped) -> None:
-    """The registry stays as it was."""
+def test_a_name_in_use_is_an_error_that_leaves_the_registry_unchanged(scraped: Scraped) -> None:
     mine = Counter("resilience_retries", "mine", registry=scraped.registry)
     with pytest.raises(ValueError, match="resilience_retries"):
         scraped.instrument()
@@ -108,7 +107,7 @@ def test_a_name_that_is_taken_is_an_error_and_nothing_is_left_behind(scraped: Sc
     scraped.instrument()
 
 
-def test_buckets_are_chosen_once_for_a_registry(scraped: Scraped) -> None:
+def test_the_buckets_of_a_registry_cannot_change(scraped: Scraped) -> None:
     """One histogram has one set of bounds."""
     scraped.instrument(buckets=[0.1, 1])
     Retry().execute(lambda ctx: None)
@@ -132,27 +131,26 @@ def test_buckets_are_chosen_once_for_a_registry(scraped: Scraped) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, error: type[Exception], message: str) -> None:
-    """With the parameter and the value."""
+    """The message names the parameter and the value."""
     with pytest.raises(error, match=message):
         instrument(**{"registry": CollectorRegistry(), **options})
 
 
-def test_what_is_no_policy_is_refused(scraped: Scraped) -> None:
-    """And nothing is counted by halves."""
+def test_instrumenting_a_value_that_is_no_policy_is_refused(scraped: Scraped) -> None:
+    """And nothing is counted after the error."""
     with pytest.raises(TypeError, match="only policies can be observed"):
         scraped.instrument("weather")  # type: ignore[arg-type]
     Retry().execute(lambda ctx: None)
     assert scraped.value("execution_duration_seconds_count", pipeline="Retry", outcome="success") is None
 
 
-def test_a_registry_is_not_kept_alive() -> None:
-    """Once it is no longer instrumented."""
+def test_a_registry_is_freed_after_the_end_of_the_export() -> None:
     registry = CollectorRegistry()
     instrument(registry=registry)()
-    gone = weakref.ref(registry)
+    reference = weakref.ref(registry)
     del registry
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 WORKER = """
@@ -166,7 +164,7 @@ for _ in range(3):
 
 
 def test_counts_of_several_processes_add_up(tmp_path: Path) -> None:
-    """In the client's multiprocess mode. Gauges, which a process would have to be asked for, are not there."""
+    """In the client's multiprocess mode. It has no gauges, as these would have to be read in each process."""
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     for _ in range(2):
         subprocess.run([sys.executable, "-c", WORKER], env=environment, check=True, timeout=60)

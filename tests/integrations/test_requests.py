@@ -1,4 +1,4 @@
-"""`resilience.integrations.requests` against requests itself, and a server that fails as it is told."""
+"""`resilience.integrations.requests` with requests itself, against a server that fails as scripted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from resilience.integrations.requests import ResilienceAdapter
 from tests.integrations.requests_sessions import QUICK, Make, Recorder, file_in_the_middle
 from tests.integrations.servers import Answer, FlakyServer
 
-# --- a session as usual -----------------------------------------------------------------------
+# --- sessions ---------------------------------------------------------------------------------
 
 
-def test_a_fallback_answers_with_a_response_that_it_has_made(server: FlakyServer, session: Make) -> None:
-    """One without a connection, also where the session streams."""
+def test_the_response_of_a_fallback_needs_no_connection(server: FlakyServer, session: Make) -> None:
+    """Also if the session streams."""
 
     def cached(failure: Any, ctx: Context) -> requests.Response:
         answer = requests.Response()
@@ -34,8 +34,8 @@ def test_a_fallback_answers_with_a_response_that_it_has_made(server: FlakyServer
     assert (response.status_code, response.text) == (203, "cached")
 
 
-def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Make, tmp_path: Path) -> None:
-    """Where requests and the adapter both wind a file back, each attempt of each hop gets it whole."""
+def test_a_file_is_sent_whole_after_retries_and_a_redirect(server: FlakyServer, session: Make, tmp_path: Path) -> None:
+    """Both requests and the adapter rewind it."""
     server.script("/from", 503, Answer(307, {"Location": "/to"}))
     server.script("/to", 503, 200)
     with file_in_the_middle(b"content", tmp_path / "file") as file:
@@ -48,8 +48,8 @@ def test_a_file_survives_retries_and_a_redirect(server: FlakyServer, session: Ma
     [Answer(307, {"Location": "/"}), Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n"'})],
     ids=["redirect", "challenge"],
 )
-def test_a_generator_does_not_survive_a_second_request(server: FlakyServer, session: Make, answer: Answer) -> None:
-    """What requests itself sends again, after a redirect or a challenge, is not sent with an empty body either."""
+def test_a_generator_is_not_sent_in_a_second_request(server: FlakyServer, session: Make, answer: Answer) -> None:
+    """After a redirect or a challenge, requests itself would send an empty body."""
     body = (it for it in [b"once"])
     with pytest.raises(NotRepeatable, match="used up"):
         session().put(server.script("/", answer, 200), data=body, auth=HTTPDigestAuth("me", "secret"))
@@ -57,8 +57,10 @@ def test_a_generator_does_not_survive_a_second_request(server: FlakyServer, sess
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_digest_authentication(server: FlakyServer, session: Make, wrapped: bool) -> None:
-    """The second request of digest authentication, which a hook sends, goes through the policy too."""
+def test_the_second_request_of_digest_authentication_is_retried(
+    server: FlakyServer, session: Make, wrapped: bool
+) -> None:
+    """A hook sends it, through the policy."""
     challenge = Answer(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth"'})
     url = server.script("/", 503, challenge, 503, 200)
     options = {"adapter": HTTPAdapter()} if wrapped else {}
@@ -67,29 +69,28 @@ def test_digest_authentication(server: FlakyServer, session: Make, wrapped: bool
     assert ["Authorization" in it.headers for it in server.requests] == [False, False, True, True]
 
 
-def test_hooks_see_the_response_that_is_returned(server: FlakyServer, session: Make) -> None:
-    """Not those that were discarded."""
+def test_hooks_get_only_the_response_that_is_returned(server: FlakyServer, session: Make) -> None:
     seen: list[int] = []
     session().get(server.script("/", 503, 200), hooks={"response": lambda it, **_: seen.append(it.status_code)})
     assert seen == [200]
 
 
-def test_many_threads_and_one_session(server: FlakyServer, session: Make) -> None:
-    """An adapter keeps nothing of a request on itself."""
-    one = session()
+def test_threads_can_share_a_session(server: FlakyServer, session: Make) -> None:
+    """An adapter keeps no data of a request."""
+    client = session()
     paths = [f"/{number}" for number in range(40)]
     for path in paths:
         server.script(path, 503, Answer(body=path.encode()))
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda path: one.get(server.url + path).content, paths))
+        answers = list(pool.map(lambda path: client.get(server.url + path).content, paths))
     assert answers == [path.encode() for path in paths]
 
 
 # --- the adapter ------------------------------------------------------------------------------
 
 
-def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) -> None:
-    """A user's own adapter does what it did, inside of the policy, and is closed with ours."""
+def test_a_wrapped_adapter_sends_and_is_closed(server: FlakyServer, session: Make) -> None:
+    """Its own changes of requests still apply."""
 
     class Signing(HTTPAdapter):
         @override
@@ -111,24 +112,22 @@ def test_an_adapter_that_is_wrapped_sends(server: FlakyServer, session: Make) ->
         (QUICK, {"adapter": HTTPAdapter(), "pool_maxsize": 3}, ValueError, "belong to the adapter that is wrapped"),
     ],
 )
-def test_wrong_arguments(policy: Any, options: Any, error: type[Exception], message: str) -> None:
-    """They are refused where they are written."""
+def test_wrong_arguments_are_refused(policy: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ResilienceAdapter(policy, **options)
 
 
-def test_urllib3_does_not_retry(session: Make) -> None:
-    """Its own retries are off."""
+def test_the_retries_of_urllib3_are_off(session: Make) -> None:
     adapter = session().get_adapter("http://x")
     assert isinstance(adapter, ResilienceAdapter)
     assert adapter.max_retries.total == 0
 
 
-def test_pickling(server: FlakyServer, session: Make) -> None:
-    """A session pickles as it does without us, if its policies do; a circuit, which is shared, does not."""
-    one = pickle.loads(pickle.dumps(session(QUICK, pool_maxsize=3)))
-    with one:
-        assert one.get(server.script("/", 503, 200)).status_code == 200
-        assert one.get_adapter("http://x")._pool_maxsize == 3
+def test_a_session_can_be_pickled_if_its_policies_can(server: FlakyServer, session: Make) -> None:
+    """A circuit breaker, which is shared, cannot."""
+    client = pickle.loads(pickle.dumps(session(QUICK, pool_maxsize=3)))
+    with client:
+        assert client.get(server.script("/", 503, 200)).status_code == 200
+        assert client.get_adapter("http://x")._pool_maxsize == 3
     with pytest.raises(TypeError, match="all its users share"):
         pickle.dumps(session(CircuitBreaker(5)))

@@ -1,4 +1,4 @@
-"""What requests is given of the time that is left."""
+"""Timeouts and deadlines of requests."""
 
 from __future__ import annotations
 
@@ -34,31 +34,29 @@ from tests.integrations.servers import PATIENCE, Answer, FlakyServer
         (urllib3.Timeout(total=50), (50, 50)),
     ],
 )
-def test_timeouts_are_shortened(session: Make, given: Any, capped: tuple[float, float]) -> None:
-    """Whatever form a timeout has, an attempt gets no more than what is left."""
+def test_timeouts_are_shortened_to_the_time_left(session: Make, given: Any, capped: tuple[float, float]) -> None:
+    """Of any form."""
     recorder = Recorder()
-    one = session(Timeout(100, cooperative=True), adapter=recorder)
-    one.get("http://nowhere", timeout=given)
+    client = session(Timeout(100, cooperative=True), adapter=recorder)
+    client.get("http://nowhere", timeout=given)
     for seconds, most in zip(recorder.timeouts[0], capped, strict=True):
         assert max(0.5, most - PATIENCE) <= seconds <= most
 
 
 @pytest.mark.parametrize("given", [None, 3, (1, 2), urllib3.Timeout(5)])
-def test_without_a_deadline_a_timeout_is_handed_on(session: Make, given: Any) -> None:
-    """What the user has written is what the adapter gets."""
+def test_without_a_deadline_a_timeout_is_unchanged(session: Make, given: Any) -> None:
     recorder = Recorder()
     session(adapter=recorder).get("http://nowhere", timeout=given)
     assert recorder.timeouts == [given]
 
 
-def test_a_timeout_of_no_form_is_refused(session: Make) -> None:
+def test_an_invalid_timeout_is_refused(session: Make) -> None:
     """As requests does."""
     with deadline(PATIENCE), pytest.raises(ValueError, match="a pair"):
         session().get("http://nowhere", timeout=(1, 2, 3))
 
 
-def test_connecting_and_waiting_share_the_time(server: FlakyServer, session: Make, monkeypatch) -> None:
-    """The time that connecting took is taken off what is left for the answer."""
+def test_the_total_timeout_includes_connecting(server: FlakyServer, session: Make, monkeypatch) -> None:
     seen: list[urllib3.Timeout] = []
     send = HTTPAdapter.send
     monkeypatch.setattr(HTTPAdapter, "send", lambda *args, **it: seen.append(it["timeout"]) or send(*args, **it))
@@ -67,16 +65,16 @@ def test_connecting_and_waiting_share_the_time(server: FlakyServer, session: Mak
     assert 9.0 < seen[0].total <= 10.0  # type: ignore[operator]
 
 
-def test_a_deadline_ends_a_request_that_nobody_takes(session: Make) -> None:
-    """A wait to send has a timeout as well, and urllib3 another error for it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts nobody, and reads nothing
+def test_a_deadline_ends_the_sending_of_a_request(session: Make) -> None:
+    """A wait to send has a timeout too, for which urllib3 has another error."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts no connection, and reads nothing
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(DeadlineExceeded), deadline(0.1):
             session().put(url, data=bytes(20_000_000))
 
 
-def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:
-    """A body that is read after the policy has ended has the time of the attempt."""
+def test_a_stream_has_the_deadline_of_its_attempt(server: FlakyServer, session: Make) -> None:
+    """Also if it is read after the policy has ended."""
     url = server.script("/", Answer(body=[b"a", b"b", b"c"], chunked=True))
     response = session(Timeout(PATIENCE, cooperative=True)).get(url, stream=True)
     with response, process_clock_ahead(2 * PATIENCE), pytest.raises(TimeoutExceeded, match="limit_body"):
@@ -84,13 +82,13 @@ def test_a_stream_keeps_to_the_time(server: FlakyServer, session: Make) -> None:
 
 
 @pytest.mark.parametrize(("limited", "given", "most"), [(True, None, PATIENCE), (False, None, None), (False, 70, 70)])
-def test_a_stream_has_a_read_timeout_of_its_own(
+def test_the_read_timeout_of_a_stream_is_the_users_or_the_time_left(
     server: FlakyServer, session: Make, limited: bool, given: float | None, most: float | None
 ) -> None:
-    """The user's, or the time that the body has; what was left of the attempt is no limit where it may take longer."""
+    """The time left does not apply with `limit_body=False`."""
     url = server.script("/", Answer(body=[b"first", b"rest"], drip=threading.Event()))
-    one = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
-    with one.get(url, stream=True, timeout=given) as response:
+    client = session(Timeout(PATIENCE, cooperative=True), rules=Rules(limit_body=limited))
+    with client.get(url, stream=True, timeout=given) as response:
         seconds = response.raw.connection.sock.gettimeout()
     if limited:
         assert 0 < seconds <= PATIENCE
@@ -98,8 +96,8 @@ def test_a_stream_has_a_read_timeout_of_its_own(
         assert seconds == most
 
 
-def test_a_stream_that_is_too_slow_for_the_user_is_the_users_matter(server: FlakyServer, session: Make) -> None:
-    """The read timeout was shorter than the time that was left."""
+def test_a_read_timeout_of_the_user_in_a_stream_is_the_users_error(server: FlakyServer, session: Make) -> None:
+    """It was shorter than the time left."""
     url = server.script("/", Answer(body=[b"a", b"b"], drip=threading.Event()))
     with (
         session(Timeout(PATIENCE)).get(url, stream=True, timeout=0.1) as response,
@@ -109,8 +107,10 @@ def test_a_stream_that_is_too_slow_for_the_user_is_the_users_matter(server: Flak
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_each_wait_for_a_piece_has_what_is_left(server: FlakyServer, session: Make, monkeypatch, stream: bool) -> None:
-    """The pieces before it have taken some of the time."""
+def test_each_wait_for_a_piece_is_limited_to_the_time_left(
+    server: FlakyServer, session: Make, monkeypatch, stream: bool
+) -> None:
+    """The earlier pieces have taken some of the time."""
     limits: list[float] = []
     ahead: list[float] = []
     now = process_clock.now
@@ -125,36 +125,35 @@ def test_each_wait_for_a_piece_has_what_is_left(server: FlakyServer, session: Ma
 
     monkeypatch.setattr(urllib3.HTTPResponse, "stream", slow)
     answer = Answer(body=[b"a", b"b", b"c"], chunked=True)
-    one = session(Timeout(PATIENCE, cooperative=True))
-    assert one.get(server.script("/", answer), stream=stream).content == b"abc"
+    client = session(Timeout(PATIENCE, cooperative=True))
+    assert client.get(server.script("/", answer), stream=stream).content == b"abc"
     assert [round(4 * it / PATIENCE) for it in limits] == [4, 3, 2]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_body_that_was_read_is_not_late(session: Make, stream: bool) -> None:
-    """Not even where it is a file that stays open: of an adapter that is no urllib3's."""
-    one = session(Timeout(PATIENCE, cooperative=True), adapter=Recorder())
-    response = one.get("http://nowhere", stream=stream)
+def test_a_body_that_was_read_stays_available_after_the_deadline(session: Make, stream: bool) -> None:
+    """Also if it is an open file, as of an adapter without urllib3."""
+    client = session(Timeout(PATIENCE, cooperative=True), adapter=Recorder())
+    response = client.get("http://nowhere", stream=stream)
     assert response.content == b"recorded"
     with process_clock_ahead(2 * PATIENCE):
         assert b"".join(response.iter_content(1)) == b"recorded"
 
 
 class BrokenRecord:
-    """The raw body of a response whose encryption breaks in the middle."""
+    """The raw body of a response whose TLS record is invalid in the middle."""
 
     def stream(self, *args: Any, **options: Any) -> Iterator[bytes]:
         yield b"first"
         raise urllib3.exceptions.SSLError("a record is broken")
 
     def release_conn(self) -> None:
-        """There is none."""
+        """Do nothing: there is no connection."""
 
     close = release_conn
 
 
-def test_a_body_that_breaks_in_time_is_not_late(session: Make) -> None:
-    """What the network does to it comes out as it is, also where the time is looked at."""
+def test_an_error_of_the_network_in_a_body_with_a_deadline_is_raised(session: Make) -> None:
 
     class Breaking(Recorder):
         @override
@@ -171,19 +170,19 @@ def test_a_body_that_breaks_in_time_is_not_late(session: Make) -> None:
         next(pieces)
 
 
-def test_a_response_without_a_body_is_not_late(server: FlakyServer, session: Make) -> None:
-    """There is nothing to wait for."""
+def test_an_empty_body_can_be_read_after_the_deadline(server: FlakyServer, session: Make) -> None:
+    """There is no wait."""
     response = session(Timeout(PATIENCE, cooperative=True)).get(server.script("/", 204), stream=True)
     with process_clock_ahead(2 * PATIENCE):
         assert response.content == b""
 
 
-def test_a_body_that_comes_in_drips_keeps_to_the_deadline(server: FlakyServer, session: Make) -> None:
-    """Between one piece and the next the time is looked at, although no single wait is too long."""
+def test_a_dripping_body_ends_at_the_deadline(server: FlakyServer, session: Make) -> None:
+    """The clock is read between the pieces, although no single wait is too long."""
     answer = Answer(body=[b"x" * 20_000] * 2000, chunked=True, pause=0.02)
     began = time.monotonic()
-    one = session(QUICK, pool_maxsize=1, pool_block=True)
+    client = session(QUICK, pool_maxsize=1, pool_block=True)
     with pytest.raises(DeadlineExceeded), deadline(0.1):
-        one.get(server.script("/", answer))
+        client.get(server.script("/", answer))
     assert time.monotonic() - began < PATIENCE / 2
-    assert one.get(server.script("/", 200)).status_code == 200  # its connection is free
+    assert client.get(server.script("/", 200)).status_code == 200  # its connection is free

@@ -1,4 +1,4 @@
-"""Clients of the SDKs of language models, protected: what holds for each of them."""
+"""Protected clients of the SDKs of language models: their common behaviour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class SDK(NamedTuple):
-    """What the SDKs have different names for."""
+    """The names that differ between the SDKs."""
 
     name: str
     module: Any
@@ -28,7 +28,7 @@ class SDK(NamedTuple):
     error: Callable[..., Answer]
     answer: Callable[[], Answer]
     stream: Callable[..., Answer]
-    asked: Callable[[Any], Any]
+    completions_of: Callable[[Any], Any]
     text: Callable[[Any], str]
 
     def protect(self, client: Any, policy: Any) -> Any:
@@ -41,7 +41,7 @@ class SDK(NamedTuple):
             yield self.protect(client, policy)
 
     def ask(self, client: Any, **options: Any) -> Any:
-        return self.asked(client).create(**QUESTION, max_tokens=9, **options)
+        return self.completions_of(client).create(**QUESTION, max_tokens=9, **options)
 
 
 OPENAI = SDK(
@@ -70,18 +70,16 @@ ANTHROPIC = SDK(
 
 @pytest.fixture(params=[OPENAI, ANTHROPIC], ids=lambda it: it.name)
 def sdk(request: pytest.FixtureRequest) -> SDK:
-    it: SDK = request.param
-    return it
+    sdk: SDK = request.param
+    return sdk
 
 
-# --- what is tried again ---
+# --- failures and results ---
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
-def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(
-    server: FlakyServer, sdk: SDK, status: int
-) -> None:
-    """With no configuration, a POST included; and the SDK adds no attempts of its own."""
+def test_statuses_that_the_sdk_would_retry_are_retried(server: FlakyServer, sdk: SDK, status: int) -> None:
+    """A plain Retry does so with no configuration, for a POST too; the SDK adds no attempts."""
     server.script(sdk.path, sdk.error(status), sdk.error(status), sdk.answer())
     with sdk.protected(server.url, SOON) as client:
         assert sdk.text(sdk.ask(client)) == "fine"
@@ -89,7 +87,7 @@ def test_a_status_that_the_sdk_tries_again_is_a_failure_for_a_plain_retry(
 
 
 def test_the_last_error_is_the_sdks_own_with_a_note(server: FlakyServer, sdk: SDK) -> None:
-    """What comes out is what the SDK raises, and it tells what was tried."""
+    """The note has the number of attempts."""
     server.script(sdk.path, sdk.error(429))
     with sdk.protected(server.url, SOON) as client, pytest.raises(sdk.module.RateLimitError) as caught:
         sdk.ask(client)
@@ -98,8 +96,8 @@ def test_the_last_error_is_the_sdks_own_with_a_note(server: FlakyServer, sdk: SD
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, sdk: SDK, status: int) -> None:
-    """A bad request comes out at once: not retried, not counted, not answered by a fallback."""
+def test_statuses_that_the_sdk_would_not_retry_are_no_failure(server: FlakyServer, sdk: SDK, status: int) -> None:
+    """They are raised immediately: not retried, not counted by a breaker, not replaced by a fallback."""
     server.script(sdk.path, sdk.error(status))
     breaker = CircuitBreaker(1)
     with sdk.protected(server.url, Fallback(None).wrap(SOON, breaker)) as client:
@@ -110,19 +108,21 @@ def test_an_answer_is_no_failure_to_any_policy(server: FlakyServer, sdk: SDK, st
     assert breaker.state.name == "CLOSED"
 
 
-@pytest.mark.parametrize(("status", "told", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)])
-def test_the_server_may_say_whether_to_try_again(
-    server: FlakyServer, sdk: SDK, status: int, told: str, requests: int
+@pytest.mark.parametrize(
+    ("status", "should_retry", "requests"), [(400, "true", 3), (503, "false", 1), (429, "false", 1)]
+)
+def test_the_header_x_should_retry_decides(
+    server: FlakyServer, sdk: SDK, status: int, should_retry: str, requests: int
 ) -> None:
-    """The header `x-should-retry` has the last word."""
-    server.script(sdk.path, sdk.error(status, x_should_retry=told))
+    """Against the status."""
+    server.script(sdk.path, sdk.error(status, x_should_retry=should_retry))
     with sdk.protected(server.url, SOON) as client, pytest.raises(sdk.module.APIStatusError):
         sdk.ask(client)
     assert len(server.requests) == requests
 
 
-def test_a_server_that_is_not_there_opens_the_circuit(sdk: SDK) -> None:
-    """A refusal comes out as itself, and not as the error of the SDK that stands for what it does not know."""
+def test_a_server_that_is_away_opens_the_circuit(sdk: SDK) -> None:
+    """The refusal is raised as `CircuitOpen`, and not as an unexpected error of the SDK."""
     with sdk.protected(unused_url(), CircuitBreaker(2)) as client:
         for _ in range(2):
             with pytest.raises(sdk.module.APIConnectionError):
@@ -137,15 +137,15 @@ def test_a_server_that_is_not_there_opens_the_circuit(sdk: SDK) -> None:
 def test_the_wait_is_at_least_what_the_server_asks_for(
     server: FlakyServer, sdk: SDK, clock: FakeClock, headers: dict[str, str], delay: float
 ) -> None:
-    """`retry-after-ms` before `Retry-After`."""
+    """`retry-after-ms` comes before `Retry-After`."""
     server.script(sdk.path, sdk.error(429, **headers), sdk.answer())
     with sdk.protected(server.url, SOON) as client:
         assert sdk.text(sdk.ask(client)) == "fine"
     assert clock.sleeps == [delay]
 
 
-def test_a_wait_that_does_not_fit_ends_it_at_once(server: FlakyServer, sdk: SDK) -> None:
-    """The deadline bounds what a server may ask for."""
+def test_a_wait_beyond_the_deadline_is_not_begun(server: FlakyServer, sdk: SDK) -> None:
+    """The error is raised immediately."""
     server.script(sdk.path, sdk.error(429, retry_after="60"))
     with (
         sdk.protected(server.url, SOON) as client,
@@ -157,19 +157,19 @@ def test_a_wait_that_does_not_fit_ends_it_at_once(server: FlakyServer, sdk: SDK)
     assert budget.remaining() > 20
 
 
-# --- every way through the client ---
+# --- all parts of the client ---
 
 
 def test_a_stream_is_tried_again_until_it_is_open(server: FlakyServer, sdk: SDK) -> None:
-    """What fails before the first byte of the body is the policy's."""
+    """Failures before the first byte of the body are the policy's."""
     server.script(sdk.path, sdk.error(503), Answer(fault="reset"), sdk.stream("a", "b"))
     with sdk.protected(server.url, SOON) as client, sdk.ask(client, stream=True) as stream:
         assert len(list(stream)) >= 2
     assert len(server.requests) == 3
 
 
-def test_the_protected_client_is_of_the_same_type_and_the_original_is_left_alone(sdk: SDK) -> None:
-    """A copy, with the SDK's retries off."""
+def test_the_protected_client_is_a_copy_of_the_same_type(sdk: SDK) -> None:
+    """With the SDK's retries off; the original is unchanged."""
     kind = getattr(sdk.module, sdk.client)
     original = kind(api_key="k")
     with sdk.protect(original, SOON) as client:
@@ -179,7 +179,7 @@ def test_the_protected_client_is_of_the_same_type_and_the_original_is_left_alone
 
 
 def test_copies_of_a_protected_client_are_protected(server: FlakyServer, sdk: SDK) -> None:
-    """And whatever `max_retries` they ask for, attempts do not multiply."""
+    """Their `max_retries` has no effect, so that attempts do not multiply."""
     server.script(sdk.path, sdk.error(503))
     with sdk.protected(server.url, SOON) as client:
         for derived in (client.with_options(max_retries=4), client.with_options(timeout=5).copy(max_retries=1)):
@@ -190,19 +190,19 @@ def test_copies_of_a_protected_client_are_protected(server: FlakyServer, sdk: SD
 
 
 def test_raw_and_streamed_responses_are_protected(server: FlakyServer, sdk: SDK) -> None:
-    """`with_raw_response` and `with_streaming_response` go the same way."""
+    """Those of `with_raw_response` and `with_streaming_response`."""
     with sdk.protected(server.url, SOON) as client:
         server.script(sdk.path, sdk.error(503), sdk.answer())
-        raw = sdk.asked(client).with_raw_response.create(**QUESTION, max_tokens=9)
+        raw = sdk.completions_of(client).with_raw_response.create(**QUESTION, max_tokens=9)
         assert sdk.text(raw.parse()) == "fine"
         server.script(sdk.path, sdk.error(503), sdk.answer())
-        with sdk.asked(client).with_streaming_response.create(**QUESTION, max_tokens=9) as response:
+        with sdk.completions_of(client).with_streaming_response.create(**QUESTION, max_tokens=9) as response:
             assert sdk.text(response.parse()) == "fine"
     assert len(server.requests) == 4
 
 
-def test_what_is_no_client_or_no_policy_is_refused(sdk: SDK) -> None:
-    """With the value in the message."""
+def test_wrong_arguments_are_refused(sdk: SDK) -> None:
+    """The message has the value."""
     with sdk.protected("http://x", SOON) as client:
         with pytest.raises(TypeError, match=r"policy must be a policy.*not 3"):
             sdk.protect(client, 3)

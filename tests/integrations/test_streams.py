@@ -1,4 +1,4 @@
-"""Streams of real clients: language models and HTTP. Retried before an item, limited, held, and closed."""
+"""Streams of real clients, language models and HTTP: retried before an item, limited, and closed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 class Case:
-    """A client, how it opens a stream, and what its server answers.
+    """A client, the function that opens a stream, and the answers of its server.
 
-    :param answers: makes the answer of two texts, which may be told how to fail.
-    :param text: the text of an item, None of one that has none.
+    `answers` makes the answer with some texts, and may be asked for a fault.
     """
 
     path: str
@@ -40,7 +39,7 @@ class Case:
         }[name.partition(" ")[0]]
 
     def opener(self, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Return the function that opens a stream, and the one that ends the client."""
+        """Return the function that opens a stream, and the one that closes the client."""
         kind = self.name.partition(" ")[0]
         if kind == "openai":
             make = openai.AsyncOpenAI if self.is_async else openai.OpenAI
@@ -90,9 +89,9 @@ def consume(
     after: Callable[[], object] = lambda: None,
     **limits: Any,
 ) -> list[str]:
-    """Return the texts of a stream; stop where a text says so.
+    """Return the texts of a stream, up to the first one for which `stop` is true.
 
-    :param after: called when the stream is closed, and its client is not.
+    :param after: called after the stream is closed, and before its client is.
     """
     streaming = policy.streaming(**limits)
     got: list[str] = []
@@ -135,8 +134,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-def test_a_stream_is_opened_again_until_it_brings_an_item(case: Case, server: FlakyServer) -> None:
-    """Its client knows statuses and lost connections; the permit is that of the whole stream."""
+def test_a_stream_is_opened_again_until_its_first_item(case: Case, server: FlakyServer) -> None:
+    """After transient statuses and lost connections; the permit is that of the whole stream."""
     server.script(case.path, llm.openai_error(503), Answer(fault="reset"), case.answers("a", "b"))
     bulkhead, held = Bulkhead(1), []
     got = consume(
@@ -151,7 +150,7 @@ def test_a_stream_is_opened_again_until_it_brings_an_item(case: Case, server: Fl
 
 
 def test_a_stream_that_breaks_off_is_not_repeated(case: Case, server: FlakyServer) -> None:
-    """What was handed out is out; the breaker counts the failure."""
+    """The consumer has the first items; the breaker counts the failure."""
     server.script(case.path, case.answers("a", "b", fault="cut"))
     if case.name.startswith("anthropic"):
         server.script(
@@ -170,8 +169,8 @@ def _begun() -> list[bytes]:
     return [b"".join(pieces[:3]), *pieces[3:]]
 
 
-def test_a_stream_that_stands_still_is_left(case: Case, server: FlakyServer) -> None:
-    """After the idle time, without the client's own limits, which are minutes; its connection is closed."""
+def test_a_stream_without_further_items_ends_after_the_idle_time(case: Case, server: FlakyServer) -> None:
+    """The client's own limits are minutes; its connection is closed."""
     never = threading.Event()
     server.script(case.path, case.answers("a", "b", drip=never))
     bulkhead = Bulkhead(1)
@@ -182,7 +181,7 @@ def test_a_stream_that_stands_still_is_left(case: Case, server: FlakyServer) -> 
 
 
 def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakyServer) -> None:
-    """The connection is closed at once, and the call has ended well."""
+    """Its connection is closed immediately, and the call is a success."""
     never = threading.Event()
     server.script(case.path, case.answers("a", "b", drip=never))
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
@@ -190,7 +189,7 @@ def test_a_stream_that_its_consumer_leaves_is_closed(case: Case, server: FlakySe
         server.script(case.path, Answer(200, {"Content-Type": "text/event-stream"}, _begun(), chunked=True, drip=never))
 
     def closed() -> None:
-        never.set()  # a client that had kept the connection would take the rest, and keep it for its next request
+        never.set()  # a client that kept the connection would read the rest, and reuse it for its next request
         server.wait_until(lambda: server.open_connections == 0)
 
     assert consume(case, server.url, breaker.wrap(bulkhead), lambda text: True, closed) == ["a"]

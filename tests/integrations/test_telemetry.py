@@ -1,4 +1,4 @@
-"""What exporters share: what events add to which instrument, and what is read from policies."""
+"""What exporters share: the measurements of events, and the gauges that are read from policies."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from tests.listening import park_a_task, retry_without_budget
 
 
 @pytest.fixture
-def taken() -> Any:
-    """What a feed records while the test runs."""
+def measurements() -> Any:
+    """The measurements that a feed records during the test."""
     seen: list[Measurement] = []
 
-    def recorder(it: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
-        return lambda value: seen.append(Measurement(it, value, labels))
+    def recorder(instrument: Instrument, labels: Mapping[str, str]) -> Callable[[float], None]:
+        return lambda value: seen.append(Measurement(instrument, value, labels))
 
     remove = Feed(recorder, Labels()).add()
     yield seen
@@ -60,8 +60,8 @@ def of(seen: list[Measurement], name: str) -> list[tuple[float, dict[str, str]]]
 # --- the numbers -----------------------------------------------------------------------------
 
 
-def test_instruments_are_named_as_opentelemetry_names_them() -> None:
-    """Dotted lower case, one name each; durations in seconds, what is counted in braces."""
+def test_names_and_units_of_instruments_follow_opentelemetry() -> None:
+    """Dotted lower case, one name each; durations in seconds, counts in braces."""
     names = [it.name for it in INSTRUMENTS]
     assert len(set(names)) == len(names)
     for it in INSTRUMENTS:
@@ -72,9 +72,9 @@ def test_instruments_are_named_as_opentelemetry_names_them() -> None:
 
 
 async def test_every_measurement_has_the_labels_of_its_instrument(
-    world: World, clock: FakeClock, taken: list[Measurement]
+    world: World, clock: FakeClock, measurements: list[Measurement]
 ) -> None:
-    """All of them and no others, as text; what is not known is empty."""
+    """All of them and no others, as text; an unknown one is empty."""
     breaker, bulkhead = CircuitBreaker(2), Bulkhead(1)
     pipeline = Fallback("x").wrap(Retry(3, on=Boom, backoff=[0]), breaker, bulkhead)
     for _ in range(2):
@@ -93,19 +93,19 @@ async def test_every_measurement_has_the_labels_of_its_instrument(
     park_a_task()
     throttle = AdaptiveThrottle()
     limiter = RateLimiter(1)
-    taken += list(Observed(throttle, limiter, cache, keyed).gauges())
+    measurements += list(Observed(throttle, limiter, cache, keyed).gauges())
     shadow = CircuitBreaker(observe_only=True)
     shadow.isolate()
     await world.attempt(shadow, Script(1).function())
-    taken += list(Observed(pipeline).gauges())
-    assert {it.instrument for it in taken} == set(INSTRUMENTS)
-    for it in taken:
+    measurements += list(Observed(pipeline).gauges())
+    assert {it.instrument for it in measurements} == set(INSTRUMENTS)
+    for it in measurements:
         assert set(it.labels) == set(it.instrument.labels)
         assert all(isinstance(text, str) for text in it.labels.values())
 
 
-async def test_timeouts_are_counted_by_what_timed_out(world: World, taken: list[Measurement]) -> None:
-    """An attempt, the total, the wait in a queue, or the budget that the caller gave."""
+async def test_timeouts_are_counted_by_what_timed_out(world: World, measurements: list[Measurement]) -> None:
+    """An attempt, the whole execution, the wait in a queue, or the deadline of the caller."""
 
     async def hang(ctx: Context) -> None:
         await world.hang()
@@ -120,7 +120,7 @@ async def test_timeouts_are_counted_by_what_timed_out(world: World, taken: list[
     await world.attempt(Policy.wrap(Timeout(0.01, name="whole"), Retry(1)), hang)
     await world.attempt(Timeout(5.0, name="budget"), hang, Context(timeout=0.01))
     await world.execute(bulkhead, inside)
-    assert [(labels["policy"], labels["scope"]) for _, labels in of(taken, "timeouts")] == [
+    assert [(labels["policy"], labels["scope"]) for _, labels in of(measurements, "timeouts")] == [
         ("each", "attempt"),
         ("whole", "total"),
         ("budget", "deadline"),
@@ -129,30 +129,31 @@ async def test_timeouts_are_counted_by_what_timed_out(world: World, taken: list[
     ]
 
 
-async def test_a_call_that_is_turned_away_at_once_has_not_timed_out(world: World, taken: list[Measurement]) -> None:
-    """It is a rejection and nothing else, by the name of its error."""
+async def test_a_call_that_is_refused_immediately_has_not_timed_out(
+    world: World, measurements: list[Measurement]
+) -> None:
+    """It is only a rejection, under the name of its error."""
     bulkhead = Bulkhead(1, name="pool")
 
     async def inside(ctx: Context) -> None:
         await world.attempt(bulkhead, Script("never").function())
 
     await world.execute(bulkhead, inside)
-    assert [labels["reason"] for _, labels in of(taken, "rejections")] == ["BulkheadFull"]
-    assert of(taken, "timeouts") == []
+    assert [labels["reason"] for _, labels in of(measurements, "rejections")] == ["BulkheadFull"]
+    assert of(measurements, "timeouts") == []
 
 
-async def test_a_cancelled_execution_is_no_failure(tasks_world: World, taken: list[Measurement]) -> None:
-    """It is counted as what it is."""
+async def test_a_cancelled_execution_is_no_failure(tasks_world: World, measurements: list[Measurement]) -> None:
     import anyio
 
     with anyio.move_on_after(0.01):
         await Retry().aexecute(lambda ctx: anyio.sleep(10))
-    [(_, labels)] = of(taken, "execution.duration")
+    [(_, labels)] = of(measurements, "execution.duration")
     assert (labels["outcome"], labels["error_type"], labels["cancelled_by"]) == ("cancelled", "", "caller")
 
 
 class Odd(Exception):
-    """Has the attributes of some client's errors, of which one raises."""
+    """An error with the attributes of some client's errors, one of which raises."""
 
     def __init__(self, status_code: object) -> None:
         self.status_code = status_code
@@ -163,14 +164,14 @@ class Odd(Exception):
 
 
 class Coded(Exception):
-    """No error of gRPC's, whose `code()` nobody has to call."""
+    """An error that is not gRPC's, although it has a method `code`."""
 
     def code(self) -> Any:
         raise AssertionError
 
 
 def failed_call(status: grpc.StatusCode) -> Exception:
-    """Of a channel of asyncio; those of a blocking one have another class, whose name begins with an underscore."""
+    """An error of an asyncio channel; those of a blocking one have a private class."""
     error: Exception = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details="secret")
     return error
 
@@ -193,15 +194,15 @@ def failed_call(status: grpc.StatusCode) -> Exception:
     ],
 )
 def test_an_error_is_named_by_its_class_or_its_status(what: Any, name: str) -> None:
-    """Never by its message, which may be anything; a foreign attribute that raises has nothing to say."""
+    """Never by its message, which may hold anything; a foreign attribute that raises is ignored."""
     assert error_type(what) == name
 
 
-# --- what is observed ------------------------------------------------------------------------
+# --- observed policies -----------------------------------------------------------------------
 
 
-def test_breakers_and_bulkheads_are_found_in_pipelines_that_nest() -> None:
-    """Under the name of the pipeline that was handed over."""
+def test_breakers_and_bulkheads_are_found_in_nested_pipelines() -> None:
+    """Under the name of the outermost pipeline."""
     breaker, bulkhead = CircuitBreaker(name="db"), Bulkhead(3, name="pool")
     inner = Policy.wrap(Retry(), breaker, name="inner")
     outer = Policy.wrap(Timeout(5), inner, bulkhead, name="outer")
@@ -213,14 +214,14 @@ def test_breakers_and_bulkheads_are_found_in_pipelines_that_nest() -> None:
 
 
 def test_policies_of_one_name_are_numbered() -> None:
-    """Two series of one metric must not be one; the same policy twice is one series."""
+    """Two policies must not share one series; the same policy twice is one series."""
     first, second, third = CircuitBreaker(name="db"), CircuitBreaker(name="db"), Bulkhead(1, name="db")
     observed = Observed(Policy.wrap(first, second, third, first, name="p"))
     assert [(it.name, it.policy) for it in observed] == [("db", first), ("db-2", second), ("db", third)]
 
 
-def test_observing_keeps_nothing_alive() -> None:
-    """A policy that nobody else has is gone, and its series with it."""
+def test_observing_keeps_no_policy_alive() -> None:
+    """The series of a freed policy ends."""
     bulkhead = Bulkhead(1)
     observed = Observed(bulkhead)
     assert len(list(observed)) == 1
@@ -229,8 +230,8 @@ def test_observing_keeps_nothing_alive() -> None:
     assert list(observed) == []
 
 
-def test_a_policy_that_makes_others_is_looked_into_each_time() -> None:
-    """One that has a breaker for each host, say: those that came later are seen as well."""
+def test_policies_that_are_created_later_are_observed() -> None:
+    """For example a breaker for each host."""
 
     class PerHost(Policy[Never]):
         def __init__(self) -> None:
@@ -248,7 +249,7 @@ def test_a_policy_that_makes_others_is_looked_into_each_time() -> None:
 
 
 def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:
-    """As the HTTP clients take them; hosts that are asked for later appear then."""
+    """Those of the HTTP clients; hosts that are requested later are added then."""
     hosts = PerHost(lambda origin: Policy.wrap(CircuitBreaker(name="breaker"), name=origin))
     observed = Observed(hosts)
     assert list(observed) == []
@@ -260,8 +261,8 @@ def test_a_policy_for_each_host_is_observed_under_its_own_name() -> None:
     ]
 
 
-def test_what_is_kept_for_keys_is_counted(taken: list[Measurement]) -> None:
-    """The policy of each key is observed as well as the number of keys; entries of caches are a number only."""
+def test_the_policies_of_keys_are_observed_and_counted(measurements: list[Measurement]) -> None:
+    """Of the entries of caches, only the number is read."""
     keyed = Keyed(lambda key: CircuitBreaker(name=key), key=lambda text: text, name="hosts")
     cache = Cache(60, name="prices")
     observed = Observed(Policy.wrap(cache, keyed, name="p"))
@@ -270,14 +271,14 @@ def test_what_is_kept_for_keys_is_counted(taken: list[Measurement]) -> None:
     assert [it.name for it in observed] == ["prices", "hosts", "a", "b"]
     gauges = {it.instrument.name: it.value for it in observed.gauges()}
     assert (gauges["resilience.cache.size"], gauges["resilience.keyed.keys"]) == (2, 2)
-    [(value, labels)] = of(taken, "cache.answers")
+    [(value, labels)] = of(measurements, "cache.answers")
     assert (value, labels["policy"], labels["how"]) == (1, "prices", "fresh")
 
 
-async def test_streams_are_measured_by_their_first_item_and_by_all(
-    world: World, clock: FakeClock, taken: list[Measurement]
+async def test_the_first_item_and_the_number_of_items_of_a_stream_are_measured(
+    world: World, clock: FakeClock, measurements: list[Measurement]
 ) -> None:
-    """The time since the first pull, in all attempts; one that brings nothing has no first item."""
+    """The time includes all attempts; a stream without items has no first item."""
 
     def items() -> Any:
         clock.advance(2)
@@ -286,12 +287,12 @@ async def test_streams_are_measured_by_their_first_item_and_by_all(
     list(Policy.wrap(Retry(), name="letters").streaming().call(items))
     list(Retry().streaming().call(iter, []))
     labels = {"pipeline": "letters", "operation": items.__qualname__}
-    assert of(taken, "stream.first_item") == [(2.0, labels)]
-    assert of(taken, "stream.items") == [(3, labels)]
+    assert of(measurements, "stream.first_item") == [(2.0, labels)]
+    assert of(measurements, "stream.items") == [(3, labels)]
 
 
-@pytest.mark.parametrize("thing", [Retry, PerHost, "weather", None])
-def test_what_is_no_policy_cannot_be_observed(thing: Any) -> None:
-    """A class in the place of an object is the usual slip."""
+@pytest.mark.parametrize("value", [Retry, PerHost, "weather", None])
+def test_observing_a_value_that_is_no_policy_is_refused(value: Any) -> None:
+    """To pass a class instead of an object is the usual mistake."""
     with pytest.raises(TypeError, match="only policies can be observed, not "):
-        Observed(thing)
+        Observed(value)

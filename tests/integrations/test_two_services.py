@@ -1,7 +1,7 @@
 """Two real services: the first calls the second, and the deadline of the first one's caller reaches it.
 
-All four pairs of ASGI (uvicorn) and WSGI (wsgiref), with httpx between them. They are processes in all but
-name: what crosses is the header.
+All four pairs of ASGI (uvicorn) and WSGI (wsgiref), with httpx between them. They share one process, but only the
+header carries the deadline from one to the other.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from tests.integrations.services import PATIENCE, asgi_service, wsgi_service
 
 HEADER = "x-envoy-expected-rq-timeout-ms"
 
-#: Seconds for which the services would go on working if nobody told them the time.
+#: Seconds for which the services would work without a deadline.
 MUCH = 8.0
 
-#: What a noisy machine may take for a request, where a bound in time cannot be avoided.
+#: Seconds that a request may take on a busy machine, for tests that need a bound.
 SLACK = 2.0
 
 
-#: Seconds for a request. On a busy machine the first may be over before the second service has heard of it.
+#: Seconds for a request. On a busy machine the first may have passed before the second service gets a request.
 BUDGETS = (0.3, 1.0, 5.0)
 
 
 def within(budget: float) -> dict[str, str]:
-    """The header of a request that has so many seconds."""
+    """The header of a request with this budget, in seconds."""
     return {HEADER: f"{budget * 1000:.0f}"}
 
 
 @dataclass
 class Log:
-    """What the second service has done."""
+    """The calls of the second service."""
 
-    began: list[float] = field(default_factory=list)  # when work began
-    given: list[float] = field(default_factory=list)  # the seconds that it had then
-    ended: threading.Event = field(default_factory=threading.Event)  # the first service has come to its end
+    began: list[float] = field(default_factory=list)  # the instants at which work began
+    given: list[float] = field(default_factory=list)  # the seconds left at that instant
+    ended: threading.Event = field(default_factory=threading.Event)  # the first service has ended
 
 
 def second_asgi(work: Callable[[], Iterator[float]], log: Log) -> Any:
@@ -104,18 +104,18 @@ def first_wsgi(url: str, hosts: list[str], rounds: int, log: Log) -> Any:
 
 @dataclass
 class Pair:
-    """A first and a second service, yet to be started."""
+    """A first and a second service, not started."""
 
     first: Callable[..., Any]
     second: Callable[..., Any]
     log: Log = field(default_factory=Log)
 
     @contextlib.contextmanager
-    def serve(self, work: Callable[[], Iterator[float]], *, rounds: int = 1, told: bool = True) -> Iterator[str]:
-        """Start both; the first calls the second so many times for each request, and waits for each answer."""
-        with self.second(work, self.log) as behind:
-            hosts = [behind.removeprefix("http://")] if told else []
-            with self.first(behind, hosts, rounds, self.log) as url:
+    def serve(self, work: Callable[[], Iterator[float]], *, rounds: int = 1, propagate: bool = True) -> Iterator[str]:
+        """Start both; the first calls the second `rounds` times for each request, one call after the other."""
+        with self.second(work, self.log) as second_url:
+            hosts = [second_url.removeprefix("http://")] if propagate else []
+            with self.first(second_url, hosts, rounds, self.log) as url:
                 yield url
 
 
@@ -128,11 +128,11 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(*request.param)
 
 
-def a_moment() -> Iterator[float]:
+def work_briefly() -> Iterator[float]:
     yield 0.05
 
 
-def as_long_as_there_is_time() -> Iterator[float]:
+def work_until_the_deadline() -> Iterator[float]:
     until = time.monotonic() + MUCH
     while time.monotonic() < until:
         current_context().check()
@@ -140,9 +140,9 @@ def as_long_as_there_is_time() -> Iterator[float]:
 
 
 def test_no_work_begins_after_the_caller_has_given_up(pair: Pair) -> None:
-    """The first service has work for the second for a long time; the second gets none of it after the deadline."""
+    """The first service calls the second for a long time, but not after the deadline."""
     for budget in BUDGETS:
-        with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url:
+        with pair.serve(work_briefly, rounds=int(MUCH / 0.05)) as url:
             given_up = time.monotonic() + budget
             with pytest.raises(httpx.ReadTimeout):
                 httpx.get(url, headers=within(budget), timeout=httpx.Timeout(PATIENCE, read=budget / 2))
@@ -157,9 +157,8 @@ def test_no_work_begins_after_the_caller_has_given_up(pair: Pair) -> None:
     assert max(pair.log.given) <= budget
 
 
-def test_a_caller_who_waits_is_told(pair: Pair) -> None:
-    """504, when the time is over and not when the work would have been done."""
-    with pair.serve(a_moment, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
+def test_a_caller_who_waits_gets_a_504_at_the_deadline(pair: Pair) -> None:
+    with pair.serve(work_briefly, rounds=int(MUCH / 0.05)) as url, httpx.Client(timeout=PATIENCE) as client:
         began = time.monotonic()
         answer = client.get(url, headers=within(0.2))
         assert time.monotonic() - began < 0.2 + SLACK
@@ -168,12 +167,12 @@ def test_a_caller_who_waits_is_told(pair: Pair) -> None:
 
 
 def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
-    """The second service stops by itself, although nobody has cut it off."""
+    """The second service stops, although it is not cut off."""
     stopped = threading.Event()
 
     def work() -> Iterator[float]:
         try:
-            yield from as_long_as_there_is_time()
+            yield from work_until_the_deadline()
         finally:
             stopped.set()
 
@@ -190,16 +189,16 @@ def test_work_that_has_begun_obeys_the_deadline(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("pair", MIXED, indirect=True)
-def test_a_caller_who_sets_no_deadline_gets_the_work_done(pair: Pair) -> None:
-    """Without a header nothing is limited, and nothing is told."""
-    with pair.serve(a_moment, rounds=2) as url:
+def test_a_request_without_a_deadline_is_not_limited(pair: Pair) -> None:
+    """Neither service has a deadline."""
+    with pair.serve(work_briefly, rounds=2) as url:
         assert httpx.get(url, timeout=PATIENCE).text == "[200, 200]"
     assert pair.log.given == [inf, inf]
 
 
 @pytest.mark.parametrize("pair", MIXED, indirect=True)
-def test_a_service_that_is_not_named_is_told_nothing(pair: Pair) -> None:
-    """The first keeps to the deadline; the second does not learn of it."""
-    with pair.serve(a_moment, told=False) as url:
+def test_the_deadline_is_not_sent_to_a_service_that_is_not_named(pair: Pair) -> None:
+    """The first service has a deadline, the second one has none."""
+    with pair.serve(work_briefly, propagate=False) as url:
         assert httpx.get(url, headers={HEADER: "15000"}, timeout=PATIENCE).text == "[200]"
     assert pair.log.given == [inf]

@@ -1,4 +1,4 @@
-"""`resilience.integrations.urllib3`: what is urllib3's alone. What all clients share is in `test_http_clients.py`."""
+"""`resilience.integrations.urllib3`: what is specific to it. The common rules are in `test_http_clients.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.integrations.servers import PATIENCE, Answer, FlakyServer
 
 
 @pytest.mark.parametrize("retries", [None, False, 0, 5, urllib3.Retry(connect=5, read=5, status=5)], ids=repr)
-def test_its_own_retries_are_off(server: FlakyServer, retries: Any) -> None:
-    """Whatever `retries` says: they would multiply with the policy's."""
+def test_the_retries_of_urllib3_are_off(server: FlakyServer, retries: Any) -> None:
+    """They would multiply with the policy's."""
     with ResiliencePoolManager(QUICK) as http, pytest.raises(urllib3.exceptions.ProtocolError):
         http.request("GET", server.script("/", Answer(fault="close")), retries=retries)
     assert len(server.requests) == 3
@@ -29,8 +29,7 @@ def test_its_own_retries_are_off(server: FlakyServer, retries: Any) -> None:
 @pytest.mark.parametrize(
     ("retries", "followed"), [(None, 3), (urllib3.Retry(redirect=1, raise_on_redirect=False), 1), (False, 0)], ids=repr
 )
-def test_its_number_of_redirects_holds(server: FlakyServer, retries: Any, followed: int) -> None:
-    """As without us."""
+def test_the_number_of_redirects_of_urllib3_holds(server: FlakyServer, retries: Any, followed: int) -> None:
     url = server.script("/", Answer(302, {"Location": "/"}))
     with ResiliencePoolManager(QUICK) as http:
         if retries is None:
@@ -41,8 +40,8 @@ def test_its_number_of_redirects_holds(server: FlakyServer, retries: Any, follow
     assert len(server.requests) == followed + 1
 
 
-def test_a_pool_that_it_hands_out_is_protected(server: FlakyServer) -> None:
-    """By the same policy; it follows no redirects, which is its manager's work."""
+def test_a_pool_of_the_manager_is_protected(server: FlakyServer) -> None:
+    """By the same policy. It follows no redirects, as only its manager does so."""
     server.script("/", 503, Answer(302, {"Location": "/elsewhere"}))
     with ResiliencePoolManager(QUICK) as http:
         pool = http.connection_from_url(server.url)
@@ -51,8 +50,7 @@ def test_a_pool_that_it_hands_out_is_protected(server: FlakyServer) -> None:
     assert [it.path for it in server.requests] == ["/", "/", "/path"]
 
 
-def test_a_proxy(server: FlakyServer) -> None:
-    """A plain request goes to it."""
+def test_a_request_through_a_proxy_is_retried(server: FlakyServer) -> None:
     url = "http://nowhere.invalid/"
     server.script(url, 503, Answer(body=b"from the proxy"))
     with ResilienceProxyManager(QUICK, server.url) as http:
@@ -60,7 +58,7 @@ def test_a_proxy(server: FlakyServer) -> None:
 
 
 def test_forms_and_json_are_sent_again(server: FlakyServer) -> None:
-    """urllib3 makes bytes of them."""
+    """urllib3 encodes them as bytes."""
     with ResiliencePoolManager(QUICK, maxsize=1, block=True) as http:
         for options in ({"fields": {"a": ("name", b"content")}}, {"json": {"a": 1}}):
             server.requests.clear()
@@ -69,10 +67,10 @@ def test_forms_and_json_are_sent_again(server: FlakyServer) -> None:
             assert first.body == second.body != b""
 
 
-def test_each_way_to_read_a_stream_has_its_time(server: FlakyServer) -> None:
-    """`read`, `read1`, `stream` and `read_chunked` are cut off; `json` and `data` are made of them."""
+def test_each_method_of_reading_a_stream_has_the_deadline(server: FlakyServer) -> None:
+    """`read`, `read1`, `stream` and `read_chunked` are cut off; `json` and `data` are based on them."""
     stuck = [Answer(body=[b"a", b"b"], drip=threading.Event(), chunked=it) for it in (False, True)]
-    ways: list[Any] = [
+    methods: list[Any] = [
         lambda it: it.read(10),
         lambda it: [it.read1(1), it.read1(1)],
         lambda it: list(it.stream(1)),
@@ -80,7 +78,7 @@ def test_each_way_to_read_a_stream_has_its_time(server: FlakyServer) -> None:
     ]
     with ResiliencePoolManager(Timeout(0.2, cooperative=True), maxsize=1, block=True) as http:
         for answer in stuck:
-            for read in ways:
+            for read in methods:
                 response = http.request("GET", server.script("/", answer), preload_content=False)
                 with pytest.raises(TimeoutExceeded, match="limit_body"):
                     read(response)
@@ -92,8 +90,10 @@ def test_each_way_to_read_a_stream_has_its_time(server: FlakyServer) -> None:
 @pytest.mark.parametrize(
     "given", [None, 3, urllib3.Timeout.DEFAULT_TIMEOUT, urllib3.Timeout(connect=1, read=2)], ids=str
 )
-def test_timeouts_are_shortened(server: FlakyServer, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
-    """Where there is a deadline; the manager's own default, too."""
+def test_timeouts_are_shortened_to_the_time_left(
+    server: FlakyServer, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    """Those of the request and the default of the manager."""
     seen: list[Any] = []
     make_request = urllib3.HTTPConnectionPool.urlopen
     monkeypatch.setattr(
@@ -113,14 +113,14 @@ def test_timeouts_are_shortened(server: FlakyServer, monkeypatch: pytest.MonkeyP
 
 
 def test_an_old_urllib3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To 1.26, a body that is shorter than its length is whole."""
+    """Version 1.26 accepts a body that is shorter than its length."""
     monkeypatch.setattr(metadata, "version", lambda name: "1.26.20")
     with pytest.raises(ImportError, match=r"1\.26\.20 takes a body that breaks off for a whole one; .*urllib3>=2"):
         importlib.reload(sys.modules[ours.__name__])
 
 
 def test_requests_is_refused_with_an_old_urllib3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is built on urllib3, and says the same."""
+    """It is based on urllib3."""
     for name in list(sys.modules):
         if name.startswith(("resilience.integrations.urllib3", "resilience.integrations.requests")):
             monkeypatch.delitem(sys.modules, name)

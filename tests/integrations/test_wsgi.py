@@ -22,7 +22,7 @@ HEADER = "x-envoy-expected-rq-timeout-ms"
 
 
 class Server:
-    """What a WSGI server does with one request, step by step."""
+    """The steps of a WSGI server for one request."""
 
     def __init__(self, app: Any, **environ: Any) -> None:
         self.statuses: list[str] = []
@@ -40,7 +40,7 @@ class Server:
         return self.written.append
 
     def body(self) -> bytes:
-        """Iterate and close."""
+        """Return the whole body, and close it."""
         try:
             return b"".join(self.items())
         finally:
@@ -57,7 +57,7 @@ class Server:
 
 
 class Body:
-    """A body that notes the context of each of its steps."""
+    """A body that records the time left at each of its steps."""
 
     def __init__(self, *steps: bytes | Exception) -> None:
         self._steps = iter(steps)
@@ -79,7 +79,7 @@ class Body:
 
 
 def answering(body: Any) -> tuple[Any, list[Context]]:
-    """Return an app that answers with this body, and the contexts that it is entered with."""
+    """Return an app with this body, and the list of contexts that it is called with."""
     contexts: list[Context] = []
 
     def app(environ: Any, start_response: Any) -> Any:
@@ -93,8 +93,8 @@ def answering(body: Any) -> tuple[Any, list[Context]]:
 OVER = DeadlineExceeded("the deadline of the execution has passed")
 
 
-class TestWhatTheAppFinds:
-    def test_is_there_in_every_step_of_the_body_and_in_none_between(self) -> None:
+class TestContextOfTheApp:
+    def test_is_ambient_in_every_step_of_the_body_and_not_between_them(self) -> None:
         """A WSGI body runs after the app has returned, in the server's loop, perhaps in another thread."""
         body = Body(b"a", b"b")
         server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "60000"})
@@ -111,8 +111,8 @@ class TestWhatTheAppFinds:
         assert all(30 < seconds <= 60 for seconds in body.seen + body.closed)
         assert current_context().deadline == inf
 
-    def test_is_there_in_a_generator_with_blocks_of_its_own(self) -> None:
-        """A block that is open across a `yield` is back in the next step."""
+    def test_is_ambient_in_a_generator_that_holds_a_block_open(self) -> None:
+        """A block that is open across a `yield` is active again in the next step."""
 
         def app(environ: Any, start_response: Any) -> Iterator[bytes]:
             start_response("200 OK", [])
@@ -128,17 +128,16 @@ class TestWhatTheAppFinds:
             assert current_context().deadline == inf
 
 
-class TestTooLate:
+class TestAfterTheDeadline:
     @pytest.mark.parametrize("milliseconds", ["0", "5000"])
     def test_the_answer_to_head_has_no_body(self, milliseconds: str) -> None:
-        """A server that sends what it is given would send it as the beginning of the next response."""
+        """A server would send that body as the beginning of the next response."""
         app = DeadlineMiddleware(answering(Body(OVER))[0])
         server = Server(app, REQUEST_METHOD="HEAD", **{EXPECTED: milliseconds})
         assert server.body() == b""
         assert server.statuses[-1] == "504 Gateway Timeout"
 
-    def test_a_status_that_was_named_gives_way_to_a_504(self) -> None:
-        """The headers have not been sent."""
+    def test_a_status_that_was_not_sent_is_replaced_by_a_504(self) -> None:
 
         def app(environ: Any, start_response: Any) -> Any:
             start_response("200 OK", [])
@@ -146,8 +145,8 @@ class TestTooLate:
 
         assert Server(DeadlineMiddleware(app), **{EXPECTED: "5000"}).statuses == ["200 OK", "504 Gateway Timeout"]
 
-    def test_the_first_step_of_the_body_makes_it_a_504(self) -> None:
-        """A generator does its work at the first step; its `close` is called nevertheless."""
+    def test_an_error_in_the_first_step_of_the_body_is_a_504(self) -> None:
+        """A generator does its work in the first step; its `close` is called too."""
         body = Body(OVER, b"not reached")
         server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
         assert server.body() == b"the deadline of the request has passed\n"
@@ -155,15 +154,14 @@ class TestTooLate:
         assert len(body.closed) == 1
 
     def test_a_later_step_of_the_body_raises(self) -> None:
-        """There is no second status; the server has to break the connection off."""
+        """The status is sent, so that the server has to break the connection off."""
         body = Body(b"a", OVER)
         server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
         with pytest.raises(DeadlineExceeded):
             server.body()
         assert len(body.closed) == 1
 
-    def test_other_errors_of_the_body_are_the_apps(self) -> None:
-        """Only the deadline is answered here."""
+    def test_other_errors_of_the_body_are_raised(self) -> None:
         body = Body(TimeoutError("a database"))
         server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000"})
         with pytest.raises(TimeoutError, match="a database"):
@@ -171,15 +169,15 @@ class TestTooLate:
 
 
 class TestTheProtocol:
-    def test_is_kept_as_the_validator_of_the_standard_library_reads_it(self) -> None:
-        """With the checker on both sides: the middleware is a correct server and a correct application."""
+    def test_is_kept_according_to_the_validator_of_wsgiref(self) -> None:
+        """With the validator on both sides: the middleware is a correct server and a correct application."""
         for headers in ({}, {EXPECTED: "5000"}, {EXPECTED: "0"}):
             app, _ = answering(Body(b"a", b"b"))
             outer = validator(DeadlineMiddleware(validator(app)))
             assert Server(outer, **headers).body() in (b"ab", b"the deadline of the request has passed\n")
 
     def test_close_is_called_once(self) -> None:
-        """However often the server calls it, and also where nothing was read."""
+        """However often the server calls it, and also if nothing was read."""
         body = Body(b"a")
         server = Server(DeadlineMiddleware(answering(body)[0]))
         server.close()
@@ -187,8 +185,8 @@ class TestTheProtocol:
         assert len(body.closed) == 1
         assert list(server.result) == []
 
-    def test_write_is_the_servers(self) -> None:
-        """The old way of sending a body goes through."""
+    def test_the_function_write_is_the_servers(self) -> None:
+        """The older way of sending a body."""
 
         def app(environ: Any, start_response: Any) -> Any:
             start_response("200 OK", [])(b"written")
@@ -199,18 +197,18 @@ class TestTheProtocol:
         assert server.written == [b"written"]
 
     @pytest.mark.parametrize("body", [[b"a"], (b"a", b"b"), FileWrapper(io.BytesIO(b"file"))])
-    def test_what_runs_no_code_of_the_app_is_handed_on(self, body: Any) -> None:
-        """The server tells the length of a list, and sends a file by itself."""
+    def test_a_body_that_runs_no_code_is_returned_unchanged(self, body: Any) -> None:
+        """The server reads the length of a list, and sends a file in its own way."""
         server = Server(DeadlineMiddleware(answering(body)[0]), **{EXPECTED: "5000", "wsgi.file_wrapper": FileWrapper})
         assert server.result is body
 
-    def test_a_file_wrapper_that_is_a_function_is_no_type_to_look_for(self) -> None:
-        """uwsgi's is; what it returns is iterated like any body."""
+    def test_a_file_wrapper_may_be_a_function(self) -> None:
+        """uwsgi's is one; its result is iterated like any body."""
         environ = {EXPECTED: "5000", "wsgi.file_wrapper": lambda file: file}
         assert Server(DeadlineMiddleware(answering(io.BytesIO(b"file"))[0]), **environ).body() == b"file"
 
 
-def test_under_a_real_server() -> None:
+def test_a_real_server_gets_the_response_or_a_504() -> None:
     """wsgiref: in time, too late, and out of time inside of the app."""
 
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over the DevTools protocol: the state of a page, its errors, and screenshots.
+"""Headless Chromium, driven over the DevTools protocol: the state of a page, and its errors.
 
 async with browser(program("chromium"), folder) as chromium:
     page = await chromium.open("http://127.0.0.1:8765/")
@@ -8,7 +8,6 @@ async with browser(program("chromium"), folder) as chromium:
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -41,14 +40,14 @@ class Page:
 
     async def read(self) -> None:
         """Receive the messages of the browser until it ends."""
-        async for message in self._socket:
-            said = json.loads(message.data)
-            if "id" in said:
-                self._answers.pop(said["id"]).set_result(said)
+        async for received in self._socket:
+            message = json.loads(received.data)
+            if "id" in message:
+                self._answers.pop(message["id"]).set_result(message)
             else:
-                self._hear(said["method"], said["params"])
+                self._record(message["method"], message["params"])
 
-    def _hear(self, method: str, params: Any) -> None:
+    def _record(self, method: str, params: Any) -> None:
         if method == "Runtime.consoleAPICalled" and params["type"] in {"error", "warning", "assert"}:
             self.complaints.append(f"console: {[it.get('value') for it in params['args']]}")
         elif method == "Runtime.exceptionThrown":
@@ -63,9 +62,9 @@ class Page:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        said = await asyncio.wait_for(answer, PATIENCE)
-        assert "error" not in said, said
-        return said["result"]
+        message = await asyncio.wait_for(answer, PATIENCE)
+        assert "error" not in message, message
+        return message["result"]
 
     async def value(self, script: str) -> Any:
         """Evaluate an expression in the page."""
@@ -82,17 +81,13 @@ class Page:
             await asyncio.sleep(0.05)
         return value
 
-    async def look(self, width: int, height: int, *, dark: bool = False) -> None:
+    async def emulate(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size and the colour scheme of the screen."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
         await self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
-
-    async def picture(self) -> bytes:
-        """Return a screenshot as PNG."""
-        return base64.b64decode((await self.ask("Page.captureScreenshot", format="png"))["data"])
 
 
 class Chromium:

@@ -9,27 +9,27 @@ import pytest
 
 from resilience import events
 from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import STANDING
+from tests.integrations.dashboard.requests import SUBSCRIBED
 
 
 @pytest.fixture(autouse=True)
 def subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the active subscriptions, for `heard(kind)`."""
+    """Record the active subscriptions, for `is_subscribed(kind)`."""
     really_subscribe = events.subscribe
 
     def subscribe(listener: events.Listener, *kinds: type[events.Event]) -> Callable[[], None]:
         unsubscribe = really_subscribe(listener, *kinds)
-        STANDING.append(kinds)
+        SUBSCRIBED.append(kinds)
 
         def end() -> None:
-            if kinds in STANDING:
-                STANDING.remove(kinds)
+            if kinds in SUBSCRIBED:
+                SUBSCRIBED.remove(kinds)
             unsubscribe()
 
         return end
 
     monkeypatch.setattr(events, "subscribe", subscribe)
-    STANDING.clear()
+    SUBSCRIBED.clear()
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def make() -> Iterator[Callable[..., Dashboard]]:
         return made[-1]
 
     yield dashboard
-    for it in made:
-        it.close()
+    for app in made:
+        app.close()

@@ -97,7 +97,7 @@ class Viewer:
                 await anyio.sleep(0.01)
 
 
-async def told(app: Dashboard) -> Any:
+async def state_of(app: Dashboard) -> Any:
     return json.loads((await ask(app, "/state")).body)
 
 
@@ -111,17 +111,17 @@ def fail(message: str = "reset") -> Callable[[Context], None]:
 @contextlib.contextmanager
 def served(*policies: Any, **options: Any) -> Iterator[Served]:
     """Serve a dashboard with fast updates on a free port."""
-    with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as it:
-        yield it
+    with serve(*policies, **{"port": 0, "interval": 0.1, **options}) as server:
+        yield server
 
 
 #: The kinds of each active subscription, as recorded by the fixture `subscriptions`.
-STANDING: list[tuple[type[events.Event], ...]] = []
+SUBSCRIBED: list[tuple[type[events.Event], ...]] = []
 
 
-def heard(kind: type[events.Event]) -> bool:
+def is_subscribed(kind: type[events.Event]) -> bool:
     """Whether the dashboard listens to events of this kind."""
-    return any(kind in kinds for kinds in STANDING)
+    return any(kind in kinds for kinds in SUBSCRIBED)
 
 
 async def has_room(app: Dashboard) -> bool:

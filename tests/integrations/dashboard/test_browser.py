@@ -1,4 +1,4 @@
-"""The page, looked at in headless Chromium."""
+"""The page in headless Chromium."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.integrations.conftest import program
 from tests.integrations.dashboard.browser import Page, browser
 from tests.integrations.dashboard.requests import fail, served
 
-#: A name, and a message, that would do something in a page that took them for markup.
+#: A name, and a message, that would run a script in a page that did not escape them.
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 
 
 def in_browser(folder: Path, main: Callable[[Callable[..., Any]], Any]) -> None:
-    """Run `async def main(open)` with a browser. What the page complained about fails the test."""
+    """Run `async def main(open)` with a browser. A complaint of the page fails the test."""
 
     async def with_browser() -> None:
         pages: list[Page] = []
@@ -37,8 +37,8 @@ def in_browser(folder: Path, main: Callable[[Callable[..., Any]], Any]) -> None:
     asyncio.run(with_browser())
 
 
-def test_a_circuit_opens_before_ones_eyes(tmp_path: Path) -> None:
-    """State, log, rates and bulkheads follow without a reload; text is text; nothing complains."""
+def test_the_page_shows_an_opening_circuit_without_a_reload(tmp_path: Path) -> None:
+    """State, log, rates and bulkheads follow; markup in names is shown as text; the console has no error."""
     breaker, bulkhead = CircuitBreaker(2, open_for=60, name=MARKUP), Bulkhead(4, name="pool")
     pipeline = Policy.wrap(Fallback("x"), breaker, bulkhead, name=f"shop {MARKUP}")
 
@@ -70,16 +70,14 @@ def test_a_circuit_opens_before_ones_eyes(tmp_path: Path) -> None:
         in_browser(tmp_path, main)
 
 
-def test_the_page_can_be_paused_and_comes_back_by_itself(tmp_path: Path) -> None:
-    """By the keyboard; and when the server has gone it says so, and goes on when there is another one."""
+def test_the_page_can_be_paused_and_reconnects(tmp_path: Path) -> None:
+    """It is paused with the keyboard. Without a server it says so, and continues with the next one."""
     breaker = CircuitBreaker(1, name="db")
-    seen: list[Page] = []
 
     async def main(open: Callable[..., Any]) -> None:
-        it = await asyncio.to_thread(serve, breaker, port=0, interval=0.1)
-        port = urlsplit(it.url).port
-        page = await open(it.url)
-        seen.append(page)
+        server = await asyncio.to_thread(serve, breaker, port=0, interval=0.1)
+        port = urlsplit(server.url).port
+        page = await open(server.url)
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         await page.value("document.getElementById('pause').focus()")
         key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
@@ -91,31 +89,31 @@ def test_the_page_can_be_paused_and_comes_back_by_itself(tmp_path: Path) -> None
         assert await page.value("document.querySelector('.card').dataset.state") == "closed"
         await page.value("document.getElementById('pause').click()")
         await page.until("document.querySelector('.card[data-state=isolated]') !== null")
-        await asyncio.to_thread(it.close)
+        await asyncio.to_thread(server.close)
         await page.until("document.getElementById('link-text').textContent === 'no connection'")
         breaker.close()
-        it = await asyncio.to_thread(serve, breaker, port=port, interval=0.1)
+        server = await asyncio.to_thread(serve, breaker, port=port, interval=0.1)
         await page.until("document.querySelector('.card[data-state=closed]') !== null")
         await page.until("document.getElementById('link-text').textContent === 'live'")
         assert await page.value("document.querySelectorAll('.row').length") == 0, "another process, another log"
-        await asyncio.to_thread(it.close)
-        page.complaints.clear()  # the browser notes each connection that was refused
+        await asyncio.to_thread(server.close)
+        page.complaints.clear()  # the browser reports each connection that was refused
 
     in_browser(tmp_path, main)
 
 
 @pytest.mark.parametrize("width", [320, 360, 800, 1600])
-def test_the_page_fits_any_screen(look: Callable[..., Any], width: int) -> None:
-    """Nothing has to be scrolled sideways, whatever names are like; and it is dark where dark is wanted."""
+def test_the_page_fits_any_screen(measured: Callable[..., Any], width: int) -> None:
+    """It needs no horizontal scrolling with long names, and is dark if the user prefers that."""
     for dark in (False, True):
-        wide, background = look(width, dark)
+        wide, background = measured(width, dark)
         assert wide <= width
         assert (background < 128) == dark
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`look(width, dark)` is how wide the page gets there, and how bright its background is."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`measured(width, dark)` is the width that the page takes, and the brightness of its background."""
     long = "payments" * 30
     pipeline = Policy.wrap(Retry(2, backoff=[0]), CircuitBreaker(1, name=long), Bulkhead(2, name=long), name=long)
     found: dict[tuple[int, bool], tuple[int, int]] = {}
@@ -127,7 +125,7 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
         await page.until("document.querySelectorAll('.row').length > 0")
         for width in (320, 360, 800, 1600):
             for dark in (False, True):
-                await page.look(width, 800, dark=dark)
+                await page.emulate(width, 800, dark=dark)
                 wide = await page.value("document.documentElement.scrollWidth")
                 colour = await page.value("getComputedStyle(document.documentElement).backgroundColor")
                 found[width, dark] = wide, int(colour.removeprefix("rgb(").split(",")[0])

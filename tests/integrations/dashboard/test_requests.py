@@ -1,4 +1,4 @@
-"""What the dashboard answers, and what it refuses."""
+"""Responses and refusals of the dashboard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from resilience import events
 from resilience.integrations.dashboard import Dashboard
-from tests.integrations.dashboard.requests import Answer, Viewer, ask, heard, run
+from tests.integrations.dashboard.requests import Answer, Viewer, ask, is_subscribed, run
 
 
 def test_the_page_may_run_nothing_but_its_own_script(make: Callable[..., Dashboard]) -> None:
-    """One document without a reference to anything else; the policy names its style and script by their hashes."""
+    """One document without external references; the policy names its style and script by their hashes."""
     answer = run(lambda: ask(make(title="<b>Ada & Bob</b>")))
     page = answer.body.decode()
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -32,7 +32,7 @@ def test_the_page_may_run_nothing_but_its_own_script(make: Callable[..., Dashboa
 
 
 @pytest.mark.parametrize("path", ["/", "/events", "/state", "/nowhere"])
-def test_every_answer_has_the_headers_that_protect_it(make: Callable[..., Dashboard], path: str) -> None:
+def test_every_response_has_protective_headers(make: Callable[..., Dashboard], path: str) -> None:
     """No sniffing, no framing, no cache; HEAD has the status and headers of GET, and no body."""
     app = make()
 
@@ -56,8 +56,7 @@ def test_every_answer_has_the_headers_that_protect_it(make: Callable[..., Dashbo
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize("path", ["/", "/events", "/state"])
-def test_it_is_read_only(make: Callable[..., Dashboard], path: str, method: str) -> None:
-    """Any other method is refused, everywhere."""
+def test_other_methods_are_refused(make: Callable[..., Dashboard], path: str, method: str) -> None:
     answer = run(lambda: ask(make(), path, method))
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
 
@@ -66,8 +65,8 @@ def test_it_is_read_only(make: Callable[..., Dashboard], path: str, method: str)
     ("path", "root", "status"),
     [
         ("/", "", 200),
-        ("/monitor/", "/monitor", 200),  # newer frameworks: the path is whole
-        ("/", "/monitor", 200),  # older ones: it is cut off
+        ("/monitor/", "/monitor", 200),  # newer frameworks: the path includes the prefix
+        ("/", "/monitor", 200),  # older ones: the prefix is cut off
         ("/monitor/state", "/monitor", 200),
         ("/monitor/state", "/monitor/", 200),
         ("/state", "/monitor", 200),
@@ -78,8 +77,8 @@ def test_it_is_read_only(make: Callable[..., Dashboard], path: str, method: str)
         ("/../state", "", 404),
     ],
 )
-def test_it_can_be_mounted_anywhere(make: Callable[..., Dashboard], path: str, root: str, status: int) -> None:
-    """Paths are those below the mount, in whichever way the framework tells it."""
+def test_it_can_be_mounted_under_a_prefix(make: Callable[..., Dashboard], path: str, root: str, status: int) -> None:
+    """A framework may leave the prefix in the path or cut it off."""
     answer = run(lambda: ask(make(), path, root=root))
     assert answer.status == status
     if status == 307:
@@ -104,15 +103,15 @@ def test_it_can_be_mounted_anywhere(make: Callable[..., Dashboard], path: str, r
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/state", "/events"])
-def test_it_answers_under_the_names_that_are_allowed(
+def test_only_allowed_host_names_are_answered(
     make: Callable[..., Dashboard], path: str, allowed: Any, host: str, status: int
 ) -> None:
-    """A page elsewhere that lets its name point here cannot read along."""
+    """A page elsewhere whose name resolves to this address cannot read it."""
     assert run(lambda: ask(make(allowed_hosts=allowed), path, "HEAD", host=host)).status == status
 
 
-async def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., Dashboard]) -> None:
-    """A lifespan is completed, a websocket is refused, anything else is a mistake."""
+async def test_other_asgi_scopes_are_answered(make: Callable[..., Dashboard]) -> None:
+    """A lifespan is completed, a websocket is refused, and another one is an error."""
     app = make()
 
     async def talk(kind: str, *messages: str) -> list[str]:
@@ -150,9 +149,9 @@ async def test_what_is_no_request_is_answered_as_asgi_says(make: Callable[..., D
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, kind: type[Exception], message: str) -> None:
-    """Where they are written, with the value; and nothing stays subscribed."""
+    """The message has the value, and no subscription is left behind."""
     with pytest.raises(kind, match=message):
         Dashboard(**options)
     with pytest.raises(TypeError, match="policies"):
         Dashboard(print)
-    assert not heard(events.CircuitChanged)
+    assert not is_subscribed(events.CircuitChanged)

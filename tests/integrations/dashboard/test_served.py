@@ -1,4 +1,4 @@
-"""The dashboard served by uvicorn, in a thread of its own or mounted in Starlette."""
+"""The dashboard served by uvicorn in its own thread, or mounted in Starlette."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from starlette.routing import Mount
 from resilience import CircuitBreaker, events
 from resilience.integrations.dashboard import Dashboard, aserve, serve
 from tests.conftest import World
-from tests.integrations.dashboard.requests import fail, heard, served
+from tests.integrations.dashboard.requests import fail, is_subscribed, served
 from tests.integrations.services import PATIENCE, asgi_service
 
 
@@ -44,8 +44,8 @@ def updates(url: str) -> Iterator[Iterator[Any]]:
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS"])
-def test_a_refusal_says_why(method: str) -> None:
-    """All of it: a server ends the connection where a body is shorter than its header says."""
+def test_a_refusal_has_a_body_that_says_why(method: str) -> None:
+    """The body is complete: a server closes the connection if it is shorter than its header says."""
     with served() as it:
         response = get(it.url, method)
         assert (response.status_code, response.text) == (405, "the dashboard is read-only\n")
@@ -53,8 +53,8 @@ def test_a_refusal_says_why(method: str) -> None:
         assert (response.status_code, response.text) == (421, "this host name is not one of allowed_hosts\n")
 
 
-def test_it_is_served_on_this_machine_only() -> None:
-    """On the loopback address, under its names, in a daemon thread that ends with `close`."""
+def test_it_is_served_on_the_loopback_address() -> None:
+    """Under its names, in a daemon thread that ends with `close`."""
     breaker = CircuitBreaker(name="db")
     with served(breaker) as it:
         assert it.url.startswith("http://127.0.0.1:")
@@ -69,11 +69,11 @@ def test_it_is_served_on_this_machine_only() -> None:
     it.close()  # again
     with pytest.raises(httpx.ConnectError):
         get(it.url)
-    assert not heard(events.CircuitChanged)
+    assert not is_subscribed(events.CircuitChanged)
 
 
-def test_a_stream_goes_on_over_a_real_connection() -> None:
-    """A circuit opens, and the viewer is told."""
+def test_a_stream_continues_over_a_real_connection() -> None:
+    """An update follows when a circuit opens."""
     breaker = CircuitBreaker(1, name="db")
     with served(breaker) as it, updates(it.url) as stream:
         assert next(stream)["now"]["circuits"][0]["state"] == "closed"
@@ -82,19 +82,19 @@ def test_a_stream_goes_on_over_a_real_connection() -> None:
         assert states == ["circuit_changed"]
 
 
-def test_open_streams_do_not_hold_up_the_end() -> None:
+def test_open_streams_do_not_delay_closing() -> None:
     """A page that is left open does not keep the server's thread."""
-    it = serve(port=0, interval=30)
-    with updates(it.url) as stream:
+    server = serve(port=0, interval=30)
+    with updates(server.url) as stream:
         next(stream)
-        it.close()
+        server.close()
         with pytest.raises(httpx.ConnectError):
-            get(it.url)
-        assert not list(stream)  # it was ended, not broken off
+            get(server.url)
+        assert not list(stream)  # ended, not broken off
 
 
-def test_a_viewer_that_has_gone_makes_room() -> None:
-    """The server notices that he has closed the connection."""
+def test_a_viewer_that_has_left_makes_room() -> None:
+    """The server detects the closed connection."""
     app = Dashboard(interval=0.1, max_viewers=1)
     with asgi_service(app) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
@@ -113,15 +113,14 @@ def test_a_viewer_that_has_gone_makes_room() -> None:
     app.close()
 
 
-def test_an_address_that_is_taken_is_an_error_for_the_caller() -> None:
-    """As the error that it is, and nothing is left behind."""
+def test_an_address_in_use_is_an_error_in_the_caller() -> None:
+    """No subscription is left behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as caught:
         serve(port=taken.getsockname()[1])
-    assert not heard(events.CircuitChanged), caught  # held, and what its traceback holds
+    assert not is_subscribed(events.CircuitChanged), caught  # `caught` holds the traceback, and all that it refers to
 
 
-def test_another_address_is_allowed_under_its_own_name() -> None:
-    """Whoever binds to another one, or names hosts, means it."""
+def test_the_address_and_the_host_names_can_be_set() -> None:
     with served(host="127.0.0.2") as it:
         assert get(it.url).status_code == 200
     with served(allowed_hosts=["dashboard.internal"]) as it:
@@ -129,8 +128,8 @@ def test_another_address_is_allowed_under_its_own_name() -> None:
         assert get(it.url, Host="dashboard.internal").status_code == 200
 
 
-async def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
-    """Under asyncio and trio, until it is cancelled."""
+async def test_aserve_runs_until_it_is_cancelled(tasks_world: World) -> None:
+    """Under asyncio and trio."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with anyio.create_task_group() as tasks:
@@ -144,15 +143,15 @@ async def test_it_runs_beside_other_tasks(tasks_world: World) -> None:
     assert not [it for it in threading.enumerate() if it.name == "resilience-dashboard"]
 
 
-def test_without_uvicorn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvicorn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `serve` needs it."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ImportError, match=r"resilience-pipeline\[dashboard\]"):
         serve()
 
 
-def test_it_is_mounted_in_a_framework() -> None:
-    """Under a prefix; without the slash at its end it leads there."""
+def test_it_can_be_mounted_in_a_framework() -> None:
+    """Under a prefix, to which the path without its slash is redirected."""
     breaker = CircuitBreaker(name="db")
     app = Dashboard(breaker)
     with asgi_service(Starlette(routes=[Mount("/resilience", app)])) as url:

@@ -1,4 +1,4 @@
-"""What the dashboard tells of policies and of what happens to them."""
+"""What the dashboard shows of policies and of their events."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from resilience.integrations.dashboard import Dashboard
 from resilience.integrations.dashboard.log import Row
 from resilience.integrations.dashboard.state import MOST
 from tests.conftest import Boom, FakeClock
-from tests.integrations.dashboard.requests import Viewer, ask, fail, run, told
+from tests.integrations.dashboard.requests import Viewer, ask, fail, run, state_of
 
 SECRET = "hunter2"
 
 
 async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """State, time until the next probe, last failure; what runs, what waits, what was refused."""
+    """State, time until the next probe and last failure; running, queued and refused calls."""
     breaker = CircuitBreaker(2, open_for=30, name="db")
     bulkhead = Bulkhead(3, queue=2, name="pool")
     pipeline = Policy.wrap(breaker, bulkhead, name="stock")
@@ -44,7 +44,7 @@ async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., 
         pipeline.capture(fail())
     clock.advance(10)
     with bulkhead.slot():
-        now = (await told(app))["now"]
+        now = (await state_of(app))["now"]
     (circuit,) = now["circuits"]
     assert (circuit["name"], circuit["pipelines"], circuit["state"]) == ("db", ["stock"], "open")
     assert (circuit["retry_after"], circuit["open_for"]) == (20, 30)
@@ -55,34 +55,34 @@ async def test_the_state_of_circuits_and_bulkheads_is_shown(make: Callable[..., 
 
 
 def test_the_state_of_rate_limiters_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """How many wait, and for how long a newcomer would; one that never would has no number."""
+    """How many calls wait, and how long another would; a call that can never run has no number."""
     limiter, never = RateLimiter(2, name="partner"), RateLimiter(Rate(0.5, cost=lambda ctx: 1))
     for _ in range(2):
         limiter.call(int)
-    first, second = run(lambda: told(make(limiter, never)))["now"]["limiters"]
+    first, second = run(lambda: state_of(make(limiter, never)))["now"]["limiters"]
     assert [first[it] for it in ("name", "queued", "next_turn", "rejected")] == ["partner", 0, 1.0, 0]
     assert first["about"] == "at most 2 calls in any second; the others wait for their turn"
     assert second["next_turn"] is None
 
 
 def test_the_state_of_throttles_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """The share that is held back, and of what that was made."""
+    """The share of refused calls, and the counts that it is computed from."""
     throttle = AdaptiveThrottle(on=Boom, min_calls=10, name="search")
     for number in range(10):
         throttle.capture(fail() if number else int)
-    (shown,) = run(lambda: told(make(throttle)))["now"]["throttles"]
+    (shown,) = run(lambda: state_of(make(throttle)))["now"]["throttles"]
     assert [shown[it] for it in ("name", "requests", "accepts", "rejected")] == ["search", 10, 1, 0]
     assert shown["rejection_rate"] == throttle.stats().rejection_rate > 0.5
     assert shown["about"].startswith("lets 2 calls through for each that was accepted in the last 30 s")
 
 
 def test_the_state_of_caches_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """How its calls were answered; of one for each key, too, among its other policies."""
+    """How its calls were answered, also if a key's policy holds the cache."""
     cache = Cache(10, stale=50, name="prices")
     keyed = Keyed(lambda key: Policy.wrap(cache, CircuitBreaker(name=key)), key=lambda text: text)
     for _ in range(3):
         keyed.call(str, "a")
-    now = run(lambda: told(make(keyed)))["now"]
+    now = run(lambda: state_of(make(keyed)))["now"]
     (shown,) = now["caches"]
     assert [shown[it] for it in ("name", "hits", "stale", "shared", "misses", "size")] == ["prices", 2, 0, 0, 1, 1]
     assert shown["about"].startswith("keeps values for 10 s, 50 s more if a refresh fails")
@@ -93,35 +93,35 @@ def test_a_policy_in_two_pipelines_is_shown_once(make: Callable[..., Dashboard])
     """With the names of both."""
     breaker = CircuitBreaker(name="db")
     first, second = Policy.wrap(Retry(), breaker, name="read"), Policy.wrap(breaker, name="write")
-    (circuit,) = run(lambda: told(make(first, second, first)))["now"]["circuits"]
+    (circuit,) = run(lambda: state_of(make(first, second, first)))["now"]["circuits"]
     assert circuit["pipelines"] == ["read", "write"]
 
 
-def test_of_very_many_circuits_those_with_trouble_are_shown(make: Callable[..., Dashboard]) -> None:
-    """A page can be read, and says how many it leaves out."""
+def test_of_many_circuits_the_ones_that_are_not_closed_are_shown_first(make: Callable[..., Dashboard]) -> None:
+    """The others are left out, and counted."""
     breakers = [CircuitBreaker(name=f"b{number}") for number in range(MOST + 5)]
     app = make(*breakers)
     breakers[-1].isolate()
-    now = run(lambda: told(app))["now"]
+    now = run(lambda: state_of(app))["now"]
     assert len(now["circuits"]) == MOST
     assert now["circuits"][0]["name"] == f"b{MOST + 4}"
     assert now["left_out"] == {"circuits": 5, "bulkheads": 0, "throttles": 0, "limiters": 0, "caches": 0}
 
 
-def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """By default: the rows and the counts of everything but executions, which are counted while somebody looks."""
+def test_failures_before_the_first_viewer_are_shown(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """The rows and counts of all events but executions, which are counted only for a viewer."""
     pipeline = Policy.wrap(
         Fallback("x"), Retry(2, on=Boom, backoff=[0.5]), CircuitBreaker(2, name="db"), name="weather"
     )
     app = make(pipeline)
     pipeline.call(fail(), Context())
-    it = run(lambda: told(app))
+    state = run(lambda: state_of(app))
     kinds = ["retry_scheduled", "circuit_changed", "retry_gave_up", "fallback_used"]
-    assert [row["kind"] for row in it["rows"]] == kinds
-    assert [row["number"] for row in it["rows"]] == [1, 2, 3, 4]
-    assert it["rows"][1]["state"] == "open"
-    assert "circuit db: closed -> open" in it["rows"][1]["text"]
-    rates = it["now"]["rates"]
+    assert [row["kind"] for row in state["rows"]] == kinds
+    assert [row["number"] for row in state["rows"]] == [1, 2, 3, 4]
+    assert state["rows"][1]["state"] == "open"
+    assert "circuit db: closed -> open" in state["rows"][1]["text"]
+    rates = state["now"]["rates"]
     assert {name: rate["total"] for name, rate in rates.items()} == {
         "executions": 0,
         "failures": 0,
@@ -134,7 +134,7 @@ def test_what_went_wrong_before_the_first_viewer_is_shown(make: Callable[..., Da
 
 
 def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """With a count; later they are another row, so that one sees when it was."""
+    """With a count. Later they are another row, so that the viewer sees the time."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
@@ -142,7 +142,7 @@ def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock
         breaker.capture(fail())
     clock.advance(5)
     breaker.capture(fail())
-    rows = run(lambda: told(app))["rows"]
+    rows = run(lambda: state_of(app))["rows"]
     assert [(row["kind"], row["count"]) for row in rows] == [
         ("circuit_changed", 1),
         ("call_rejected", 50),
@@ -150,10 +150,10 @@ def test_equal_events_in_a_row_are_one_row(make: Callable[..., Dashboard], clock
     ]
 
 
-def test_the_timeouts_of_attempts_and_of_the_whole_are_different_rows(
+def test_timeouts_of_attempts_and_of_the_execution_are_different_rows(
     make: Callable[..., Dashboard], clock: FakeClock
 ) -> None:
-    """However much they are called the same, and however short the one comes after the other."""
+    """Also if the policies have the same name, and the events are close together."""
     limits = [Timeout(seconds, cooperative=True, name="limit") for seconds in (1.0, 0.5)]
     pipeline = Policy.wrap(limits[0], Retry(9, on=TimeoutExceeded, backoff=[0]), limits[1], name="weather")
     app = make(pipeline)
@@ -165,26 +165,26 @@ def test_the_timeouts_of_attempts_and_of_the_whole_are_different_rows(
         ctx.check()
 
     pipeline.capture(slow, Context(operation="get"))
-    it = run(lambda: told(app))
-    rows = [(row["text"], row["count"]) for row in it["rows"] if row["kind"] == "timed_out"]
+    state = run(lambda: state_of(app))
+    rows = [(row["text"], row["count"]) for row in state["rows"] if row["kind"] == "timed_out"]
     assert rows == [
         ("weather (get): an attempt took longer than the 0.5 s of limit", 1),
         ("weather (get): the execution took longer than the 1 s of limit", 1),
     ]
-    assert it["now"]["rates"]["timeouts"]["total"] == 2
+    assert state["now"]["rates"]["timeouts"]["total"] == 2
 
 
 def test_a_dashboard_may_be_collected_while_an_event_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Another listener may have held the last reference; who comes after it in the telling is not missed."""
+    """Another listener may have held the last reference; the remaining listeners are called."""
     breaker = CircuitBreaker(name="db")
     breaker.isolate()
     apps: list[Dashboard] = []
 
-    def leave(event: events.Event) -> None:
+    def drop(event: events.Event) -> None:
         apps.clear()
         gc.collect()
 
-    unsubscribe = events.subscribe(leave, events.CallRejected)
+    unsubscribe = events.subscribe(drop, events.CallRejected)
     try:
         apps.append(Dashboard(breaker))
         gone = weakref.ref(apps[0])
@@ -199,16 +199,16 @@ def rows_in_memory() -> int:
     return sum(isinstance(it, Row) for it in gc.get_objects())
 
 
-def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """The latest ones, and no memory of the others."""
+def test_the_log_keeps_a_bounded_number_of_rows(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """The latest ones; the others are freed."""
     breaker = CircuitBreaker(name="db")
     before = rows_in_memory()
     app = make(breaker, keep=3)
     for _ in range(10):
         breaker.isolate()
         breaker.close()
-    it = run(lambda: told(app))
-    assert [row["number"] for row in it["rows"]] == [18, 19, 20]
+    state = run(lambda: state_of(app))
+    assert [row["number"] for row in state["rows"]] == [18, 19, 20]
     for number in range(10):
         refusing = CircuitBreaker(name=f"b{number}")
         refusing.isolate()
@@ -218,7 +218,7 @@ def test_the_log_keeps_so_many_rows(make: Callable[..., Dashboard], clock: FakeC
 
 @pytest.mark.parametrize("messages", [False, True])
 def test_no_secret_is_shown(make: Callable[..., Dashboard], messages: bool) -> None:
-    """Never arguments, results or properties; the messages of errors only where somebody asks for them."""
+    """Never arguments, results or properties; the messages of errors only on request."""
     pipeline = Policy.wrap(
         Fallback(f"fallback {SECRET}"),
         Retry(2, on=Boom, on_result=lambda value: True, backoff=[0]),

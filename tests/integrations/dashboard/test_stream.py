@@ -17,10 +17,10 @@ from tests.conftest import FakeClock, World
 from tests.integrations.dashboard.requests import Viewer, ask, has_room, scope
 
 
-async def test_a_stream_begins_with_everything_and_goes_on_with_changes(
+async def test_a_stream_begins_with_the_whole_state_and_continues_with_changes(
     tasks_world: World, make: Callable[..., Dashboard]
 ) -> None:
-    """Under asyncio and trio: first everything, then each row once, at its time."""
+    """Each row is sent once, when it occurs."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, max_viewers=1)
     breaker.isolate()
@@ -40,8 +40,8 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_changes(
     assert await has_room(app)
 
 
-async def test_a_viewer_that_comes_back_goes_on_where_it_was(make: Callable[..., Dashboard]) -> None:
-    """By `Last-Event-ID`. What it says of another process, or rubbish, is a new beginning."""
+async def test_a_viewer_that_reconnects_gets_the_rows_since_then(make: Callable[..., Dashboard]) -> None:
+    """By `Last-Event-ID`. An invalid one, or one of another process, is a new beginning."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker)
     breaker.isolate()
@@ -58,12 +58,12 @@ async def test_a_viewer_that_comes_back_goes_on_where_it_was(make: Callable[...,
     assert (await rows(last))[:2] == (False, [])
     breaker.close()
     assert (await rows(last))[:2] == (False, [2])
-    for rubbish in ("elsewhere-1", f"{last}x", f"{last}\u00b2", "-", f"{last.split('-')[0]}-"):
-        assert (await rows(rubbish))[:2] == (True, [1, 2]), rubbish
+    for invalid in ("elsewhere-1", f"{last}x", f"{last}\u00b2", "-", f"{last.split('-')[0]}-"):
+        assert (await rows(invalid))[:2] == (True, [1, 2]), invalid
 
 
 async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock: FakeClock) -> None:
-    """So a server that shuts down need not wait for it; browsers come back."""
+    """So that a server that shuts down need not wait for it; browsers reconnect."""
     app = make()
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
@@ -73,7 +73,7 @@ async def test_a_stream_ends_after_a_while(make: Callable[..., Dashboard], clock
 
 
 async def test_a_closed_dashboard_ends_its_streams(make: Callable[..., Dashboard]) -> None:
-    """Soon, also where updates are rare."""
+    """Without waiting for the next update."""
     app = make(interval=3600)
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
@@ -81,14 +81,12 @@ async def test_a_closed_dashboard_ends_its_streams(make: Callable[..., Dashboard
         await viewer.until(lambda it: it.is_whole)
 
 
-async def test_where_nothing_happens_a_comment_keeps_the_stream_alive(
-    make: Callable[..., Dashboard], clock: FakeClock
-) -> None:
-    """After some seconds; and what was told is not told again."""
+async def test_a_comment_keeps_a_stream_without_news_alive(make: Callable[..., Dashboard], clock: FakeClock) -> None:
+    """After some seconds; the earlier update is not sent again."""
     app = make()
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
-    clock.advance(100)  # every second that is shown was watched, and had no event
+    clock.advance(100)  # every second that is shown had a viewer and no event
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
         await anyio.sleep(0.3)
@@ -99,7 +97,7 @@ async def test_where_nothing_happens_a_comment_keeps_the_stream_alive(
 
 
 async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Callable[..., Dashboard]) -> None:
-    """While one does not read, calls go on, the other is told, and nothing is kept for him but one piece."""
+    """While it does not read, the dashboard buffers no more than one update for it."""
     breaker = CircuitBreaker(name="db")
     app = make(breaker, keep=10)
 
@@ -124,8 +122,8 @@ async def test_a_slow_viewer_delays_neither_calls_nor_other_viewers(make: Callab
         assert len(slow.answer.rows()) <= 10
 
 
-async def test_only_so_many_viewers_are_admitted(make: Callable[..., Dashboard]) -> None:
-    """The next one is told to come again; who leaves makes room."""
+async def test_the_number_of_viewers_is_bounded(make: Callable[..., Dashboard]) -> None:
+    """A further one is asked to come again later; one that leaves makes room."""
     app = make(max_viewers=1)
     async with Viewer(app) as viewer:
         await viewer.until(lambda it: bool(it.updates()))
@@ -136,7 +134,7 @@ async def test_only_so_many_viewers_are_admitted(make: Callable[..., Dashboard])
 
 
 async def test_an_error_of_a_closed_connection_ends_the_stream(make: Callable[..., Dashboard]) -> None:
-    """Some tell it so; the stream ends, and he is counted no longer."""
+    """Some servers report a viewer who has left in this way; there is room for another."""
     app = make(max_viewers=1)
 
     async def send(message: Any) -> None:
@@ -151,7 +149,7 @@ async def test_an_error_of_a_closed_connection_ends_the_stream(make: Callable[..
 async def test_a_viewer_that_does_not_read_is_disconnected(
     tasks_world: World, make: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A laptop that is asleep keeps its connection for hours: it keeps neither its place nor the server's task."""
+    """A sleeping laptop keeps its connection for hours, but neither its place nor the server's task."""
     monkeypatch.setattr(app_module, "STREAM_LASTS", 0.1)
     monkeypatch.setattr(app_module, "STALLS", 0.1)
     app = make(max_viewers=1)

@@ -46,19 +46,19 @@ def busy() -> sqlite3.OperationalError:
     ],
 )
 def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
-    """What the driver's error says, and connections that the pool has found dead."""
+    """Those of the driver, and connections that the pool has found dead."""
     assert transient(error) is expected
 
 
-def test_what_is_no_source_is_refused() -> None:
-    """With the value, and with what it could be."""
+def test_an_invalid_source_is_refused() -> None:
+    """The message has the value, and the possible sources."""
     with pytest.raises(TypeError, match=r"source must be an engine, a sessionmaker or a function .* not 'sqlite://'"):
         unit_of_work(AGAIN, "sqlite://")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker", "scoped", "function"])
-def test_the_sources_of_a_unit(engine: Engine, kind: str) -> None:
-    """An engine gives connections, everything else is called."""
+def test_a_unit_gets_a_connection_of_an_engine_or_a_session(engine: Engine, kind: str) -> None:
+    """Every source but an engine is called."""
     sources: dict[str, Any] = {
         "engine": engine,
         "sessionmaker": sessionmaker(engine),
@@ -79,7 +79,7 @@ def test_the_sources_of_a_unit(engine: Engine, kind: str) -> None:
 
 
 def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
-    """The default of `on` knows the network; deadlocks and locks are named by our `transient`."""
+    """Its default of `on` covers the network; deadlocks and locks need our `transient`."""
     for error, expected in ((lost(), 3), (wrapped(busy()), 1)):
         attempts = []
 
@@ -94,7 +94,7 @@ def test_a_plain_retry_repeats_lost_connections_only(engine: Engine) -> None:
 
 
 def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
-    """A connection that is lost after the flush may have committed; before it, it has not."""
+    """If the connection is lost after the flush, the commit may have happened; if it is lost before, it has not."""
 
     class Losing(Session):
         at: str
@@ -133,7 +133,7 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(engine: Engine) -> None:
     ],
 )
 def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, error: Exception, attempts: int) -> None:
-    """Where the error says that it has not happened, and the connection is there to say so."""
+    """If the error says that it has not happened, and the connection still works."""
     begun = []
 
     class Refused(Session):
@@ -147,8 +147,8 @@ def test_a_commit_that_the_database_has_refused_is_repeated(engine: Engine, erro
 
 
 @pytest.mark.parametrize("source", ["session", "connection"])
-def test_a_deadline_begins_nothing(engine: Engine, source: str) -> None:
-    """A unit chooses the isolation level, and begins by itself, as it does without a deadline."""
+def test_a_deadline_begins_no_transaction(engine: Engine, source: str) -> None:
+    """A unit may choose the isolation level, or begin, as without a deadline."""
     levels = []
 
     def unit(work: Any) -> None:
@@ -174,8 +174,8 @@ def test_a_deadline_begins_nothing(engine: Engine, source: str) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_connection_is_as_it_was_before_its_pool_has_it(file: Path, fails: bool) -> None:
-    """Another thread may take it out at once, and set limits of its own."""
+def test_a_connection_is_restored_before_it_returns_to_its_pool(file: Path, fails: bool) -> None:
+    """Another thread may check it out immediately, and set its own limits."""
     engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": PATIENCE})
     Base.metadata.create_all(engine)
     waits: list[int] = []
@@ -197,8 +197,8 @@ def test_a_connection_is_as_it_was_before_its_pool_has_it(file: Path, fails: boo
     engine.dispose()
 
 
-def test_a_session_that_has_begun_already_is_limited_too(engine: Engine) -> None:
-    """By who has made it."""
+def test_a_session_that_has_already_begun_is_limited(engine: Engine) -> None:
+    """A source may return such a session."""
 
     def begun() -> Session:
         session = Session(engine)
@@ -211,10 +211,10 @@ def test_a_session_that_has_begun_already_is_limited_too(engine: Engine) -> None
 
 
 @pytest.mark.parametrize(("dialect", "limited"), [("another", True), ("sqlite", False)])
-def test_nothing_is_sent_to_another_database_or_where_limits_are_left_out(
+def test_no_limit_is_sent_to_another_database_or_if_switched_off(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, dialect: str, limited: bool
 ) -> None:
-    """There is nothing that every database would understand."""
+    """There is no statement that every database would understand."""
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     monkeypatch.setattr(engine.dialect, "name", dialect)

@@ -1,4 +1,4 @@
-"""Units of work with sqlite3: done again as a whole, never twice."""
+"""Units of work with sqlite3: repeated as a whole, and never committed twice."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_a_unit_is_called_without_its_connection(path: Path) -> None:
 
 
 def test_a_unit_is_the_operation_of_its_execution(path: Path) -> None:
-    """As of any other function that a policy decorates: log lines and metrics name it."""
+    """As any other decorated function, for log lines and metrics."""
     with recording(events.ExecutionFinished) as recorder:
         unit_of_work(AGAIN, connecting(path))(note)("a")
     assert [event.operation for event in recorder.events] == ["note"]
 
 
 class LosesConnection:
-    """A connection that commits, and breaks before it can say so."""
+    """A connection that commits, and breaks before it reports so."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -57,7 +57,7 @@ class LosesConnection:
 
 
 def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
-    """The work may have been done: it has been. Unless it may be done twice."""
+    """Here it has happened. `repeat_unknown_commits` repeats it."""
     connect = connecting(path)
     with pytest.raises(psycopg.OperationalError) as caught:
         unit_of_work(AGAIN, lambda: LosesConnection(connect()))(note)("a")
@@ -68,8 +68,8 @@ def test_a_commit_of_unknown_outcome_is_not_repeated(path: Path) -> None:
     assert notes(path) == ["a", "b", "b", "b"]
 
 
-def test_an_attempt_that_was_walked_away_from_commits_nothing(path: Path) -> None:
-    """In threads it goes on, and finds its time over before the commit. The next attempt has done the work."""
+def test_an_abandoned_attempt_commits_nothing(path: Path) -> None:
+    """Its thread continues, and finds its deadline passed before the commit. The next attempt has done the work."""
     second_is_done, first_is_done = threading.Event(), threading.Event()
     attempts = []
 
@@ -97,8 +97,8 @@ def test_an_attempt_that_was_walked_away_from_commits_nothing(path: Path) -> Non
     assert notes(path) == ["attempt 2"]
 
 
-def test_a_commit_in_the_middle_of_which_the_caller_left_is_not_repeated(path: Path) -> None:
-    """It may still happen. The next attempt is told so, and does nothing."""
+def test_a_commit_that_was_cut_off_is_not_repeated(path: Path) -> None:
+    """It may still happen, so that the next attempt raises instead of working."""
     may_commit, committed = threading.Event(), threading.Event()
 
     class Slow(sqlite3.Connection):
@@ -130,8 +130,8 @@ def test_a_connection_that_cannot_be_made_is_tried_again(path: Path) -> None:
     assert notes(path) == ["a"]
 
 
-def test_rows_of_any_kind_leave_the_limits_alone() -> None:
-    """A connection may make dictionaries of its rows: the deadline reaches the database all the same."""
+def test_a_row_factory_does_not_break_the_limits() -> None:
+    """A connection may return dictionaries as rows: the deadline still reaches the database."""
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(":memory:")
@@ -145,8 +145,8 @@ def test_rows_of_any_kind_leave_the_limits_alone() -> None:
         assert unit() == {"a": 1}
 
 
-def test_the_error_of_the_unit_comes_out_of_a_connection_that_is_closed() -> None:
-    """Not that of putting its limits back."""
+def test_the_error_of_a_unit_that_closed_its_connection_is_raised() -> None:
+    """And not the error of restoring the connection's limits."""
 
     def work(connection: sqlite3.Connection) -> None:
         connection.close()
@@ -157,8 +157,8 @@ def test_the_error_of_the_unit_comes_out_of_a_connection_that_is_closed() -> Non
         unit()
 
 
-def test_closing_that_fails_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What counts has been committed by then."""
+def test_an_error_of_closing_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The unit is committed by then."""
 
     class Unclosable(sqlite3.Connection):
         def close(self) -> None:
@@ -180,8 +180,8 @@ async def arows_of(connection: sqlite3.Connection) -> Any:
 
 
 @pytest.mark.parametrize("fn", [rows_of, arows_of])
-def test_a_generator_is_no_unit(path: Path, fn: Any) -> None:
-    """It would do its work after the commit: outside of the transaction, which a session would begin anew."""
+def test_a_generator_function_is_refused(path: Path, fn: Any) -> None:
+    """It would do its work after the commit, and a session would begin a new transaction for that."""
     with pytest.raises(TypeError, match="rows_of is a generator function"):
         unit_of_work(AGAIN, connecting(path))(fn)
 
@@ -196,6 +196,6 @@ def test_a_generator_is_no_unit(path: Path, fn: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
-    """Where they are written, with the value."""
+    """The message has the value."""
     with pytest.raises(error, match=message):
         unit_of_work(*arguments, **options)

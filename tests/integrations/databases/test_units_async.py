@@ -17,7 +17,7 @@ from tests.conftest import World
 from tests.integrations.databases.sqlite import AGAIN, FOREVER, LONG, PATIENCE, Locked, connecting, note
 
 
-def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> None:
+def test_a_deadline_limits_the_wait_for_a_lock_in_its_block(path: Path) -> None:
     """The connection's own `timeout` is longer, and holds again after the block."""
     other = Locked(path)
     connection = connecting(path, timeout=PATIENCE)()
@@ -33,22 +33,21 @@ def test_a_deadline_ends_the_wait_for_a_lock_and_is_taken_back(path: Path) -> No
     other.release()
 
 
-def test_a_progress_handler_of_the_user_stays(path: Path) -> None:
-    """A connection has one, and nothing tells which: it is asked in a block with a deadline, and after it."""
-    asked: list[int] = []
+def test_a_progress_handler_of_the_user_is_kept(path: Path) -> None:
+    """A connection has only one, which cannot be read: it is still called, in a block with a deadline and after it."""
+    called: list[int] = []
     connection = connecting(path)()
-    connection.set_progress_handler(lambda: asked.append(1), 1000)
+    connection.set_progress_handler(lambda: called.append(1), 1000)
     with deadline(0.2), StatementLimits(connection), pytest.raises(sqlite3.OperationalError, match="interrupted"):
         connection.execute(FOREVER).fetchall()
-    assert asked
-    asked.clear()
+    assert called
+    called.clear()
     assert connection.execute(LONG).fetchone() == (100_000,)
-    assert asked
+    assert called
     connection.close()
 
 
-def test_a_statement_that_begins_after_the_deadline_is_interrupted_too(path: Path) -> None:
-    """Whatever the block did with its time."""
+def test_a_statement_that_begins_after_the_deadline_is_interrupted(path: Path) -> None:
     connection = connecting(path)()
     with deadline(0.05), StatementLimits(connection):
         time.sleep(0.1)
@@ -58,8 +57,8 @@ def test_a_statement_that_begins_after_the_deadline_is_interrupted_too(path: Pat
     connection.close()
 
 
-def test_without_a_deadline_nothing_is_limited(path: Path) -> None:
-    """A connection that would not wait for a lock at all does not wait for the deadline either."""
+def test_the_wait_for_a_lock_is_never_lengthened(path: Path) -> None:
+    """Without a deadline it is unchanged; a connection that does not wait for locks does not wait for the deadline."""
     connection = connecting(path, timeout=1.5)()
     with StatementLimits(connection):
         assert connection.execute("pragma busy_timeout").fetchone()[0] == 1500
@@ -70,14 +69,14 @@ def test_without_a_deadline_nothing_is_limited(path: Path) -> None:
     connection.close()
 
 
-def test_a_connection_of_another_driver_is_left_alone() -> None:
-    """There is nothing that every database would understand."""
+def test_a_connection_of_another_driver_is_not_limited() -> None:
+    """There is no statement that every database would understand."""
     with deadline(5.0), StatementLimits(object()):
         pass
 
 
-def test_a_block_does_not_begin_when_the_time_is_over(path: Path) -> None:
-    """0 would mean no limit to the database."""
+def test_a_block_does_not_begin_after_the_deadline(path: Path) -> None:
+    """A limit of 0 would mean no limit to the database."""
     connection = connecting(path)()
     with deadline(0), pytest.raises(DeadlineExceeded), StatementLimits(connection):
         pytest.fail("it began")
@@ -85,7 +84,7 @@ def test_a_block_does_not_begin_when_the_time_is_over(path: Path) -> None:
 
 
 class Connection:
-    """A connection that notes what is done to it, each with a wait; the first time it hears no more of `stuck`."""
+    """A connection that records the calls of its methods, each with a wait; the first call of `stuck` hangs."""
 
     def __init__(self, stuck: str = "") -> None:
         self.stuck = stuck
@@ -117,7 +116,7 @@ async def succeed(connection: Connection) -> None:
 
 
 async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(tasks_world: World) -> None:
-    """By a scope, which cancels every wait inside of it: those of the rollback are none of its business."""
+    """The scope that cancels every wait inside of it does not cancel those of the rollback."""
     connection = Connection()
     with anyio.move_on_after(0.05) as scope:
         await unit_of_work(AGAIN, lambda: connection)(hang)()
@@ -126,7 +125,7 @@ async def test_a_unit_whose_caller_is_cancelled_is_rolled_back_and_closed(tasks_
 
 
 async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(tasks_world: World) -> None:
-    """The connection of a unit that was committed does not stay open."""
+    """The connection of a committed unit does not stay open."""
     connection = Connection("close")
     with anyio.move_on_after(0.1):
         await unit_of_work(AGAIN, lambda: connection)(succeed)()
@@ -137,20 +136,20 @@ async def test_a_unit_that_is_cut_off_while_it_closes_is_closed(tasks_world: Wor
 async def test_a_rollback_that_hangs_does_not_keep_the_caller(
     tasks_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stuck: str
 ) -> None:
-    """After its grace it is cancelled, and the connection is closed all the same."""
+    """After its grace period it is cancelled, and the connection is closed."""
     monkeypatch.setattr("resilience.integrations.dbapi.units.ROLLBACK_GRACE", 0.05)
     connection = Connection(stuck)
     began = time.monotonic()
     with pytest.raises(TimeoutExceeded):
         await unit_of_work(Timeout(0.05), lambda: connection)(hang)()
-    await anyio.sleep(0.1)  # asyncio has left it behind
+    await anyio.sleep(0.1)  # in asyncio it ends in the background
     assert time.monotonic() - began < PATIENCE / 2
     assert connection.done == [it for it in ("close", "rollback") if it != stuck]
     assert "the rollback of a Connection has not ended within 0.05 s" in caplog.text
 
 
 async def test_a_task_that_is_cancelled_again_finishes_its_rollback() -> None:
-    """And is cancelled afterwards, as it was told to be."""
+    """And is cancelled afterwards."""
     connection = Connection()
 
     async def fail(connection: Connection) -> None:
@@ -166,8 +165,8 @@ async def test_a_task_that_is_cancelled_again_finishes_its_rollback() -> None:
     assert connection.done == ["rollback", "close"]
 
 
-async def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Path) -> None:
-    """aiosqlite's thread would go on with it, and do nothing else before."""
+async def test_a_cancelled_statement_does_not_delay_its_rollback(path: Path) -> None:
+    """aiosqlite's thread would continue it, and execute nothing else before its end."""
 
     async def forever(connection: aiosqlite.Connection) -> None:
         connections.append(connection)
@@ -182,8 +181,8 @@ async def test_a_cancelled_statement_does_not_keep_its_rollback_waiting(path: Pa
 
 
 @pytest.mark.parametrize("connected", [False, True])
-async def test_a_plain_function_is_not_given_an_asynchronous_connection(path: Path, connected: bool) -> None:
-    """It could not await it. The error says what to write, and no policy answers it."""
+async def test_a_plain_function_with_an_async_connection_is_refused(path: Path, connected: bool) -> None:
+    """The error says what to write, and no policy replaces it."""
     connection = await aiosqlite.connect(path) if connected else None
     unit = unit_of_work(Fallback("answered"), lambda: connection or aiosqlite.connect(path))
     with pytest.raises(TypeError, match=r"note is a plain function, .* \(Connection\): write `async def`"):
@@ -192,8 +191,8 @@ async def test_a_plain_function_is_not_given_an_asynchronous_connection(path: Pa
         await connection.close()
 
 
-def test_a_coroutine_that_would_have_made_the_connection_is_closed(path: Path) -> None:
-    """Nobody awaits it, and nobody is warned of that."""
+def test_the_coroutine_of_an_async_connect_is_closed_without_a_warning(path: Path) -> None:
+    """If the unit is a plain function."""
 
     async def connect() -> aiosqlite.Connection:
         return await aiosqlite.connect(path)

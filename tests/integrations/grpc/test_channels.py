@@ -18,20 +18,19 @@ from tests.integrations.grpc.services import INTERNAL, KINDS, NOW, PATIENCE, REQ
 
 
 class TestBlocking:
-    """What only the blocking API has."""
+    """Features of the blocking API."""
 
     @pytest.fixture
     def channel(self, target: str) -> Iterator[Any]:
         with grpc.insecure_channel(target) as plain:
             yield grpc.intercept_channel(plain, PolicyInterceptor(NOW))
 
-    def test_with_call_gives_the_call_of_the_reply(self, channel: Any, dependency: Dependency) -> None:
-        """Metadata and status are those of the attempt that succeeded."""
+    def test_with_call_returns_the_call_of_the_last_attempt(self, channel: Any, dependency: Dependency) -> None:
         dependency.steps = [UNAVAILABLE, b"fine"]
         reply, call = channel.unary_unary("/test.Test/One").with_call(b"")
         assert (reply, call.code()) == (b"fine", grpc.StatusCode.OK)
 
-    def test_future_is_done_when_it_is_there(self, channel: Any, dependency: Dependency) -> None:
+    def test_future_is_done_when_it_is_returned(self, channel: Any, dependency: Dependency) -> None:
         """An interceptor of the blocking API has to return a call, so it waits."""
         dependency.steps = [UNAVAILABLE, b"fine"]
         future = channel.unary_unary("/test.Test/One").future(b"")
@@ -41,8 +40,8 @@ class TestBlocking:
         failed = channel.unary_unary("/test.Test/One").future(b"")
         assert failed.exception().code() is INTERNAL
 
-    def test_a_stream_is_still_a_call(self, channel: Any, dependency: Dependency) -> None:
-        """It can be cancelled, and tells its status."""
+    def test_a_stream_is_a_call(self, channel: Any, dependency: Dependency) -> None:
+        """It can be cancelled, and has a status."""
         dependency.steps = [[b"a", Dependency.hang]]
         call = channel.unary_stream("/test.Test/Many")(b"")
         assert next(call) == b"a"
@@ -50,8 +49,8 @@ class TestBlocking:
         assert dependency.gone.wait(PATIENCE)
         assert call.code() is grpc.StatusCode.CANCELLED
 
-    def test_a_conversation_is_begun_at_once(self, channel: Any, dependency: Dependency) -> None:
-        """Requests that depend on replies: the policy waits for none of them."""
+    def test_a_stream_of_requests_may_depend_on_the_replies(self, channel: Any, dependency: Dependency) -> None:
+        """The policy does not wait for the first reply."""
         dependency.steps = [b"echo"]
         asked: list[bytes] = [b"a", b"b"]
         said = threading.Semaphore(1)
@@ -68,7 +67,7 @@ class TestBlocking:
         assert heard == asked
 
     def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
-        """A result that Retry throws away is closed."""
+        """Retry closes the result that it discards."""
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         kept: list[Any] = []  # so that it is not the collector that ends the call
         refuse = Retry(2, backoff=[0], on_result=lambda replies: kept.append(replies) or len(kept) == 1)
@@ -77,8 +76,8 @@ class TestBlocking:
             assert list(channel.unary_stream("/test.Test/Many")(b"")) == [b"fine"]
             assert dependency.gone.wait(PATIENCE)
 
-    def test_an_answer_of_a_policy_is_a_finished_call(self, target: str) -> None:
-        """As far as its users look."""
+    def test_the_result_of_a_fallback_is_a_finished_call(self, target: str) -> None:
+        """With all methods of a call."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
         with grpc.insecure_channel(target) as plain:
@@ -93,8 +92,8 @@ class TestBlocking:
         assert (future.done(), future.running(), future.cancelled(), future.cancel()) == (True, False, False, False)
         assert (call.is_active(), call.add_callback(print)) == (False, False)
 
-    def test_two_interceptors_stand_around_one_another(self, target: str, dependency: Dependency) -> None:
-        """An outer one sees what an inner one raises."""
+    def test_interceptors_can_be_nested(self, target: str, dependency: Dependency) -> None:
+        """The outer one sees what the inner one raises."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
         with grpc.insecure_channel(target) as plain:
@@ -103,8 +102,8 @@ class TestBlocking:
             assert outer.unary_unary("/test.Test/One")(b"") == b"cached"
 
 
-def test_requests_that_may_be_used_up_are_not_sent_after_a_timeout(target: str, dependency: Dependency) -> None:
-    """The second time they would be none, and the server would say that it is fine."""
+def test_an_iterator_of_requests_is_not_sent_again_after_a_timeout(target: str, dependency: Dependency) -> None:
+    """The second call would have no requests, and the server would accept it."""
     dependency.steps = [Dependency.hang, b"fine"]
     policy = NOW.wrap(Timeout(0.3))
     with grpc.insecure_channel(target) as plain:
@@ -115,7 +114,7 @@ def test_requests_that_may_be_used_up_are_not_sent_after_a_timeout(target: str, 
 
 
 class TestAsyncio:
-    """What only grpc.aio has."""
+    """Features of grpc.aio."""
 
     def run(self, target: str, policy: Policy[Any], main: Callable[[Any], Any]) -> Any:
         async def whole() -> Any:
@@ -125,7 +124,6 @@ class TestAsyncio:
         return asyncio.run(whole())
 
     def test_a_call_has_the_status_of_the_last_attempt(self, target: str, dependency: Dependency) -> None:
-        """Of the attempt that succeeded."""
         dependency.steps = [UNAVAILABLE, b"fine"]
 
         async def main(channel: Any) -> None:
@@ -137,7 +135,7 @@ class TestAsyncio:
 
     @pytest.mark.parametrize("method", ["Join", "Chat"])
     def test_requests_can_be_written_one_by_one(self, target: str, dependency: Dependency, method: str) -> None:
-        """A write waits for the interceptors; they wait for no reply."""
+        """A write waits for the interceptors, which wait for no reply."""
         dependency.steps = [b"echo"] if method == "Chat" else [b"fine"]
 
         async def main(channel: Any) -> Any:
@@ -155,7 +153,7 @@ class TestAsyncio:
         assert self.run(target, NOW, bounded) == (b"b" if method == "Chat" else b"fine")
 
     def test_cancelling_the_caller_cancels_the_call(self, target: str, dependency: Dependency) -> None:
-        """The server hears of it, and nothing is repeated."""
+        """The server is notified, and nothing is repeated."""
         dependency.steps = [Dependency.hang]
 
         async def main(channel: Any) -> None:
@@ -171,7 +169,7 @@ class TestAsyncio:
         assert len(dependency.seen) == 1
 
     def test_a_discarded_stream_is_cancelled(self, target: str, dependency: Dependency) -> None:
-        """A result that Retry throws away is closed."""
+        """Retry closes the result that it discards."""
         dependency.steps = [[b"bad", Dependency.hang], [b"fine"]]
         refuse = Retry(2, backoff=[0], on_result=lambda replies: len(dependency.seen) == 1)
 
@@ -183,8 +181,8 @@ class TestAsyncio:
         assert self.run(target, refuse, main) == [b"fine"]
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_an_answer_of_a_policy_is_a_finished_call(self, target: str, method: str) -> None:
-        """As far as its users look."""
+    def test_the_result_of_a_fallback_is_a_finished_call(self, target: str, method: str) -> None:
+        """With all methods of a call."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
 
@@ -207,8 +205,8 @@ class TestAsyncio:
         self.run(target, Fallback([b"cached"] if method in ("Many", "Chat") else b"cached").wrap(breaker), main)
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_an_interceptor_around_it_finds_a_finished_call_too(self, target: str, method: str) -> None:
-        """It is handed the answer itself, and may ask and do with it whatever grpc's calls allow."""
+    def test_an_outer_interceptor_gets_a_finished_call(self, target: str, method: str) -> None:
+        """It gets the result of the fallback, and may call all methods of a call of grpc."""
         breaker = CircuitBreaker(1)
         breaker.isolate()
         many = method in ("Many", "Chat")
@@ -217,9 +215,9 @@ class TestAsyncio:
         class Around:
             async def intercept(self, continuation: Any, details: Any, request: Any) -> Any:
                 call = await continuation(details, request)
-                told: list[Any] = []
-                call.add_done_callback(told.append)
-                assert (told, call.done(), call.time_remaining()) == ([call], True, None)
+                done: list[Any] = []
+                call.add_done_callback(done.append)
+                assert (done, call.done(), call.time_remaining()) == ([call], True, None)
                 if method in ("Join", "Chat"):
                     with pytest.raises(asyncio.InvalidStateError, match="a policy has answered"):
                         await call.write(b"more")
@@ -240,8 +238,7 @@ class TestAsyncio:
 
         assert asyncio.run(main()) == ([b"a", b"b"] if many else b"a")
 
-    def test_an_answer_may_come_from_an_async_iterable(self, target: str) -> None:
-        """Where replies are a stream."""
+    def test_the_replies_of_a_fallback_may_be_an_async_iterable(self, target: str) -> None:
 
         async def cached() -> Any:
             yield b"a"
@@ -257,7 +254,7 @@ class TestAsyncio:
 
 
 def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
-    """The call does not go on behind the back of a caller who has left."""
+    """The call does not continue after its caller has left."""
 
     class Interrupted:
         cancelled = False
@@ -279,14 +276,14 @@ def test_ctrl_c_in_the_wait_for_the_first_reply_cancels_the_call() -> None:
 
 
 class EarlyStatus(grpc.RpcError):  # type: ignore[misc]
-    """gRPC's timer has fired a little before ours."""
+    """The status of a call whose timer of gRPC has fired a little before ours."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Early:
-    """A blocking call that ends so."""
+    """A blocking call that ends a little early."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout - 0.03
@@ -297,7 +294,7 @@ class Early:
 
 
 class AioEarly(Early):
-    """A call of grpc.aio that ends so."""
+    """A call of grpc.aio that ends a little early."""
 
     def __await__(self) -> Any:
         yield from asyncio.sleep(self.timeout).__await__()
@@ -305,14 +302,14 @@ class AioEarly(Early):
 
 
 @pytest.mark.parametrize("world", ["blocking", "asyncio"])
-def test_a_timer_of_grpcs_that_is_early_is_still_the_timeouts(world: str) -> None:
-    """Two clocks never agree; which of them was first changes nothing."""
+def test_a_call_that_grpc_ends_a_little_early_is_a_timeout_of_the_policy(world: str) -> None:
+    """The two clocks differ, and which timer fires first changes nothing."""
     details = grpc.aio.ClientCallDetails("/test.Test/One", None, None, None, None)
     policy = Timeout(0.1, cooperative=True)
     with pytest.raises(TimeoutExceeded) as caught:
         if world == "blocking":
-            one = PolicyInterceptor(policy)
-            one.intercept_unary_unary(lambda details, request: Early(details.timeout), details, b"")
+            interceptor = PolicyInterceptor(policy)
+            interceptor.intercept_unary_unary(lambda details, request: Early(details.timeout), details, b"")
         else:
 
             async def continuation(details: Any, request: Any) -> AioEarly:

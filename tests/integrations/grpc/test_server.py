@@ -20,7 +20,7 @@ from tests.integrations.grpc.services import EXCEEDED, KINDS, NOW, PATIENCE, Cli
 
 
 class Handlers:
-    """Handlers of each kind that note the time that they have, at each step, and then do as they are told."""
+    """Handlers of each kind that record the time left at each step, and then call `act`."""
 
     def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
         self.seen: list[float] = []
@@ -113,8 +113,8 @@ class Server:
         self._running: list[Iterator[str]] = []
 
     def start(self, handlers: Handlers, **settings: Any) -> Any:
-        self._running.append(serving_it := served(self.kind, handlers, **settings))
-        channel = grpc.insecure_channel(next(serving_it))
+        self._running.append(address := served(self.kind, handlers, **settings))
+        channel = grpc.insecure_channel(next(address))
         self.close = channel.close
 
         def call(method: str, **kwargs: Any) -> Any:
@@ -132,14 +132,14 @@ class Server:
 
 @pytest.fixture(params=["blocking", "asyncio", "writing", "mixed"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    it = Server(request.param)
-    yield it
-    it.stop()
+    server = Server(request.param)
+    yield server
+    server.stop()
 
 
 class TestServer:
     def test_a_handler_has_the_callers_deadline_at_every_step(self, server: Server) -> None:
-        """Also in a stream of replies, and never in the call after it."""
+        """Also in a stream of replies, and not in the next call."""
         handlers = Handlers()
         call = server.start(handlers, default=inf)
         for method in Dependency.methods:
@@ -153,22 +153,23 @@ class TestServer:
             handlers.seen.clear()
 
     @pytest.mark.parametrize(
-        ("settings", "asking", "not_saying"), [({"cap": 100.0, "default": 40.0}, 100.0, 40.0), ({}, 60.0, 60.0)]
+        ("settings", "with_deadline", "without_deadline"),
+        [({"cap": 100.0, "default": 40.0}, 100.0, 40.0), ({}, 60.0, 60.0)],
     )
-    def test_settings_bound_what_a_caller_gets(
-        self, server: Server, settings: dict[str, float], asking: float, not_saying: float
+    def test_settings_bound_the_time_of_a_call(
+        self, server: Server, settings: dict[str, float], with_deadline: float, without_deadline: float
     ) -> None:
-        """`cap` for who asks for more, `default` for who does not say; without either, a minute for both."""
+        """`cap` if the caller asks for more, `default` if the caller sets none; by default a minute for both."""
         handlers = Handlers()
         call = server.start(handlers, **settings)
         call("One", timeout=1e8)
         call("One")
-        assert asking / 2 < handlers.seen[0] <= asking
-        assert not_saying / 2 < handlers.seen[1] <= not_saying
+        assert with_deadline / 2 < handlers.seen[0] <= with_deadline
+        assert without_deadline / 2 < handlers.seen[1] <= without_deadline
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_running_out_of_time_is_the_status_for_it(self, server: Server, method: str) -> None:
-        """What a handler's own calls raise is not an unknown error."""
+    def test_a_handler_that_runs_out_of_time_answers_deadline_exceeded(self, server: Server, method: str) -> None:
+        """Otherwise the error would be UNKNOWN."""
 
         def act() -> None:
             raise DeadlineExceeded("the deadline of the execution has passed")
@@ -181,7 +182,7 @@ class TestServer:
 
     @pytest.mark.parametrize("method", Dependency.methods)
     def test_a_call_that_is_too_late_does_not_enter_its_handler(self, server: Server, method: str) -> None:
-        """No work begins for a caller who has given up; here by a budget that is over at once."""
+        """No work begins for a caller who has given up; here the deadline has passed immediately."""
         handlers = Handlers()
         call = server.start(handlers, default=1e-9)
         with pytest.raises(grpc.RpcError) as caught:
@@ -190,8 +191,7 @@ class TestServer:
         assert handlers.seen == []
 
     @pytest.mark.parametrize("method", Dependency.methods)
-    def test_other_errors_are_the_handlers(self, server: Server, method: str) -> None:
-        """A bug stays the unknown error that it is."""
+    def test_other_errors_of_a_handler_stay_unknown(self, server: Server, method: str) -> None:
 
         def act() -> None:
             raise KeyError("bug")
@@ -200,8 +200,7 @@ class TestServer:
             server.start(Handlers(act))(method, timeout=60.0)
         assert caught.value.code() is grpc.StatusCode.UNKNOWN
 
-    def test_a_method_that_is_not_there_stays_unimplemented(self, server: Server) -> None:
-        """Nothing is wrapped where nothing is."""
+    def test_a_missing_method_stays_unimplemented(self, server: Server) -> None:
         channel_call = server.start(Handlers())
         KINDS["Missing"] = "unary_unary"
         try:
@@ -212,8 +211,8 @@ class TestServer:
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_deadline_goes_through_two_servers(target: str, dependency: Dependency) -> None:
-    """The first one's handler calls the second; nobody has set a timeout for that."""
+def test_a_deadline_reaches_a_second_server(target: str, dependency: Dependency) -> None:
+    """The handler of the first one calls it without a timeout."""
 
     def one(request: bytes, context: Any) -> bytes:
         time.sleep(0.4)
@@ -251,7 +250,7 @@ def test_a_blocking_stream_is_closed_with_its_deadline() -> None:
 
 
 def test_a_blocking_handler_may_return_its_replies() -> None:
-    """A plain function that returns an iterable does its work in the call of it."""
+    """A function that returns an iterable works before it returns."""
     seen: list[float] = []
 
     def many(request: Any, context: Any) -> list[bytes]:
@@ -265,8 +264,8 @@ def test_a_blocking_handler_may_return_its_replies() -> None:
     assert 30 < seen[0] <= 61
 
 
-def test_a_handler_that_answers_through_a_callback_is_left_alone() -> None:
-    """grpc's experimental kind of handler has another signature."""
+def test_a_handler_that_replies_through_a_callback_is_not_wrapped() -> None:
+    """This experimental kind of handler in grpc has another signature."""
 
     def many(request: bytes, context: Any, reply: Callable[[bytes | None], None]) -> None:
         reply(b"fine")
@@ -279,36 +278,36 @@ def test_a_handler_that_answers_through_a_callback_is_left_alone() -> None:
     next(running, None)
 
 
-class Pretending:
-    """A stand-in for the context of a call whose time is over, as one has in a unit test: its `abort` returns."""
+class FakeServicerContext:
+    """The context of a call whose deadline has passed, as in a unit test: its `abort` returns."""
 
     def time_remaining(self) -> float:
         return 0.0
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
-        """Do not raise, as gRPC's does."""
+        """Return, instead of raising."""
 
 
-class APretending(Pretending):
+class AioFakeServicerContext(FakeServicerContext):
     async def abort(self, code: grpc.StatusCode, details: str) -> None:  # type: ignore[override]
-        """The same of grpc.aio."""
+        """Return, instead of raising."""
 
 
-async def test_a_handler_is_not_entered_even_where_an_abort_returns() -> None:
-    """Nobody would notice in a unit test that production answers otherwise."""
+async def test_a_handler_is_not_entered_if_abort_returns() -> None:
+    """Otherwise a unit test would pass although a real server answers an error."""
     handlers = Handlers()
     blocking, tasks = (
         {name: _with_deadline(handler) for name, handler in made.items()}
         for made in (handlers.blocking(), handlers.asyncio())
     )
     with pytest.raises(AssertionError, match="abort"):
-        blocking["One"].unary_unary(b"", Pretending())
+        blocking["One"].unary_unary(b"", FakeServicerContext())
     with pytest.raises(AssertionError, match="abort"):
-        next(blocking["Many"].unary_stream(b"", Pretending()))
+        next(blocking["Many"].unary_stream(b"", FakeServicerContext()))
     with pytest.raises(AssertionError, match="abort"):
-        await tasks["One"].unary_unary(b"", APretending())
+        await tasks["One"].unary_unary(b"", AioFakeServicerContext())
     with pytest.raises(AssertionError, match="abort"):
-        await anext(tasks["Many"].unary_stream(b"", APretending()))
+        await anext(tasks["Many"].unary_stream(b"", AioFakeServicerContext()))
     assert handlers.seen == []
 
 

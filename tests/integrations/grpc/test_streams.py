@@ -18,7 +18,7 @@ METHOD = "/test.Test/Many"
 
 
 def replies(client: Client, policy: Policy[Any], most: int = 9, into: list[bytes] | None = None, **limits: Any) -> Any:
-    """Return so many replies; the channel stays open until the stream is closed."""
+    """Return at most `most` replies; the channel stays open until the stream is closed."""
     got: list[bytes] = [] if into is None else into
     streaming = policy.streaming(**limits)
     if client.is_blocking:
@@ -43,15 +43,15 @@ def replies(client: Client, policy: Policy[Any], most: int = 9, into: list[bytes
     return got
 
 
-def test_is_called_again_until_a_reply_comes(client: Client, dependency: Dependency) -> None:
+def test_a_stream_is_opened_again_until_its_first_reply(client: Client, dependency: Dependency) -> None:
     """A call that fails does so at its first reply."""
     dependency.steps = [UNAVAILABLE, UNAVAILABLE, [b"a", b"b"]]
     assert replies(client, Retry(3, on=grpc.RpcError, backoff=[0])) == [b"a", b"b"]
     assert len(dependency.seen) == 3
 
 
-def test_is_not_repeated_after_a_reply(client: Client, dependency: Dependency) -> None:
-    """And counted as the failure that it is."""
+def test_a_stream_is_not_repeated_after_a_reply(client: Client, dependency: Dependency) -> None:
+    """The error is counted as a failure."""
     dependency.steps = [[b"a", INTERNAL]]
     breaker, got = CircuitBreaker(1, on=grpc.RpcError), []
     with pytest.raises(grpc.RpcError):
@@ -59,8 +59,8 @@ def test_is_not_repeated_after_a_reply(client: Client, dependency: Dependency) -
     assert (got, len(dependency.seen), breaker.stats().opened) == ([b"a"], 1, 1)
 
 
-def test_is_cancelled_where_it_stands_still(client: Client, dependency: Dependency) -> None:
-    """The server learns that its caller has left; the permit is free."""
+def test_a_stream_without_further_replies_is_cancelled(client: Client, dependency: Dependency) -> None:
+    """The server is notified that its caller has left; the permit is free."""
     dependency.steps = [[b"a", dependency.hang]]
     bulkhead = Bulkhead(1)
     with pytest.raises(TimeoutExceeded):
@@ -69,8 +69,8 @@ def test_is_cancelled_where_it_stands_still(client: Client, dependency: Dependen
     assert bulkhead.stats().in_flight == 0
 
 
-def test_is_cancelled_where_its_consumer_leaves(client: Client, dependency: Dependency) -> None:
-    """Which is no failure."""
+def test_a_stream_whose_consumer_leaves_is_cancelled(client: Client, dependency: Dependency) -> None:
+    """That is no failure."""
     dependency.steps = [[b"a", dependency.hang]]
     bulkhead, breaker = Bulkhead(1), CircuitBreaker(1)
     assert replies(client, breaker.wrap(bulkhead), most=1) == [b"a"]

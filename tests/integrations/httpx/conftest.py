@@ -48,26 +48,26 @@ class Kit:
         kind = self.library.HTTPTransport if self.blocking else self.library.AsyncHTTPTransport
         return kind(verify=NO_TLS, **options)
 
-    def network_that_first(self, does: Any, *, after: bool = False, **options: Any) -> Any:
-        """Return a network transport that calls `does()` before the first request, or after its response."""
-        begun: list[Any] = []
+    def network_with_hook(self, hook: Any, *, after: bool = False, **options: Any) -> Any:
+        """Return a network transport that calls `hook()` before the first request, or after its response."""
+        requests: list[Any] = []
 
         class Blocking(self.library.HTTPTransport):  # type: ignore[name-defined, misc]
             def handle_request(self, request: Any) -> Any:
-                first = not begun
-                begun.append(request)
+                first = not requests
+                requests.append(request)
                 if first and not after:
-                    does()
+                    hook()
                 response = super().handle_request(request)
                 if first and after:
-                    does()
+                    hook()
                 return response
 
         class Tasks(self.library.AsyncHTTPTransport):  # type: ignore[name-defined, misc]
             async def handle_async_request(self, request: Any) -> Any:
-                if not begun:
-                    begun.append(request)
-                    does()
+                if not requests:
+                    requests.append(request)
+                    hook()
                 return await super().handle_async_request(request)
 
         return (Blocking if self.blocking else Tasks)(verify=NO_TLS, **options)
@@ -137,7 +137,7 @@ class Sender:
             response = await self.request(method, url, **options)
         except Exception as error:
             return error
-        raise AssertionError(f"{response} came back")
+        raise AssertionError(f"the request returned {response}")
 
     @contextlib.asynccontextmanager
     async def stream(self, method: str, url: str, **options: Any) -> AsyncIterator[Any]:
@@ -160,8 +160,8 @@ class Sender:
 
 @pytest.fixture(params=[httpx, httpx2], ids=["httpx", "httpx2"])
 def library(request: pytest.FixtureRequest) -> ModuleType:
-    it: ModuleType = request.param
-    return it
+    library: ModuleType = request.param
+    return library
 
 
 @pytest.fixture
@@ -186,11 +186,11 @@ def tasks_kit(library: ModuleType, tasks_world: World) -> Kit:
     return Kit(library, tasks_world)
 
 
-def note(error: BaseException) -> str:
+def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
 
 
-class Stubborn(Policy):
+class AlwaysTwice(Policy):
     """A policy that always calls twice."""
 
     async def around(self, call: Any, ctx: Context) -> Any:
@@ -203,7 +203,7 @@ class Stubborn(Policy):
 def full_port() -> Iterator[str]:
     """Yield the URL of a port that accepts no more connections."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
-        for _ in range(4):  # fills the queue
+        for _ in range(4):  # fill the queue
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())

@@ -1,4 +1,4 @@
-"""The clients of httpx around a transport: what stays theirs, and wrong arguments."""
+"""The clients of httpx around a transport: what stays unchanged, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tests.integrations.httpx.conftest import (
     NO_TLS,
     PATIENT,
     QUICK,
+    AlwaysTwice,
     Kit,
     Sender,
-    Stubborn,
 )
 from tests.integrations.servers import Answer, FlakyServer
 
 
-async def test_redirects_cookies_and_auth_are_the_clients(kit: Kit, server: FlakyServer) -> None:
-    """Each hop is a request of its own to us: each has attempts of its own."""
+async def test_redirects_cookies_and_auth_work_as_without_a_policy(kit: Kit, server: FlakyServer) -> None:
+    """Each hop is one request to the transport, with its own attempts."""
     server.script("/a", 503, Answer(302, {"Location": "/b", "Set-Cookie": "k=v"}))
     server.script("/b", 503, Answer(200, body=b"there"))
     async with kit.client(follow_redirects=True, auth=("user", "password")) as client:
@@ -56,8 +56,8 @@ async def test_redirects_cookies_and_auth_are_the_clients(kit: Kit, server: Flak
     assert server.requests[-1].headers["Authorization"].startswith("Basic ")
 
 
-async def test_without_a_transport_it_uses_the_clients_own(kit: Kit, server: FlakyServer) -> None:
-    """That of the library that the first request belongs to; one transport of ours can serve both libraries."""
+async def test_without_an_inner_transport_the_default_one_of_the_library_is_used(kit: Kit, server: FlakyServer) -> None:
+    """The library is that of the first request."""
     url = server.script("/", 503, 200)
     transport = kit.transport(QUICK)
     kind = kit.library.Client if kit.blocking else kit.library.AsyncClient
@@ -70,21 +70,20 @@ async def test_without_a_transport_it_uses_the_clients_own(kit: Kit, server: Fla
 
 
 def test_one_transport_serves_clients_of_both_libraries(server: FlakyServer) -> None:
-    """Its policy is then shared by both."""
+    """They share its policy."""
     breaker = CircuitBreaker(2)
     transport = ResilienceTransport(breaker)
     url = server.script("/", 503)
-    with httpx.Client(transport=transport) as one, httpx2.Client(transport=transport) as two:
-        assert [type(it.get(url)) for it in (one, two)] == [httpx.Response, httpx2.Response]
+    with httpx.Client(transport=transport) as first, httpx2.Client(transport=transport) as second:
+        assert [type(it.get(url)) for it in (first, second)] == [httpx.Response, httpx2.Response]
         with pytest.raises(CircuitOpen):
-            one.get(url)
+            first.get(url)
 
 
-async def test_it_is_closed_with_its_client(kit: Kit) -> None:
-    """And entered with it."""
+async def test_the_inner_transport_is_entered_and_closed_with_the_client(kit: Kit) -> None:
     calls: list[str] = []
 
-    class Noting(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
+    class Recording(kit.library.BaseTransport, kit.library.AsyncBaseTransport):  # type: ignore[name-defined, misc]
         def handle_request(self, request: Any) -> Any:
             return kit.library.Response(200)
 
@@ -110,9 +109,9 @@ async def test_it_is_closed_with_its_client(kit: Kit) -> None:
         async def aclose(self) -> None:
             self.close()
 
-    async with kit.client(QUICK, Noting()) as client:
+    async with kit.client(QUICK, Recording()) as client:
         await client.get("http://example.org/")
-    transport = kit.transport(QUICK, Noting())
+    transport = kit.transport(QUICK, Recording())
     if kit.blocking:
         transport.close()
     else:
@@ -120,16 +119,15 @@ async def test_it_is_closed_with_its_client(kit: Kit) -> None:
     assert calls == ["enter", "exit", "close"]
 
 
-async def test_it_can_be_mounted_for_some_urls(kit: Kit) -> None:
-    """Others of the client go as they went."""
+async def test_a_transport_can_be_mounted_for_some_urls(kit: Kit) -> None:
+    """Other URLs are requested through the client's main transport."""
     mounts = {"http://flaky.example": kit.transport(QUICK, kit.mock(503, 200))}
-    async with kit.client(Stubborn(), kit.mock(404, 404), mounts=mounts) as client:
+    async with kit.client(AlwaysTwice(), kit.mock(404, 404), mounts=mounts) as client:
         assert (await client.get("http://flaky.example/")).status_code == 200
         assert (await client.get("http://example.org/")).status_code == 404
 
 
-def test_many_threads_share_a_client(sync_kit: Kit, server: FlakyServer) -> None:
-    """As they may without us."""
+def test_threads_can_share_a_client(sync_kit: Kit, server: FlakyServer) -> None:
     url = server.script("/", 503, 503, 200)
     results: list[int] = []
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
@@ -141,8 +139,8 @@ def test_many_threads_share_a_client(sync_kit: Kit, server: FlakyServer) -> None
     assert results == [200] * 8
 
 
-def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
-    """Its response and error are gone when the last reference is, and not when the collector comes."""
+def test_a_failed_attempt_leaves_no_reference_cycle(kit: Kit) -> None:
+    """Its response and error are freed without the cyclic collector."""
     left: list[weakref.ref[Any]] = []
 
     def handler(request: Any) -> Any:
@@ -161,8 +159,8 @@ def test_a_failed_attempt_leaves_no_cycle(kit: Kit) -> None:
         assert all(it() is None for it in left)
 
 
-def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer) -> None:
-    """It looks at its exchange, which does not look back."""
+def test_a_response_with_a_limited_body_is_in_no_reference_cycle(kit: Kit, server: FlakyServer) -> None:
+    """It refers to its exchange, which does not refer to it."""
     left: list[weakref.ref[Any]] = []
 
     async def main() -> None:
@@ -184,7 +182,7 @@ def test_nor_does_a_response_whose_body_is_limited(kit: Kit, server: FlakyServer
 
 
 async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: FlakyServer) -> None:
-    """It keeps the exchange that it was made in; the request, its body and the response are let go."""
+    """It keeps the exchange in whose context it was created, without the request, its body and the response."""
     contexts: list[Context] = []
     sent: list[weakref.ref[Any]] = []
 
@@ -194,7 +192,7 @@ async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: F
             return await super().handle_async_request(request)
 
     transport = tasks_kit.transport(Timeout(PATIENT), Keeping(verify=NO_TLS))
-    request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"much")
+    request = tasks_kit.library.Request("PUT", server.script("/", 200), content=b"content")
     response = await transport.handle_async_request(request)
     assert await response.aread() == b"ok"
     sent.extend(weakref.ref(it) for it in (request.stream, request, response))
@@ -208,7 +206,7 @@ async def test_a_connection_in_a_pool_keeps_no_request(tasks_kit: Kit, server: F
 
 
 async def test_many_attempts_keep_few_responses(kit: Kit) -> None:
-    """An execution that goes on for hours holds no more than one of a minute."""
+    """An execution that lasts for hours holds no more than a short one."""
     answered: list[weakref.ref[Any]] = []
     most_alive = 0
 
@@ -244,45 +242,45 @@ def test_wrong_arguments_are_refused(kind: Any, arguments: dict[str, Any], messa
 
 @pytest.fixture
 def imported_without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Import our module anew where one cannot import some others."""
+    """Import our module again without some libraries."""
     name = "resilience.integrations.httpx"
 
-    def import_it(*missing: str) -> ModuleType:
-        monkeypatch.setattr(integrations, "httpx", sys.modules[name])  # is put back after the test
+    def import_without(*missing: str) -> ModuleType:
+        monkeypatch.setattr(integrations, "httpx", sys.modules[name])  # restored after the test
         for module in [it for it in sys.modules if it == name or it.startswith(f"{name}.")]:
             monkeypatch.delitem(sys.modules, module)
         for module in missing:
             monkeypatch.setitem(sys.modules, module, None)
         return importlib.import_module(name)
 
-    return import_it
+    return import_without
 
 
-@pytest.mark.parametrize(("there", "missing"), [(httpx, "httpx2"), (httpx2, "httpx")])
-def test_one_of_the_libraries_is_enough(there: Any, missing: str, imported_without: Callable[..., Any]) -> None:
-    """The transports are those of the library that is there."""
+@pytest.mark.parametrize(("installed", "missing"), [(httpx, "httpx2"), (httpx2, "httpx")])
+def test_one_of_the_libraries_is_enough(installed: Any, missing: str, imported_without: Callable[..., Any]) -> None:
+    """The transports are those of the installed library."""
     ours = imported_without(missing)
-    assert issubclass(ours.ResilienceTransport, there.BaseTransport)
-    assert issubclass(ours.AsyncResilienceTransport, there.AsyncBaseTransport)
+    assert issubclass(ours.ResilienceTransport, installed.BaseTransport)
+    assert issubclass(ours.AsyncResilienceTransport, installed.AsyncBaseTransport)
     calls: list[Any] = []
 
     def handler(request: Any) -> Any:
         calls.append(request)
-        return there.Response(200) if len(calls) == 2 else there.Response(503)
+        return installed.Response(200) if len(calls) == 2 else installed.Response(503)
 
-    with there.Client(transport=ours.ResilienceTransport(Retry(2, backoff=[0]), there.MockTransport(handler))) as one:
-        assert one.get("http://example.org/").status_code == 200
+    transport = ours.ResilienceTransport(Retry(2, backoff=[0]), installed.MockTransport(handler))
+    with installed.Client(transport=transport) as client:
+        assert client.get("http://example.org/").status_code == 200
 
 
 def test_without_either_library_the_error_says_what_to_install(imported_without: Callable[..., Any]) -> None:
-    """In the words of pip."""
     with pytest.raises(ModuleNotFoundError, match=re.escape("pip install 'resilience-pipeline[httpx]'")):
         imported_without("httpx", "httpx2")
 
 
 @pytest.mark.parametrize("request_", ["GET http://example.org/", None, requests.Request("GET", "http://example.org/")])
-def test_what_is_no_request_of_either_library_is_refused(tasks_world: World, request_: Any) -> None:
-    """By both transports, before any policy has heard of it."""
+def test_a_request_of_another_library_is_refused(tasks_world: World, request_: Any) -> None:
+    """By both transports, before the policy is called."""
     called: list[object] = []
     policy = Fallback(handler=lambda failure, ctx: called.append(failure))
     with pytest.raises(TypeError, match="a request of httpx or httpx2 is needed, not"):
@@ -292,7 +290,7 @@ def test_what_is_no_request_of_either_library_is_refused(tasks_world: World, req
     assert called == []
 
 
-def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:
+def test_an_inner_transport_of_the_other_kind_is_refused(library: ModuleType) -> None:
     """It would fail at the first request."""
     with pytest.raises(TypeError, match="transport must have a method handle_request"):
         ResilienceTransport(QUICK, library.AsyncHTTPTransport(verify=NO_TLS))
@@ -300,16 +298,16 @@ def test_a_transport_of_the_other_world_is_refused(library: ModuleType) -> None:
         AsyncResilienceTransport(QUICK, library.HTTPTransport(verify=NO_TLS))
 
 
-def test_what_is_executed_is_named_by_its_method_and_host() -> None:
-    """Where something asks; and it has no other attribute of a function."""
+def test_the_called_function_is_named_by_method_and_host() -> None:
+    """It has no other attribute of a function."""
     seen: list[Any] = []
 
-    class Looks(Policy):
+    class Recording(Policy):
         async def around(self, call: Any, ctx: Any) -> Any:
             seen.append((ctx.operation, ctx.operation.common, hasattr(ctx.called.function, "__code__")))
             return await call(ctx)
 
-    transport = ResilienceTransport(Looks(), httpx.MockTransport(lambda request: httpx.Response(200)))
+    transport = ResilienceTransport(Recording(), httpx.MockTransport(lambda request: httpx.Response(200)))
     with httpx.Client(transport=transport) as client:
         client.get("http://example.org/users/42")
     assert seen == [("GET example.org", "GET", False)]

@@ -29,8 +29,8 @@ from tests.integrations.httpx.conftest import (
 from tests.integrations.servers import Answer, FlakyServer
 
 
-async def test_a_fallback_answers_with_a_response(kit: Kit, server: FlakyServer) -> None:
-    """Which the client takes for the server's."""
+async def test_the_response_of_a_fallback_is_returned(kit: Kit, server: FlakyServer) -> None:
+    """The client treats it as one of the server."""
     url = server.script("/", 503)
     policy = Fallback(handler=lambda failure, ctx: kit.library.Response(203, json={"from": "cache"}))
     async with kit.client(policy) as client:
@@ -39,7 +39,7 @@ async def test_a_fallback_answers_with_a_response(kit: Kit, server: FlakyServer)
 
 
 async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, server: FlakyServer) -> None:
-    """With `read_body` a body that breaks off is a failure; the response is what it would have been."""
+    """With `read_body` a body that breaks off is a failure; the response is otherwise unchanged."""
     packed = gzip.compress(b"fine")
     url = server.script(
         "/",
@@ -59,7 +59,7 @@ async def test_a_body_that_is_read_in_its_attempt_is_tried_again(kit: Kit, serve
 
 
 async def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
-    """Whatever the transport inside does when its stream fails."""
+    """Also if the inner transport does not close it after an error."""
     closed: list[str] = []
 
     class Failing(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
@@ -84,7 +84,7 @@ async def test_a_body_that_cannot_be_read_is_closed(kit: Kit) -> None:
 
 
 async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: Kit) -> None:
-    """What comes after 101 belongs to whoever asked for it."""
+    """The data after a 101 belongs to the caller."""
     read: list[str] = []
 
     class Frames(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
@@ -105,18 +105,17 @@ async def test_a_connection_that_changes_its_protocol_has_no_body_to_read(kit: K
     assert read == []
 
 
-async def test_a_body_that_drips_is_cut_off_in_its_attempt(some_kit: Kit, server: FlakyServer) -> None:
-    """And tried again, with `read_body`."""
+async def test_read_body_retries_a_dripping_body_that_was_cut_off(some_kit: Kit, server: FlakyServer) -> None:
     server.script("/drip", Answer(200, body=[b"."] * 1000, drip=Tick()), Answer(200, body=b"fine"))
     async with some_kit.client(Policy.wrap(Retry(18, backoff=[0]), Timeout(0.1)), read_body=True) as client:
         assert (await client.get(f"{server.url}/drip")).content == b"fine"
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
-async def test_a_body_without_an_end_is_not_read_for_ever(
+async def test_an_endless_body_is_not_read_after_the_deadline(
     some_kit: Kit, server: FlakyServer, cooperative: bool
 ) -> None:
-    """Neither by the caller, where nothing cuts an attempt off, nor by a thread that was left behind."""
+    """Neither by the caller, if nothing cuts an attempt off, nor by an abandoned thread."""
     policy = Timeout(0.1, cooperative=cooperative)
     async with some_kit.client(policy, read_body=True) as client:
         assert type(await client.failure("GET", dripping(server))) is TimeoutExceeded
@@ -124,8 +123,8 @@ async def test_a_body_without_an_end_is_not_read_for_ever(
         assert Timeout.abandoned() == 0
 
 
-def test_the_wait_for_a_body_has_what_the_headers_have_left(server: FlakyServer) -> None:
-    """In blocking code, where nothing else ends it."""
+def test_the_wait_for_a_body_is_limited_to_the_time_left(server: FlakyServer) -> None:
+    """Blocking code has no other limit."""
     seen: list[float] = []
 
     class Slow(httpx.HTTPTransport):

@@ -20,7 +20,7 @@ from tests.integrations.httpx.conftest import (
     QUICK,
     Kit,
     full_port,
-    note,
+    notes_of,
 )
 from tests.integrations.servers import Answer, FlakyServer
 from tests.integrations.upload_bodies import ONCE, Asynchronous
@@ -28,8 +28,8 @@ from tests.integrations.upload_bodies import ONCE, Asynchronous
 # --- statuses --------------------------------------------------------------------------------
 
 
-async def test_on_result_sees_the_other_responses(kit: Kit) -> None:
-    """A status that is not transient is a result, for a policy to judge; what is judged is closed."""
+async def test_on_result_judges_responses_that_are_not_transient(kit: Kit) -> None:
+    """A response that it rejects is closed."""
     responses: list[Any] = []
 
     def is_bad(response: Any) -> bool:
@@ -44,8 +44,8 @@ async def test_on_result_sees_the_other_responses(kit: Kit) -> None:
 # --- what may be sent again ------------------------------------------------------------------
 
 
-async def test_a_post_that_a_policy_inside_has_refused_was_never_sent(kit: Kit, clock: FakeClock) -> None:
-    """Transports nest, and a refusal of the inner one is no doubt."""
+async def test_a_post_that_an_inner_transport_has_refused_was_not_sent(kit: Kit, clock: FakeClock) -> None:
+    """Transports can be nested."""
     breaker = CircuitBreaker(1, open_for=5)
     inner = kit.transport(breaker, kit.mock(503, 200))
     async with kit.client(Retry(2, on=CircuitOpen, backoff=[0]), inner) as client:
@@ -59,8 +59,8 @@ async def test_a_post_that_a_policy_inside_has_refused_was_never_sent(kit: Kit, 
     [("ConnectError", True), ("ConnectTimeout", True), ("PoolTimeout", True)]
     + [(name, False) for name in ("ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError")],
 )
-def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again: bool) -> None:
-    """Those of connecting. After any other one the request may have arrived."""
+def test_only_errors_of_connecting_say_that_nothing_was_sent(sync_kit: Kit, name: str, again: bool) -> None:
+    """After another error the request may have arrived."""
     inner = sync_kit.mock(getattr(sync_kit.library, name)("no"), 200)
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, inner)) as client:
         try:
@@ -71,17 +71,19 @@ def test_which_errors_say_that_nothing_was_sent(sync_kit: Kit, name: str, again:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked"),
+    ("message", "attempts"),
     [
         ("Invalid input ConnectionInputs.SEND_HEADERS in state ConnectionState.CLOSED", {"POST": 2, "GET": 2}),
         ("Invalid input ConnectionInputs.RECV_WINDOW_UPDATE in state ConnectionState.CLOSED", {"POST": 1, "GET": 2}),
         ("a header is malformed", {"POST": 1, "GET": 1}),
     ],
 )
-async def test_a_connection_of_http2_that_a_server_has_ended(kit: Kit, said: str, asked: dict[str, int]) -> None:
-    """What h2 says tells whether our headers were sent. A mistake of ours, of which it says so too, is not repeated."""
-    for method, times in asked.items():
-        answers = iter([kit.library.LocalProtocolError(said), 200])
+async def test_an_error_of_h2_says_whether_the_headers_were_sent(
+    kit: Kit, message: str, attempts: dict[str, int]
+) -> None:
+    """A mistake of the caller, which is the same error of httpx, is not repeated."""
+    for method, times in attempts.items():
+        answers = iter([kit.library.LocalProtocolError(message), 200])
         async with kit.client(QUICK, kit.mock(*answers)) as client:
             try:
                 assert (await client.request(method, "http://example.org/")).status_code == 200
@@ -93,8 +95,8 @@ async def test_a_connection_of_http2_that_a_server_has_ended(kit: Kit, said: str
 # --- bodies ----------------------------------------------------------------------------------
 
 
-async def test_a_stream_of_the_users_own_make_is_sent_once(kit: Kit, server: FlakyServer) -> None:
-    """Nobody but its author knows whether it can be produced a second time."""
+async def test_a_stream_of_an_unknown_class_is_sent_once(kit: Kit, server: FlakyServer) -> None:
+    """It may not be repeatable."""
 
     class Own(kit.library.SyncByteStream, kit.library.AsyncByteStream):  # type: ignore[name-defined, misc]
         def __iter__(self) -> Iterator[bytes]:
@@ -112,7 +114,7 @@ async def test_a_stream_of_the_users_own_make_is_sent_once(kit: Kit, server: Fla
 
 
 class Unsized(io.RawIOBase):
-    """A file of which nobody knows the length, as a pipe is one."""
+    """A file of unknown length, as a pipe is one."""
 
     def __init__(self, content: bytes) -> None:
         self.left = io.BytesIO(content)
@@ -125,7 +127,7 @@ class Unsized(io.RawIOBase):
 
 
 class Reader:
-    """Something to read from that is neither a file nor an iterator, as the bodies of some clients are."""
+    """A readable object that is neither a file nor an iterator, as the bodies of some clients are."""
 
     def __init__(self, content: bytes) -> None:
         self.left = io.BytesIO(content)
@@ -150,7 +152,6 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 async def test_a_body_in_memory_is_sent_again(some_kit: Kit, server: FlakyServer, body: str) -> None:
-    """The same bytes, each time."""
     url = server.script("/", 503, Answer(fault="reset"), 200)
     async with some_kit.client() as client:
         assert (await client.request("PUT", url, **BODIES[body]())).status_code == 200
@@ -161,7 +162,7 @@ async def test_a_body_in_memory_is_sent_again(some_kit: Kit, server: FlakyServer
 
 
 def test_a_list_of_pieces_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
-    """It can be iterated as often as one likes; an iterator over it cannot."""
+    """A list can be iterated again; an iterator over it cannot."""
     url = server.script("/", 503, 200)
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
         assert client.put(url, content=[b"pay", b"load"]).status_code == 200
@@ -178,8 +179,8 @@ ONE_SHOTS = {
 
 @pytest.mark.parametrize("failure", [503, Answer(fault="reset")], ids=["503", "reset"])
 @pytest.mark.parametrize("body", ONE_SHOTS)
-def test_a_body_that_is_used_up_is_not_sent_again(sync_kit: Kit, server: FlakyServer, body: str, failure: Any) -> None:
-    """An empty one would arrive, and be answered with 200; an Idempotency-Key changes nothing in that."""
+def test_a_one_shot_body_is_not_sent_again(sync_kit: Kit, server: FlakyServer, body: str, failure: Any) -> None:
+    """The second attempt would send an empty one. An idempotency key does not change that."""
     url = server.script("/", failure, 200)
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
         options = {**ONE_SHOTS[body](), "headers": {"Idempotency-Key": "4711"}}
@@ -188,18 +189,18 @@ def test_a_body_that_is_used_up_is_not_sent_again(sync_kit: Kit, server: FlakySe
         else:
             with pytest.raises(sync_kit.library.TransportError) as caught:
                 client.put(url, **options)
-            assert "its body can be sent only once" in note(caught.value)
+            assert "its body can be sent only once" in notes_of(caught.value)
     (request,) = server.requests
     assert b"payload" in request.body
 
 
-async def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit, server: FlakyServer) -> None:
-    """The same request, once there is a server."""
+async def test_a_generator_that_was_not_sent_can_be_sent_in_another_call(kit: Kit, server: FlakyServer) -> None:
+    """In the same request, when there is a server."""
 
     def fail() -> None:
         raise kit.library.ConnectError("not yet")
 
-    async with kit.client(Retry(1), kit.network_that_first(fail)) as client:
+    async with kit.client(Retry(1), kit.network_with_hook(fail)) as client:
         request = client.client.build_request("POST", server.url, content=kit.chunks(b"pay", b"load"))
         with pytest.raises(kit.library.ConnectError):
             await client.send(request)
@@ -209,8 +210,8 @@ async def test_a_generator_that_was_never_sent_can_be_sent_by_its_user(kit: Kit,
     assert [it.body for it in server.requests] == [b"payload"]
 
 
-def test_a_file_that_its_user_winds_back_is_sent_again(sync_kit: Kit, server: FlakyServer) -> None:
-    """In another call: it has a length, so the client would not send it empty either."""
+def test_a_file_that_the_caller_rewinds_can_be_sent_in_another_call(sync_kit: Kit, server: FlakyServer) -> None:
+    """It has a length, so that the client would not send it empty."""
     with sync_kit.library.Client(transport=sync_kit.transport(QUICK, sync_kit.network())) as client:
         file = io.BytesIO(b"payload")
         request = client.build_request("PUT", server.url, content=file)
@@ -220,8 +221,8 @@ def test_a_file_that_its_user_winds_back_is_sent_again(sync_kit: Kit, server: Fl
     assert [it.body for it in server.requests] == [b"payload", b"payload"]
 
 
-async def test_an_iterator_that_a_timeout_kept_from_being_sent_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
-    """Once there is a server that takes connections."""
+async def test_an_iterator_that_was_not_sent_before_a_timeout_can_be_sent(tasks_kit: Kit, server: FlakyServer) -> None:
+    """To a server that accepts connections."""
     body = Asynchronous()
     async with tasks_kit.client(Timeout(0.2)) as client:
         with full_port() as url, pytest.raises(TimeoutExceeded):

@@ -97,7 +97,7 @@ async def test_a_timeout_of_the_client_is_the_clients_error(some_kit: Kit, serve
 def test_an_abandoned_attempt_that_has_not_sent_sends_nothing(sync_kit: Kit, server: FlakyServer, method: str) -> None:
     """So the next one may send: the two cannot meet at the server."""
     abandoned = threading.Event()
-    inner = sync_kit.network_that_first(lambda: abandoned.wait(PATIENT))
+    inner = sync_kit.network_with_hook(lambda: abandoned.wait(PATIENT))
     policy = Policy.wrap(Retry(18, backoff=[0], on_retry=lambda event: abandoned.set()), Timeout(0.1))
     with sync_kit.library.Client(transport=sync_kit.transport(policy, inner)) as client:
         if method == "GET":

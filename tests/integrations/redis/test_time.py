@@ -21,7 +21,7 @@ from tests.integrations.redis.server import RedisServer
 
 
 async def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: RedisServer) -> None:
-    """The client's own timeout is longer; what is left of the budget holds, and the next command has its own again."""
+    """It is shorter than the client's own timeout, which holds again for the next command."""
     client = side.client(Retry(3, backoff=[0]))
     await done(client.set("a", "mine"))
     await done(client.set("b", "other"))
@@ -32,19 +32,19 @@ async def test_a_deadline_ends_the_wait_for_a_frozen_server(side: Side, server: 
     assert 0.1 < time.monotonic() - began < PATIENCE / 2
     thawing = threading.Timer(0.1, server.thaw)
     thawing.start()
-    assert await done(client.get("b")) == b"other"  # and not the late answer to the first question
+    assert await done(client.get("b")) == b"other"  # and not the late reply to the first command
     thawing.join()
 
 
 async def test_a_deadline_that_no_socket_can_take_is_bounded(side: Side) -> None:
-    """What a stranger asks for may be 40,000 years."""
+    """A client of a service may ask for 40,000 years."""
     client = side.client(Count(), socket_timeout=None)
     with deadline(99_999_999 * 3600.0):
         assert await done(client.set("a", "b"))
 
 
 async def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server: RedisServer) -> None:
-    """The handshake belongs to the attempt."""
+    """The handshake is a part of the attempt."""
     client = side.client(Retry(3, backoff=[0]))
     server.freeze()
     began = time.monotonic()
@@ -57,7 +57,7 @@ async def test_a_deadline_ends_connecting_to_a_frozen_server(side: Side, server:
 @pytest.mark.serial
 @pytest.mark.parametrize("side", ["threads"], indirect=True)
 async def test_a_deadline_ends_sending_to_a_frozen_server(side: Side, server: RedisServer) -> None:
-    """A value that is larger than what the kernel takes in. (asyncio would take it, and go on sending by itself.)"""
+    """A value that is larger than the kernel's buffers. (asyncio would buffer it, and send it in the background.)"""
     client = side.client(Count())
     value = b"x" * 30_000_000  # made before the budget begins
     await done(client.ping())
@@ -70,10 +70,10 @@ async def test_a_deadline_ends_sending_to_a_frozen_server(side: Side, server: Re
 
 
 @pytest.mark.parametrize("side", ["threads"], indirect=True)
-async def test_an_answer_after_the_deadline_is_not_read_as_the_next_one(
+async def test_a_late_reply_is_not_read_as_that_of_the_next_command(
     side: Side, server: RedisServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time was over between sending and reading: the connection that has the answer is given up."""
+    """The deadline has passed between sending and reading: the connection that holds the reply is closed."""
 
     def send_and_wait(self: Any, *args: Any, **kwargs: Any) -> None:
         send(self, *args, **kwargs)
@@ -89,8 +89,8 @@ async def test_an_answer_after_the_deadline_is_not_read_as_the_next_one(
     assert await done(client.get("b")) == b"other"
 
 
-async def test_nothing_is_sent_when_the_time_is_over(side: Side) -> None:
-    """And the connection is as good as before."""
+async def test_nothing_is_sent_after_the_deadline(side: Side) -> None:
+    """The connection stays usable."""
     client = side.client(Count())
     before = await done(client.client_id())
     with deadline(0):
@@ -99,8 +99,7 @@ async def test_nothing_is_sent_when_the_time_is_over(side: Side) -> None:
     assert await done(client.client_id()) == before
 
 
-async def test_a_cooperative_timeout_is_handed_to_the_client(side: Side, server: RedisServer) -> None:
-    """The limit for one attempt is the limit of its socket operations."""
+async def test_a_cooperative_timeout_limits_the_clients_socket_operations(side: Side, server: RedisServer) -> None:
     count = Count()
     policy = Policy.wrap(Retry(2, backoff=[0]), count, Timeout(0.1, cooperative=True))
     client = side.client(policy)
@@ -114,21 +113,21 @@ async def test_a_cooperative_timeout_is_handed_to_the_client(side: Side, server:
     server.thaw()
 
 
-def test_a_blocking_client_refuses_a_timeout_that_leaves_its_connection_to_a_thread() -> None:
-    """Two threads would read from one socket."""
+def test_a_blocking_client_refuses_a_timeout_that_is_not_cooperative() -> None:
+    """The abandoned thread and the caller would read from one socket."""
     for policy in (Timeout(1), Retry().wrap(Timeout(1, name="attempt"))):
         with pytest.raises(ValueError, match=r"Timeout\(.*cooperative=True"):
             protect(redis.Redis(), policy)
         protect(redis.asyncio.Redis(), policy)
 
 
-async def test_a_timeout_around_the_client_is_another_matter(side: Side, server: RedisServer) -> None:
-    """It walks away with the whole call, or cancels it; later calls are not harmed."""
+async def test_a_timeout_around_a_call_of_the_client_is_safe(side: Side, server: RedisServer) -> None:
+    """It abandons or cancels the whole call; later calls are not affected."""
     client = side.client(Retry(2, backoff=[0]))
     await done(client.set("a", 1))
     server.freeze()
     timeout = Timeout(0.1)
-    with pytest.raises((TimeoutError, redis.TimeoutError)):  # whichever looks at the clock first
+    with pytest.raises((TimeoutError, redis.TimeoutError)):  # of the clock that is read first
         await done(timeout.call(client.get, "a") if side.blocking else timeout.acall(client.get, "a"))
     server.thaw()
     assert await done(client.get("a")) == b"1"
@@ -148,7 +147,7 @@ async def test_a_write_that_a_timeout_cut_off_is_not_repeated(side: Side, server
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
 async def test_a_read_that_a_timeout_cut_off_is_repeated(side: Side, server: RedisServer) -> None:
-    """On another connection: the late answer is nobody's."""
+    """On another connection, so that the late reply is not read."""
     policy = Policy.wrap(Retry(9, backoff=[0], on_retry=lambda event: server.thaw()), Timeout(0.2))
     client = side.client(policy)
     await done(side.client().set("a", 1))
@@ -157,19 +156,17 @@ async def test_a_read_that_a_timeout_cut_off_is_repeated(side: Side, server: Red
     assert await done(client.get("a")) == b"1"
 
 
-async def test_a_transaction_that_watches_does_not_go_on_with_another_connection(
-    side: Side, server: RedisServer
-) -> None:
-    """Its watch is gone with the connection, so it is a `WatchError`, and no Retry repeats that."""
+async def test_a_watching_transaction_does_not_continue_on_another_connection(side: Side, server: RedisServer) -> None:
+    """The watch is lost with the connection: a `WatchError`, which no Retry repeats."""
     client = side.client(Retry(3, on=Exception, backoff=[0]))
     admin = redis.Redis(port=side._port)
     pipeline = client.pipeline()
     await done(pipeline.watch("a"))
     pipeline.multi()
     pipeline.set("a", "lost update")
-    for each in admin.client_list():
-        if each["id"] != str(admin.client_id()):
-            admin.client_kill_filter(_id=each["id"])
+    for connection in admin.client_list():
+        if connection["id"] != str(admin.client_id()):
+            admin.client_kill_filter(_id=connection["id"])
     await failure(WatchError, pipeline.execute)
     assert admin.get("a") is None
     await done(pipeline.reset())
@@ -177,8 +174,8 @@ async def test_a_transaction_that_watches_does_not_go_on_with_another_connection
 
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(side: Side, server: RedisServer) -> None:
-    """Also where the attempt was cancelled, and redis-py was not asked what to do with its failure."""
+async def test_a_timeout_in_a_watching_transaction_is_a_watch_error(side: Side, server: RedisServer) -> None:
+    """Also if the attempt was cancelled, so that redis-py has not handled its failure."""
     retry = Retry(3, backoff=[0], on_retry=lambda event: server.thaw())
     client = side.client(Policy.wrap(retry, Timeout(0.3)))
     await warm(client)
@@ -191,8 +188,8 @@ async def test_a_timeout_in_a_transaction_that_watches_is_a_watch_error(side: Si
 
 
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_cancelling_a_task_leaves_other_tasks_alone(side: Side, server: RedisServer) -> None:
-    """The connection that still waits for an answer is given up."""
+async def test_cancelling_a_task_does_not_affect_other_tasks(side: Side, server: RedisServer) -> None:
+    """The connection that still waits for a reply is closed."""
     client = side.client(Retry(3))
     await client.set("a", 1)
     await client.set("b", 2)
@@ -208,7 +205,7 @@ async def test_cancelling_a_task_leaves_other_tasks_alone(side: Side, server: Re
 
 @pytest.mark.parametrize("socket_timeout", [None, PATIENCE])
 @pytest.mark.parametrize("side", ["asyncio"], indirect=True)
-async def test_a_cancellation_that_comes_while_a_command_is_sent_is_not_lost(
+async def test_a_cancellation_while_a_command_is_sent_is_not_lost(
     side: Side, server: RedisServer, monkeypatch: pytest.MonkeyPatch, socket_timeout: float | None
 ) -> None:
     """`asyncio.wait_for` of Python 3.11, in which redis-py sends, swallows one that comes as the sending ends."""

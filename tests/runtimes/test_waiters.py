@@ -18,7 +18,7 @@ from resilience.runtimes.base import Waiter
 from resilience.runtimes.tasks import TASKS
 from tests.conftest import Script, World
 from tests.contention.beside import PATIENCE
-from tests.policies.bulkheads import facts
+from tests.policies.bulkheads import counts
 
 
 @pytest.fixture
@@ -163,4 +163,4 @@ def test_two_loops_and_ten_threads_hand_one_permit_on(backend: str) -> None:
     for it in threads:
         it.join(PATIENCE)
     assert len(done) == 30 * 20
-    assert facts(bulkhead) == (1, 0, 0, 0)
+    assert counts(bulkhead) == (1, 0, 0, 0)

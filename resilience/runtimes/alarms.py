@@ -8,9 +8,9 @@ nearly always does: 2 to 3 us. Here an alarm, which has one handle, serves all t
 
 When the alarm rings, it fires each timer that is due, and is set again for the earliest deadline left. The limit of a
 `Timeout` is constant, so its timers are due in the order in which they begin. If calls end well before their limit, the
-alarm rings about once per limit, however many calls there are, and each call costs two writes to a dictionary. Limits
-that are computed for each call share one alarm, which is set again for a timer that is due earlier. Races share another
-one, which rings when the next attempt of one of them is due.
+alarm rings about once per limit, however many calls there are, and each call costs two writes to a dictionary. Beyond
+`LoopAlarms.MAX` limits (they may be computed for each call), all timers share one alarm, which is set again for a timer
+that is due earlier. Races share another one, which rings when the next attempt of one of them is due.
 
 Timers that inherit the deadline of an outer block share a third alarm. They give way to the outer timer: it may belong
 to another task, which passes its cancellation on to this one at once (a task group does). A task that is cancelled in
@@ -206,7 +206,7 @@ _is_firm = attrgetter("is_firm")
 class _LoopCloseGuard:
     """An argument of an alarm's callback, referred to by nothing else: finalized when a closed loop drops the callback.
 
-    The alarm, which outlives the loop, must then drop its tasks. Otherwise their `finally` blocks would never run.
+    The alarm, which outlives the loop, must then drop its timers, or the tasks would never run their `finally` blocks.
 
     :param rings_at: the instant for which the alarm is set. If that of the alarm differs, it has been set again.
     """
@@ -237,7 +237,7 @@ class LoopAlarms:
         self.by_limit: dict[float | None, Alarm] = {}
 
     def is_full(self) -> bool:
-        """Drop alarms that are not set, if there are too many; return whether there are too many nevertheless."""
+        """Return whether `MAX` alarms are set. If there are as many alarms, drop those that are not set."""
         if len(self.by_limit) >= self.MAX:
             self.by_limit = {limit: it for limit, it in self.by_limit.items() if it.rings_at < inf}
         return len(self.by_limit) >= self.MAX

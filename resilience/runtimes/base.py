@@ -155,7 +155,7 @@ def refuse_undeclared_race(ctx: Any) -> None:
 
 
 class Runtime(ABC):
-    """Threads, or tasks of an event loop, or simulated time."""
+    """What policies may await: in threads, in tasks of an event loop, or in simulated time."""
 
     #: Whether a call that has failed may be made again, and whether another value may replace its result.
     #: Neither after a stream has delivered items, except that `resume` allows another call.

@@ -43,7 +43,6 @@ def until(instant: float) -> Generator[float, None, None]:
 class Client:
     """One coroutine of an engine.
 
-    :param coroutine: the coroutine.
     :param run: calls a function in the client's own `contextvars`.
     """
 

@@ -288,9 +288,9 @@ def timer_until(deadline: float, limit: float | None = None) -> Timer:
 
 
 def shielded_timer(deadline: float) -> Timer | None:
-    """Make a timer for a block that is shielded from cancellation from outside; None where that is not needed.
+    """Make a timer for a block that is shielded from cancellation from outside; None if that is not needed.
 
-    A task of asyncio is cancelled once, unless a scope of anyio does it: that cancels every wait, as trio does.
+    An asyncio task is cancelled once, except by a cancel scope of anyio, which cancels every wait, as trio does.
     """
     effective = getattr(sys.modules.get("anyio"), "current_effective_deadline", None)  # None also during its import
     is_needed = _in_trio() or (effective is not None and effective() == -inf)

@@ -2,7 +2,7 @@
 
 Python cannot stop a thread, so the function under an enforced `Timeout` runs on a worker while the caller waits. If the
 time is over first, the job is *abandoned*: the worker runs it to its end, drops its outcome, and can be used again.
-Caller and worker agree on which of the two happened through the lock `_claim`: the first side to acquire it decides.
+Whether a job was finished or abandoned is decided once, by the side that acquires its lock `_claim` first.
 
 Workers are daemon threads, so the process can end while one hangs. They are started on demand, so no job waits for a
 worker, and reused in last-in, first-out order. `FEW` idle workers stay for `IDLE` seconds; the others, which only a
@@ -61,7 +61,7 @@ class Job:
         self._done.acquire()
         self._value: Any = None
         self._error: BaseException | None = None
-        #: Whether the pool counts the job as abandoned, and whether it has ended after that.
+        #: Whether the pool counts the job as abandoned, and whether the job, once abandoned, has ended.
         self.is_counted: bool = False
         self.has_ended: bool = False
 
